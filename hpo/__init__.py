@@ -1,0 +1,51 @@
+"""Asynchronous evolutionary search for hyperparameters and architectures of models that need many GPUs each.
+
+Names are resolved at first use, so that ``import hpo`` costs nothing in a process that needs only some of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_HOME = {
+    "Float": "space",
+    "Int": "space",
+    "Categorical": "space",
+    "Ordinal": "space",
+    "SearchSpace": "space",
+    "Task": "task",
+    "Trial": "trial",
+    "Campaign": "campaign",
+    "Result": "results",
+    "HpoError": "errors",
+    "UsageError": "errors",
+    "CampaignError": "errors",
+    "JournalDamaged": "errors",
+    "SpaceExhausted": "errors",
+    "Pruned": "errors",
+    "Interrupted": "errors",
+}
+
+__all__ = sorted(_HOME)
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from hpo.campaign import Campaign
+    from hpo.errors import CampaignError, HpoError, Interrupted, JournalDamaged, Pruned, SpaceExhausted, UsageError
+    from hpo.results import Result
+    from hpo.space import Categorical, Float, Int, Ordinal, SearchSpace
+    from hpo.task import Task
+    from hpo.trial import Trial
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'hpo' has no attribute {name!r}")
+    value = getattr(import_module(f"hpo.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

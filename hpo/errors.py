@@ -1,0 +1,43 @@
+"""What can go wrong through no fault of ours: one class a kind, each with the exit code that the command line returns."""
+
+from __future__ import annotations
+
+
+class HpoError(Exception):
+    """A mistake or a fault outside this package; its text states the value, the rule and the remedy."""
+
+    exit_code = 1
+
+
+class UsageError(HpoError, ValueError):
+    """The command, the campaign file, the layout or the search space is not valid."""
+
+    exit_code = 2
+
+
+class CampaignError(HpoError):
+    """The environment does not allow the campaign: the task, its directory or MPI."""
+
+
+class JournalDamaged(CampaignError):
+    """A journal holds a record, other than a torn last one, whose checksum does not fit."""
+
+    def __init__(self, path: object, line: int, reason: str) -> None:
+        super().__init__(
+            f"{path}, line {line}: {reason}. The rest of the campaign may be whole: "
+            "copy the directory aside before anything else."
+        )
+        self.path = path
+        self.line = line
+
+
+class SpaceExhausted(HpoError):
+    """Every configuration that the space and its constraints allow has been evaluated or is being evaluated."""
+
+
+class Pruned(Exception):
+    """Raised by ``trial.report`` on all ranks of a worker at once when the trial should stop early."""
+
+
+class Interrupted(Exception):
+    """Raised by a task that has saved its state after ``trial.should_checkpoint()`` became true."""

@@ -1,0 +1,61 @@
+"""One individual: a configuration, where it came from and how its evaluation ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Union
+
+Scalar = Union[str, int, float, bool, None]
+
+RUNNING = "running"
+COMPLETED = "completed"
+PRUNED = "pruned"
+FAILED = "failed"
+INVALID = "invalid"
+TIMEOUT = "timeout"
+CRASHED = "crashed"
+LOST = "lost"
+INTERRUPTED = "interrupted"
+
+FINAL = frozenset({COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED})
+"""Statuses after which an individual is never evaluated again; the others go on when the campaign is resumed."""
+
+STATUSES = (COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED, LOST, INTERRUPTED, RUNNING)
+
+
+def make_id(island: int, worker: int, sequence: int) -> str:
+    """``island-worker-sequence``: where an individual was bred, unique in its campaign and usable as a file name."""
+    return f"{island}-{worker}-{sequence}"
+
+
+@dataclass
+class Individual:
+    """One row of a campaign's results. Times are Unix seconds; ``objectives`` is None unless completed (or pruned)."""
+
+    id: str
+    island: int
+    worker: int
+    sequence: int
+    params: dict[str, Scalar]
+    status: str = RUNNING
+    objectives: dict[str, float] | None = None
+    metrics: dict[str, Scalar] = field(default_factory=dict)
+    started: float | None = None
+    finished: float | None = None
+    operator: str = "random"
+    parents: tuple[str, ...] = ()
+    migrations: tuple[tuple[int, int], ...] = ()
+    retries: int = 0
+    error: str | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The only objective's value; None when there is none yet or when there are several."""
+        if self.objectives is None or len(self.objectives) != 1:
+            return None
+        return next(iter(self.objectives.values()))
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall-clock seconds of the evaluation, None until it has finished."""
+        return None if self.started is None or self.finished is None else self.finished - self.started

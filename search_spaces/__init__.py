@@ -1,0 +1,1 @@
+"""Search spaces and tasks, one module a campaign."""

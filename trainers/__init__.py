@@ -1,0 +1,1 @@
+"""Data-parallel training methods behind one loop; they know nothing of campaigns."""
