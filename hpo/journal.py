@@ -1,0 +1,331 @@
+"""The append-only journal: a file a worker and leg, a checked line a record, synced before a result counts.
+
+A *leg* is one launch of a campaign. ``DIR/journal/0001-i000-w0003.jsonl`` is what worker 3 of island 0 wrote
+in the first leg; nobody else writes it and it is never rewritten, so no file locks are needed on NFS, Lustre
+or GPFS. The last key of each line, ``crc``, is the CRC-32 (eight hexadecimal digits) of the line's bytes
+before ``,"crc":``.
+
+Records by ``type``:
+
+========  =================================================================================================
+header    ``version, leg, island, worker, host, pid, time``: the first line of each file
+launched  ``evaluations, deadline_s, islands, workers, ranks_per_worker, time``: what this leg was asked for
+started   ``id, island, worker, sequence, params, operator, parents, retries, time``
+finished  ``id`` to ``retries`` as in ``started`` (which need not exist), then ``started, finished, status,
+          objectives, metrics, error``
+migrated  ``id, source, target, hop, copy, time``: source and target are islands
+ended     ``reason, exit, time``: the leg stopped by itself
+========  =================================================================================================
+
+Other types are for readers to skip. All times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from hpo.errors import CampaignError, JournalDamaged
+
+VERSION = 1
+
+Record = dict[str, Any]
+
+_NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})\.jsonl")
+_CRC = b',"crc":"'
+_TAIL = len(_CRC) + 8 + len(b'"}\n')
+_NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+def journal_path(directory: Path, *, leg: int, island: int, worker: int) -> Path:
+    """The file that the given worker writes in the given leg of the campaign in ``directory``."""
+    return directory / "journal" / f"{leg:04d}-i{island:03d}-w{worker:04d}.jsonl"
+
+
+def journal_files(directory: Path) -> list[Path]:
+    """The journals of the campaign in ``directory`` by leg, island and worker; other files are left out."""
+    found = []
+    with suppress(FileNotFoundError):
+        for name in os.listdir(directory / "journal"):
+            match = _NAME.fullmatch(name)
+            if match:
+                found.append((tuple(map(int, match.groups())), directory / "journal" / name))
+    return [path for _, path in sorted(found)]
+
+
+def next_leg(directory: Path) -> int:
+    """The number of the leg to be started: one more than the last that left a journal, 1 at first."""
+    return 1 + max((int(path.name.split("-")[0]) for path in journal_files(directory)), default=0)
+
+
+def header(*, leg: int, island: int, worker: int) -> Record:
+    """The header of the calling process's journal."""
+    return {
+        "leg": leg,
+        "island": island,
+        "worker": worker,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+    }
+
+
+def launched(
+    *, evaluations: int | None, deadline_s: float | None, islands: int, workers: int, ranks_per_worker: int
+) -> Record:
+    """What this leg was asked for; ``workers`` are those of all islands together."""
+    return {
+        "type": "launched",
+        "evaluations": evaluations,
+        "deadline_s": deadline_s,
+        "islands": islands,
+        "workers": workers,
+        "ranks_per_worker": ranks_per_worker,
+        "time": time.time(),
+    }
+
+
+def ended(*, reason: str, exit: int) -> Record:
+    """The leg stopped by itself: why, and the exit code it returned."""
+    return {"type": "ended", "reason": reason, "exit": exit, "time": time.time()}
+
+
+def _storable(value: object) -> object:
+    """``value`` in what JSON can hold: text with lone surrogates, huge integers and numpy scalars too."""
+    if isinstance(value, Mapping):
+        return {str(_storable(str(key))): _storable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_storable(entry) for entry in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else _spelt(value)
+    item = getattr(value, "item", None)
+    return repr(value) if item is None else _storable(item())
+
+
+def _spelt(value: float) -> str:
+    return "nan" if value != value else "inf" if value > 0 else "-inf"
+
+
+def encode(record: Mapping[str, object]) -> bytes:
+    """``record`` as one line of the journal, newline included.
+
+    Non-finite numbers among the metrics and objectives become the words "nan", "inf" and "-inf" (JSON has
+    none, and orjson would write null). What JSON cannot hold otherwise (text that is not Unicode, integers
+    beyond 64 bits, objects of other types) is stored as text, because a strange metric must not cost the
+    result it came with.
+    """
+    for name in ("metrics", "objectives"):
+        values = record.get(name)
+        if isinstance(values, dict):
+            for value in values.values():
+                if isinstance(value, float) and not isfinite(value):
+                    record = {**record, name: _storable(values)}
+                    break
+    try:
+        body = orjson.dumps(record)[:-1]
+    except orjson.JSONEncodeError:
+        body = orjson.dumps(_storable(record))[:-1]
+    return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def _decode(line: bytes) -> Record:
+    """The record in ``line``, without its checksum; ValueError says what is wrong with the line."""
+    if line[-3:] != b'"}\n' or line[-_TAIL : 8 - _TAIL] != _CRC:
+        raise ValueError("this is not a whole record")
+    if line[-11:-3] != b"%08x" % zlib.crc32(line[:-_TAIL]):
+        raise ValueError("the checksum does not fit")
+    record: Record = orjson.loads(line)
+    del record["crc"]
+    for name in ("metrics", "objectives"):
+        values = record.get(name)
+        if values:
+            for key, value in values.items():
+                if value.__class__ is str and value in _NONFINITE:
+                    values[key] = _NONFINITE[value]
+    return record
+
+
+def _begins_whole(line: bytes) -> bool:
+    """Whether ``line`` begins with a whole record that is followed by something other than its newline."""
+    end = line.find(_CRC)
+    while end >= 0:
+        stop = end + _TAIL - 1
+        if line[end + 8 : stop] == b'%08x"}' % zlib.crc32(line[:end]):
+            return len(line) > stop
+        end = line.find(_CRC, end + 1)
+    return False
+
+
+class JournalWriter:
+    """Writes one worker's journal of one leg: ``append`` collects records, ``commit`` puts them on disk.
+
+    Args:
+        path: from :func:`journal_path`; the file must not exist, its directories are made.
+        header: from :func:`header`; it is on disk when the constructor returns.
+
+    Raises:
+        CampaignError: the file exists already or cannot be written; also by ``commit`` and ``close``. After
+            that the writer takes no more: what was written of the last batch counts as far as its records are
+            whole, and the torn tail is dropped by the reader.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, object]) -> None:
+        self.path = path
+        self._batch: list[bytes] = []
+        self._file: int | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        except FileExistsError:
+            raise CampaignError(
+                f"{path} exists already, and a journal is never rewritten. Another launch of the same "
+                "campaign is at work in this directory: let it finish, or stop it with `hpo stop`."
+            ) from None
+        except OSError as error:
+            raise self._failed(error) from error
+        self.append({"type": "header", "version": VERSION, **header})
+        self.commit()
+        sync_directory(path.parent)
+
+    @property
+    def pending(self) -> int:
+        """How many records have been appended and are not yet on disk."""
+        return len(self._batch)
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Take ``record`` for the next ``commit``."""
+        self._batch.append(encode(record))
+
+    def commit(self) -> None:
+        """Return when all appended records are on disk: one write and one sync however many there are."""
+        if not self._batch:
+            return
+        if self._file is None:
+            raise CampaignError(
+                f"{self.path} takes no more records: it was closed, or an earlier write to it failed."
+            )
+        data = b"".join(self._batch)
+        try:
+            written = os.write(self._file, data)
+            while written < len(data):
+                written += os.write(self._file, memoryview(data)[written:])
+            os.fsync(self._file)
+        except OSError as error:
+            # Whether the pages reach the disk after a failed sync is unknown, and a record after a torn one
+            # would look like damage: so nothing may follow in this file.
+            os.close(self._file)
+            self._file = None
+            raise self._failed(error) from error
+        self._batch.clear()
+
+    def close(self) -> None:
+        """Commit what is pending and close the file; a second call does nothing."""
+        if self._file is None:
+            return
+        self.commit()
+        os.close(self._file)
+        self._file = None
+
+    def _failed(self, error: OSError) -> CampaignError:
+        return CampaignError(
+            f"{self.path} cannot be written ({error.strerror or error}), and no result counts before it is "
+            "on disk. Make room or give write access there, then start the same campaign again: it goes on "
+            "where it stopped."
+        )
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def sync_directory(directory: Path) -> None:
+    """Put the names in ``directory`` on disk: a power cut may else take a new file, synced as it is."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        # Some network file systems cannot sync a directory; there the names are safe once the server has
+        # answered.
+        with suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:
+    """The records of one journal as they were written, header first, without their checksums.
+
+    A journal that is being written may be read: only what it held when it was opened is looked at.
+
+    Args:
+        torn: gets ``path`` if the last line is torn; that line is left out. It was being written when the
+            writer died (or is being written now), so nobody counted it.
+
+    Raises:
+        JournalDamaged: a line other than the last does not fit its checksum, or the header is missing.
+        CampaignError: the journal was written by another version, or cannot be read.
+    """
+    try:
+        # Read ahead in large pieces: a read costs a round trip on a network file system.
+        with open(path, "rb", buffering=1 << 20) as file:
+            left = os.fstat(file.fileno()).st_size
+            number = 0
+            while left > 0:
+                line = file.readline(left)
+                left = left - len(line) if line else 0
+                number += 1
+                try:
+                    record = _decode(line)
+                except ValueError as error:
+                    # A torn write never leaves a whole record with anything but a newline behind it.
+                    if left > 0 or _begins_whole(line):
+                        raise JournalDamaged(path, number, str(error)) from error
+                    if torn is not None:
+                        torn.append(path)
+                    return
+                if number == 1:
+                    _check_header(path, record)
+                yield record
+    except OSError as error:
+        raise CampaignError(
+            f"{path} cannot be read ({error.strerror or error}). Give read access, or name another directory."
+        ) from error
+
+
+def _check_header(path: Path, record: Record) -> None:
+    if record.get("type") != "header":
+        raise JournalDamaged(path, 1, f"the first record is {record.get('type')!r} where a header belongs")
+    if record.get("version") != VERSION:
+        raise CampaignError(
+            f"{path} has version {record.get('version')!r} of the journal's format; this hpo reads version "
+            f"{VERSION}. Use the hpo that wrote it, or start a campaign in a new directory."
+        )
+
+
+def read_directory(directory: Path, torn: list[Path] | None = None) -> Iterator[Record]:
+    """The records of all journals of the campaign in ``directory``, by leg, island and worker.
+
+    Each file's header comes before its other records, which tells to which leg they belong. For ``torn`` and
+    errors see :func:`read_file`.
+    """
+    for path in journal_files(directory):
+        yield from read_file(path, torn)
