@@ -23,7 +23,8 @@ STALE_S = 60.0
 
 Identity = dict[str, Any]
 
-_NOT_COMPARED = ("created",)
+# Another seed draws other configurations from now on, which makes no other campaign.
+_NOT_COMPARED = ("created", "seed")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -129,7 +130,8 @@ def check_identity(
 
     Args:
         identity: as for :func:`write_identity`.
-        compare: from the recorded and the given identity (neither has ``created``) to sentences that say what
+        compare: from the recorded and the given identity (neither has
+            ``created`` or ``seed``) to sentences that say what
             differs.
 
     Returns:
@@ -153,7 +155,7 @@ def check_identity(
         return None
     recorded = read_identity(directory)
     mine: Identity = orjson.loads(orjson.dumps({"version": VERSION, **identity}))
-    found = compare(_without_dates(recorded), _without_dates(mine))
+    found = compare(_comparable(recorded), _comparable(mine))
     if found:
         raise CampaignError(
             f"{directory} holds another campaign: {'; '.join(found)}. Undo the change to go on with it, or "
@@ -166,7 +168,7 @@ def _is_ours(entry: str) -> bool:
     return entry == "lock" or entry.startswith((".lock.", ".campaign.json."))
 
 
-def _without_dates(identity: Identity) -> Identity:
+def _comparable(identity: Identity) -> Identity:
     return {key: value for key, value in identity.items() if key not in _NOT_COMPARED}
 
 

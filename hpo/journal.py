@@ -101,12 +101,12 @@ def ended(*, reason: str, exit: int) -> Record:
     return {"type": "ended", "reason": reason, "exit": exit, "time": time.time()}
 
 
-def _storable(value: object) -> object:
+def storable(value: object) -> object:
     """``value`` in what JSON can hold: text with lone surrogates, huge integers and numpy scalars too."""
     if isinstance(value, Mapping):
-        return {str(_storable(str(key))): _storable(entry) for key, entry in value.items()}
+        return {str(storable(str(key))): storable(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_storable(entry) for entry in value]
+        return [storable(entry) for entry in value]
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if value is None or isinstance(value, bool):
@@ -116,7 +116,7 @@ def _storable(value: object) -> object:
     if isinstance(value, float):
         return float(value) if isfinite(value) else _spelt(value)
     item = getattr(value, "item", None)
-    return repr(value) if item is None else _storable(item())
+    return repr(value) if item is None else storable(item())
 
 
 def _spelt(value: float) -> str:
@@ -136,12 +136,12 @@ def encode(record: Mapping[str, object]) -> bytes:
         if isinstance(values, dict):
             for value in values.values():
                 if isinstance(value, float) and not isfinite(value):
-                    record = {**record, name: _storable(values)}
+                    record = {**record, name: storable(values)}
                     break
     try:
         body = orjson.dumps(record)[:-1]
     except orjson.JSONEncodeError:
-        body = orjson.dumps(_storable(record))[:-1]
+        body = orjson.dumps(storable(record))[:-1]
     return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 

@@ -1,0 +1,459 @@
+"""From journals to tables: what a campaign has found so far, and whether it runs, has ended or was killed."""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpo import directory as directories
+from hpo import journal
+from hpo.errors import CampaignError, UsageError
+from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual
+
+if TYPE_CHECKING:
+    import pandas
+
+_SUFFIXES = (".csv", ".parquet", ".json")
+
+
+@dataclass(kw_only=True)
+class Leg:
+    """One launch of the campaign, from its header to its last record in Unix seconds."""
+
+    number: int
+    started: float
+    updated: float
+    launched: Mapping[str, int | float | None] = field(default_factory=dict)
+    """The fields of its ``launched`` record; empty if the launch died before that was written."""
+    ended: tuple[str, int] | None = None
+    """Reason and exit code; None if it is running or was killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignRecord:
+    """All that a campaign's directory tells; times are Unix seconds, None before the first leg."""
+
+    directory: Path
+    identity: directories.Identity
+    individuals: list[Individual]
+    """In the order in which their last evaluations started."""
+    legs: list[Leg]
+    torn: list[Path]
+    """Journals whose last line was cut off and is left out."""
+    seconds: float
+    """How long the campaign has been at work, all legs together."""
+    alive: bool
+    """Whether a campaign is at work in the directory now."""
+
+    @property
+    def objectives(self) -> dict[str, str]:
+        """Name to direction ("minimize", "maximize"), in the task's order."""
+        return dict(self.identity.get("objectives") or {"value": "minimize"})
+
+    @property
+    def started(self) -> float | None:
+        return self.legs[0].started if self.legs else None
+
+    @property
+    def updated(self) -> float | None:
+        """Time of the last record."""
+        return max((leg.updated for leg in self.legs), default=None)
+
+    @property
+    def ended(self) -> tuple[str, int] | None:
+        """Reason and exit code of the last leg; None if it is running or was killed."""
+        return self.legs[-1].ended if self.legs else None
+
+
+class _Fold:
+    """The state of a campaign after the records so far."""
+
+    def __init__(self) -> None:
+        self.legs: dict[int, Leg] = {}
+        self.final: dict[str, Individual] = {}
+        # Not (yet) final, with leg and time of the record: a later one replaces it.
+        self.open: dict[str, tuple[tuple[int, float], Individual]] = {}
+        # By (hop, time, source, target): a leader's word may come before that of the leader it had it from.
+        self.moves: dict[str, set[tuple[int, float, int, int]]] = {}
+
+    def add(self, records: Iterable[journal.Record]) -> None:
+        leg = Leg(number=0, started=0.0, updated=0.0)
+        for record in records:
+            kind = record["type"]
+            now = record["finished"] if kind == "finished" else record.get("time", leg.updated)
+            if kind == "finished" or kind == "started":
+                self._evaluation(record, kind, (leg.number, now))
+            elif kind == "migrated":
+                move = (record["hop"], now, record["source"], record["target"])
+                self.moves.setdefault(record["id"], set()).add(move)
+            elif kind == "header":
+                number = record["leg"]
+                leg = self.legs.setdefault(number, Leg(number=number, started=now, updated=now))
+                leg.started = min(leg.started, now)
+            elif kind == "launched":
+                leg.launched = record
+            elif kind == "ended":
+                leg.ended = (record["reason"], record["exit"])
+            if now > leg.updated:
+                leg.updated = now
+
+    def _evaluation(self, record: journal.Record, kind: str, at: tuple[int, float]) -> None:
+        name = record["id"]
+        # What is final stays: a second end can only be that of an evaluation that was thought lost.
+        if name in self.final:
+            return
+        individual = Individual(
+            name,
+            record["island"],
+            record["worker"],
+            record["sequence"],
+            record["params"],
+            operator=record["operator"],
+            parents=tuple(record["parents"]),
+            retries=record["retries"],
+        )
+        if kind == "started":
+            individual.started = record["time"]
+        else:
+            individual.status = record["status"]
+            individual.objectives = record["objectives"]
+            individual.metrics = record["metrics"]
+            individual.error = record["error"]
+            individual.started = record["started"]
+            individual.finished = record["finished"]
+            if individual.status in FINAL:
+                self.final[name] = individual
+                self.open.pop(name, None)
+                return
+        if name not in self.open or self.open[name][0] <= at:
+            self.open[name] = (at, individual)
+
+    def individuals(self, *, alive: bool) -> list[Individual]:
+        """All, in the order in which they started; those at work in a leg that is no more are lost."""
+        last = max(self.legs, default=0)
+        runs = alive and bool(last) and self.legs[last].ended is None
+        for (leg, _), individual in self.open.values():
+            if individual.status == RUNNING and not (runs and leg == last):
+                individual.status = LOST
+        everyone = [*self.final.values(), *(individual for _, individual in self.open.values())]
+        for individual in everyone:
+            moves = self.moves.get(individual.id)
+            if moves:
+                individual.migrations = tuple((source, target) for _, _, source, target in sorted(moves))
+        everyone.sort(key=lambda one: (one.started or 0.0, one.island, one.worker, one.sequence))
+        return everyone
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Reading makes many objects, none of them garbage: looking for it triples the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def load(directory: str | os.PathLike[str]) -> CampaignRecord:
+    """Read the campaign in ``directory``, which may be at work.
+
+    Raises:
+        JournalDamaged: a journal is damaged elsewhere than in its last line.
+        CampaignError: there is no campaign in ``directory``, or it cannot be read.
+    """
+    directory = Path(directory)
+    identity = directories.read_identity(directory)
+    # Before the journals: a campaign that ends meanwhile leaves word of it there.
+    alive = directories.holder(directory) is not None
+    torn: list[Path] = []
+    fold = _Fold()
+    with _collector_paused():
+        fold.add(journal.read_directory(directory, torn))
+        individuals = fold.individuals(alive=alive)
+    legs = [fold.legs[number] for number in sorted(fold.legs)]
+    seconds = sum(leg.updated - leg.started for leg in legs)
+    if alive and legs and legs[-1].ended is None:
+        seconds += max(0.0, time.time() - legs[-1].updated)
+    return CampaignRecord(
+        directory=directory,
+        identity=identity,
+        individuals=individuals,
+        legs=legs,
+        torn=torn,
+        seconds=seconds,
+        alive=alive,
+    )
+
+
+def status(record: CampaignRecord) -> dict[str, object]:
+    """What ``hpo status --json`` prints.
+
+    ``evaluations`` counts the individuals by status, those that are running apart (``running``). The budget's
+    ``deadline`` is in seconds from the launch. With several objectives, ``best`` is the individual of the
+    front that is best in the first one, and its ``value`` holds all of them by name.
+    """
+    counts = dict.fromkeys(STATUSES, 0)
+    for individual in record.individuals:
+        counts[individual.status] += 1
+    running = counts.pop(RUNNING)
+    launched = record.legs[-1].launched if record.legs else {}
+    top = best(record, 1)
+    return {
+        "evaluations": counts,
+        "budget": {"evaluations": launched.get("evaluations"), "deadline": launched.get("deadline_s")},
+        "running": running,
+        "best": {"value": _value(top[0]), "params": top[0].params, "id": top[0].id} if top else None,
+        "islands": launched.get("islands", 0),
+        "workers": launched.get("workers", 0),
+        "started": record.started,
+        "updated": record.updated,
+        "seconds": record.seconds,
+    }
+
+
+def _value(individual: Individual) -> float | dict[str, float] | None:
+    return individual.objectives if individual.value is None else individual.value
+
+
+def best(record: CampaignRecord, top: int = 1) -> list[Individual]:
+    """The ``top`` best completed individuals, best first; with several objectives, of the :func:`front`."""
+    if len(record.objectives) > 1:
+        return front(record)[:top]
+    ordered = heapq.nsmallest(top, _with_losses(record), key=lambda pair: pair[0])
+    return [individual for _, individual in ordered]
+
+
+def front(record: CampaignRecord) -> list[Individual]:
+    """The completed individuals that no other dominates, those best in the first objective first.
+
+    One dominates another if it is better in one objective and worse in none; equals all stay.
+    """
+    import numpy
+
+    candidates = _with_losses(record)
+    if not candidates:
+        return []
+    losses = numpy.array([loss for loss, _ in candidates])
+    rows = numpy.lexsort(losses.T[::-1])
+    losses = losses[rows]
+    # Each survivor in turn removes all that it dominates: the cost is the front's length times what is left.
+    turn = 0
+    while turn < len(rows):
+        kept = (losses < losses[turn]).any(axis=1) | (losses == losses[turn]).all(axis=1)
+        rows, losses = rows[kept], losses[kept]
+        turn = int(kept[: turn + 1].sum())
+    return [candidates[row][1] for row in rows]
+
+
+def _with_losses(record: CampaignRecord) -> list[tuple[tuple[float, ...], Individual]]:
+    """The completed individuals, each with its objectives as numbers to be minimised."""
+    signs = [(name, -1.0 if way == "maximize" else 1.0) for name, way in record.objectives.items()]
+    return [
+        (tuple(sign * one.objectives[name] for name, sign in signs), one)
+        for one in record.individuals
+        if one.status == COMPLETED and one.objectives is not None
+    ]
+
+
+def _columns(individuals: Sequence[Individual], objectives: Sequence[str]) -> dict[str, list[object]]:
+    """The exported table by column; None where an individual has no such value.
+
+    ``parents`` are ids separated by spaces, ``migrations`` moves like ``0>1`` (from island 0 to island 1).
+    """
+    columns: dict[str, list[object]] = {
+        "id": [one.id for one in individuals],
+        "island": [one.island for one in individuals],
+        "worker": [one.worker for one in individuals],
+        "sequence": [one.sequence for one in individuals],
+        "status": [one.status for one in individuals],
+    }
+    if len(objectives) > 1:
+        for name in objectives:
+            columns[f"objectives.{name}"] = [(one.objectives or {}).get(name) for one in individuals]
+    else:
+        columns["value"] = [one.value for one in individuals]
+    columns |= {
+        "started": [one.started for one in individuals],
+        "finished": [one.finished for one in individuals],
+        "seconds": [one.seconds for one in individuals],
+        "operator": [one.operator for one in individuals],
+        "parents": [" ".join(one.parents) for one in individuals],
+        "migrations": [
+            " ".join(f"{source}>{target}" for source, target in one.migrations) for one in individuals
+        ],
+        "retries": [one.retries for one in individuals],
+        "error": [one.error for one in individuals],
+    }
+    for name in dict.fromkeys(name for one in individuals for name in one.params):
+        columns[f"params.{name}"] = [one.params.get(name) for one in individuals]
+    for name in dict.fromkeys(name for one in individuals for name in one.metrics):
+        columns[f"metrics.{name}"] = [one.metrics.get(name) for one in individuals]
+    return columns
+
+
+def _objective_names(individuals: Iterable[Individual]) -> list[str]:
+    return list(dict.fromkeys(name for one in individuals for name in one.objectives or {}))
+
+
+def dataframe(individuals: Sequence[Individual], objectives: Sequence[str] | None = None) -> pandas.DataFrame:
+    """The exported columns, one row an individual; ``objectives`` names all there can be (those seen by
+    default).
+
+    Integers and truth values with gaps (parameters that not every individual has) stay what they are, in
+    pandas' nullable types.
+    """
+    import pandas
+
+    columns = _columns(individuals, _objective_names(individuals) if objectives is None else objectives)
+    return pandas.DataFrame(
+        {name: pandas.Series(values, dtype=_dtype(values)) for name, values in columns.items()}
+    )
+
+
+def _dtype(values: Sequence[object]) -> str | None:
+    kinds = {type(value) for value in values}
+    gaps = type(None) in kinds
+    kinds.discard(type(None))
+    if kinds == {bool}:
+        return "boolean" if gaps else "bool"
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values if isinstance(value, int)):
+        return "Int64" if gaps else "int64"
+    if kinds and kinds <= {int, float}:
+        return "float64"
+    # One kind of text: left to pandas, whose versions differ here.
+    return None if kinds == {str} else "object"
+
+
+def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> int:
+    """Write the campaign's table to ``path`` as its suffix says (.csv, .parquet, .json); returns its rows.
+
+    JSON is a list of objects, one a row, null where there is no value; numbers that JSON does not have are
+    the words "nan", "inf", "-inf". A file that exists is replaced, all at once.
+
+    Raises:
+        UsageError: another suffix.
+        CampaignError: there is no campaign in ``directory``, ``path`` cannot be written, or pyarrow is
+            missing.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise UsageError(
+            f"{path}: the suffix {suffix!r} is none that hpo can write. Name a file that ends in "
+            f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}."
+        )
+    record = load(directory)
+    objectives = list(record.objectives)
+    if suffix == ".json":
+        data = _json(_columns(record.individuals, objectives))
+    elif suffix == ".csv":
+        data = dataframe(record.individuals, objectives).to_csv(index=False).encode()
+    else:
+        data = _parquet(dataframe(record.individuals, objectives))
+    try:
+        directories.write_atomically(path, data)
+    except OSError as error:
+        raise CampaignError(
+            f"{path} cannot be written ({error.strerror or error}). Name a file in a directory that exists "
+            "and that you may write."
+        ) from error
+    return len(record.individuals)
+
+
+def _json(columns: Mapping[str, Sequence[object]]) -> bytes:
+    import orjson
+
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return orjson.dumps(journal.storable(rows), option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _parquet(table: pandas.DataFrame) -> bytes:
+    # A parquet column has one type; a Categorical of, say, "auto" and 3 becomes text.
+    for name in table.columns:
+        values = table[name]
+        if values.dtype == object and len({type(value) for value in values if value is not None}) > 1:
+            table[name] = [None if value is None else str(value) for value in values]
+    try:
+        data: bytes = table.to_parquet(index=False)
+    except ImportError as error:
+        raise CampaignError(
+            "parquet needs pyarrow, which is not installed. Install it with `pip install 'hpo[parquet]'`, "
+            "or export to .csv or .json."
+        ) from error
+    return data
+
+
+class Result:
+    """What a campaign found; read from its directory when it is first asked for, and then kept.
+
+    Args:
+        directory: of the campaign.
+        reason: why ``run`` returned; taken from the journal by default.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], reason: str | None = None) -> None:
+        self.directory = Path(directory)
+        self._reason = reason
+
+    @cached_property
+    def record(self) -> CampaignRecord:
+        return load(self.directory)
+
+    @property
+    def reason(self) -> str:
+        """Why the campaign ended, in a few words; empty if it has not, or was killed."""
+        if self._reason is not None:
+            return self._reason
+        return self.record.ended[0] if self.record.ended else ""
+
+    @property
+    def individuals(self) -> list[Individual]:
+        """All, in the order in which they started."""
+        return self.record.individuals
+
+    @property
+    def best(self) -> Individual:
+        """The best completed individual; with several objectives, that of the front which is best in the
+        first.
+
+        Raises:
+            CampaignError: none has completed.
+        """
+        found = best(self.record, 1)
+        if not found:
+            raise CampaignError(
+                f"{self.directory}: no evaluation has completed, so there is no best one ({self._counts()}). "
+                "`hpo export` writes the error of each."
+            )
+        return found[0]
+
+    def _counts(self) -> str:
+        statuses = [one.status for one in self.individuals]
+        counts = [f"{statuses.count(name)} {name}" for name in STATUSES if name in statuses]
+        return ", ".join(counts) or "none has started"
+
+    @property
+    def front(self) -> list[Individual]:
+        """The completed individuals that no other beats: the best one and its equals, or the Pareto front."""
+        return front(self.record)
+
+    def dataframe(self) -> pandas.DataFrame:
+        """One row an individual, with the columns that ``hpo export`` writes."""
+        return dataframe(self.individuals, list(self.record.objectives))
+
+    def status(self) -> dict[str, object]:
+        """What ``hpo status --json`` prints."""
+        return status(self.record)
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.directory)!r})"
