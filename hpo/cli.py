@@ -1,0 +1,138 @@
+"""The command line: parse and call; no logic of its own. Modules are imported by the commands that need them, for speed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpo.errors import HpoError
+
+_EXIT_CODES = "exit codes: 0 done, 1 error of the environment, 2 usage, 75 stopped early and resumable"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hpo",
+        description="Asynchronous evolutionary search for hyperparameters and architectures, coupled to training.",
+        epilog=_EXIT_CODES,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], help: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=help,
+            description=help,
+            epilog=f"example:\n  {example}\n\n{_EXIT_CODES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=run)
+        return command
+
+    run = add(
+        "run",
+        _run,
+        "Run the campaign of a file, or go on with it. Outside mpirun it starts mpirun itself; inside, it is a rank.",
+        "hpo run jobs/digits.toml --ranks 4      mpirun -n 64 hpo run jobs/digits.toml",
+    )
+    run.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
+    run.add_argument(
+        "--ranks", type=int, metavar="N", help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)"
+    )
+
+    attempt = add(
+        "try",
+        _try,
+        "Evaluate the default point once, in the foreground, with everything it prints.",
+        "hpo try jobs/digits.toml",
+    )
+    attempt.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
+
+    stop = add("stop", _stop, "Stop a running campaign as a signal would; it can be resumed.", "hpo stop runs/digits")
+    status = add("status", _status, "How a campaign stands, running or not.", "hpo status runs/digits --json")
+    best = add("best", _best, "The best configurations found so far.", "hpo best runs/digits --top 5")
+    export = add(
+        "export", _export, "All individuals as a table; the suffix chooses the format.", "hpo export runs/digits digits.csv"
+    )
+    for command in (stop, status, best, export):
+        command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
+    for command in (status, best):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    best.add_argument("--top", type=int, default=1, metavar="K", help="how many (default 1)")
+    export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. A user's mistake is one sentence on standard error, never a traceback."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except HpoError as error:
+        print(f"hpo: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader (head, less) has gone; what it did not read it did not want.
+        sys.stderr.close()
+        return 0
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    from hpo import launch
+
+    return launch.run(options.file, options.ranks)
+
+
+def _try(options: argparse.Namespace) -> int:
+    from hpo import attempt
+
+    return attempt.attempt(options.file)
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from hpo import results
+    from hpo.campaign import request_stop
+
+    record = results.load(options.directory)
+    if not record.alive:
+        print(f"{options.directory}: no campaign is running there, so there is nothing to stop.")
+        return 0
+    request_stop(options.directory)
+    print(f"{options.directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`.")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from hpo import results, tables
+
+    status = results.status(results.load(options.directory))
+    print(json.dumps(status, indent=2) if options.json else tables.status(options.directory, status))
+    return 0
+
+
+def _best(options: argparse.Namespace) -> int:
+    from hpo import results, tables
+
+    record = results.load(options.directory)
+    best = results.best(record, options.top)
+    if options.json:
+        print(json.dumps([{"id": one.id, "value": one.value, "objectives": one.objectives, "params": one.params} for one in best]))
+    else:
+        print(tables.best(options.directory, best))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from hpo import results
+
+    count = results.export(options.directory, options.path)
+    print(f"{options.path}: {count} individuals" if count is not None else f"{options.path} written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

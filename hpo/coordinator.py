@@ -1,0 +1,334 @@
+"""The one place that counts: permits of the global budget, configurations already taken, the end of the campaign.
+
+Rank 0 answers claims. A leader may evaluate an individual only when its claim was granted; so no configuration is evaluated
+twice, and exactly as many individuals are admitted as the budget holds. Claims travel while earlier individuals train, and
+an answer takes about a millisecond, so that nobody waits for one that matters. Near the end of the budget individuals granted
+ahead are recalled from busy workers for idle ones: no worker idles while another has a queue.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hpo.individual import COMPLETED, FINAL, Scalar
+from hpo.messages import Claim, End, Finished, Grant, Message, Recall, Returned, Stop, StopRequest, encode
+from hpo.transport import Transport
+
+UNLIMITED = 1 << 62
+DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
+EXIT_RESUMABLE = 75
+"""EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
+
+_FORCED_END_S = 60.0
+
+
+@dataclass(slots=True)
+class Assignment:
+    """Something to evaluate in place of what a leader bred: an individual of an earlier launch, or a given point.
+
+    ``id`` is None for a point, which takes the id of the leader that evaluates it. ``admitted``: it already counts."""
+
+    params: dict[str, Scalar]
+    key: str
+    operator: str
+    id: str | None = None
+    parents: tuple[str, ...] = ()
+    retries: int = 0
+    resumed: bool = False
+    admitted: bool = False
+
+    def to_wire(self) -> list[object]:
+        return [self.id, self.params, self.key, self.operator, list(self.parents), self.retries, self.resumed]
+
+
+@dataclass
+class Tally:
+    """What the campaign as a whole has reached. ``counts``: individuals by status; ``best``: (losses, id)."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    best: tuple[tuple[float, ...], str] | None = None
+    busy_s: float = 0.0
+
+    def add(self, identity: str, status: str, losses: list[float] | None, seconds: float) -> None:
+        self.counts[status] = self.counts.get(status, 0) + 1
+        self.busy_s += seconds
+        if status == COMPLETED and losses and (self.best is None or losses[0] < self.best[0][0]):
+            self.best = (tuple(losses), identity)
+
+    @property
+    def final(self) -> int:
+        """Individuals that will not be evaluated again."""
+        return sum(count for status, count in self.counts.items() if status in FINAL)
+
+
+class Coordinator:
+    """Grants claims until the budget, the deadline or a signal ends the campaign.
+
+    ``deadline``: Unix seconds. ``known``: keys of all admitted configurations. ``assignments``: to be given out before anything
+    bred. ``configurations``: all of a finite space that the constraints allow, or None. ``ended``: called once, before anyone is
+    told, to put the end on record.
+    """
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        leaders: Iterable[int],
+        everyone: Iterable[int],
+        evaluations: int | None,
+        deadline: float | None = None,
+        known: set[str] | None = None,
+        assignments: Iterable[Assignment] = (),
+        tally: Tally | None = None,
+        duplicates: bool = False,
+        configurations: Callable[[], Iterator[tuple[dict[str, Scalar], str]]] | None = None,
+        grace_s: float = 60.0,
+        stop_requested: Callable[[], bool] = lambda: False,
+        ended: Callable[[End], None] = lambda end: None,
+    ) -> None:
+        self._transport = transport
+        self._everyone = tuple(everyone)
+        self._evaluations = evaluations
+        self._deadline = deadline
+        self._keys = known if known is not None else set()
+        self.tally = tally if tally is not None else Tally()
+        self._duplicates = duplicates
+        self._configurations = configurations
+        self._unseen: Iterator[tuple[dict[str, Scalar], str]] | None = None
+        self._grace_s = grace_s
+        self._stop_requested = stop_requested
+        self._ended = ended
+        self._next_look = 0.0
+        self._outstanding: dict[int, dict[int, Assignment | str]] = {leader: {} for leader in leaders}
+        self.running = 0
+        self._holders: set[int] = set()
+        self._recalled: set[int] = set()
+        # Claims that found the budget used up, of leaders that idle and of leaders that still evaluate something.
+        self._idle: deque[tuple[int, int, str]] = deque()
+        self._later: dict[int, list[tuple[int, str]]] = {}
+        self._exhausted = False
+        self.stopping: str | None = None
+        self._stop_time = 0.0
+        self._urgent = False
+        self.end: End | None = None
+
+        budget = UNLIMITED if evaluations is None else max(0, evaluations - self.tally.final)
+        self._assignments: deque[Assignment] = deque()
+        for assignment in assignments:
+            if not assignment.admitted:
+                if assignment.key in self._keys and not duplicates:
+                    continue
+                self._keys.add(assignment.key)
+            # A budget made smaller than what is already admitted cuts the unfinished ones off.
+            if budget > 0:
+                budget -= 1
+                self._assignments.append(assignment)
+        self.remaining = budget
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def receive(self, source: int, message: Message) -> None:
+        """Handle one message that is meant for the coordinator."""
+        if isinstance(message, Finished):
+            self._take_results(source, message)
+        elif isinstance(message, Claim):
+            self._answer(source, message)
+        elif isinstance(message, Returned):
+            self._take_back(source, message.tokens)
+        elif isinstance(message, StopRequest):
+            self.stop(message.reason, urgent=message.urgent)
+
+    def _answer(self, leader: int, claim: Claim) -> None:
+        if self.stopping or self.end is not None:
+            return
+        accepted: list[int] = []
+        refused: list[int] = []
+        takes: list[list[object]] = []
+        mine = self._outstanding[leader]
+        for token, key in claim.wants:
+            if self._assignments:
+                takes.append(self._assign(leader, token, self._assignments.popleft()))
+            elif not key or (not self._duplicates and key in self._keys):
+                unseen = self._next_unseen() if claim.stuck and self.remaining else None
+                if unseen is not None:
+                    self.remaining -= 1
+                    takes.append(self._assign(leader, token, unseen))
+                elif not self._exhausted:
+                    refused.append(token)
+            elif self.remaining > 0:
+                self.remaining -= 1
+                self._keys.add(key)
+                self._admit(leader, token, key)
+                accepted.append(token)
+            elif mine:
+                self._later.setdefault(leader, []).append((token, key))
+            else:
+                self._idle.append((leader, token, key))
+        if accepted or refused or takes:
+            self._send(leader, Grant(accepted, refused, takes))
+        self._recall()
+        self._maybe_end()
+
+    def _take_results(self, leader: int, message: Finished) -> None:
+        mine = self._outstanding[leader]
+        for token, identity, status, losses, seconds in message.results:
+            if mine.pop(token, None) is None:
+                continue
+            self.running -= 1
+            self.tally.add(identity, status, losses, seconds)
+        self._left(leader)
+
+    def _take_back(self, leader: int, tokens: list[int]) -> None:
+        self._recalled.discard(leader)
+        mine = self._outstanding[leader]
+        for token in tokens:
+            item = mine.pop(token, None)
+            if item is None:
+                continue
+            self.running -= 1
+            if isinstance(item, Assignment):
+                self._assignments.appendleft(item)
+            else:
+                self.remaining += 1
+                self._keys.discard(item)
+        self._left(leader)
+
+    def _left(self, leader: int) -> None:
+        """Something has left the outstanding individuals of ``leader``."""
+        count = len(self._outstanding[leader])
+        if count < 2:
+            self._holders.discard(leader)
+        if not count and leader in self._later:
+            self._idle.extend((leader, token, key) for token, key in self._later.pop(leader))
+        self._serve()
+        self._recall()
+        self._maybe_end()
+
+    # --- permits ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, leader: int, token: int, item: Assignment | str) -> None:
+        mine = self._outstanding[leader]
+        mine[token] = item
+        self.running += 1
+        if len(mine) > 1:
+            self._holders.add(leader)
+
+    def _assign(self, leader: int, token: int, assignment: Assignment) -> list[object]:
+        self._admit(leader, token, assignment)
+        return [token, *assignment.to_wire()]
+
+    def _serve(self) -> None:
+        """Give what has come back to those who wait for it, the idle ones first."""
+        if self.stopping:
+            return
+        while self._idle and (self._assignments or self.remaining > 0):
+            leader, token, key = self._idle.popleft()
+            self._answer(leader, Claim([[token, key]], False))
+        while self._later and (self._assignments or self.remaining > 0):
+            leader = next(iter(self._later))
+            waiting = self._later.pop(leader)
+            self._answer(leader, Claim([[token, key] for token, key in waiting], False))
+
+    def _recall(self) -> None:
+        if not self._idle or not self._holders or self.stopping:
+            return
+        wanted = len(self._idle) - len(self._recalled)
+        for leader in sorted(self._holders - self._recalled, key=lambda rank: -len(self._outstanding[rank])):
+            if wanted <= 0:
+                break
+            spare = min(wanted, len(self._outstanding[leader]) - 1)
+            wanted -= spare
+            self._recalled.add(leader)
+            self._send(leader, Recall(spare))
+
+    def _next_unseen(self) -> Assignment | None:
+        """A configuration of a finite space that nobody has taken; None when there is none or the space is infinite."""
+        if self._configurations is None:
+            return None
+        if self._unseen is None:
+            # Listed once, in an order that favours no corner of the space.
+            rest = [entry for entry in self._configurations() if entry[1] not in self._keys]
+            random.Random(len(rest)).shuffle(rest)
+            self._unseen = iter(rest)
+        for params, key in self._unseen:
+            if key not in self._keys:
+                self._keys.add(key)
+                return Assignment(params=params, key=key, operator="last")
+        self._unseen = None
+        if all(key in self._keys for _, key in self._configurations()):
+            self._exhausted = True
+            self.remaining = 0
+        return None
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Look at the clock and for a stop request; to be called often, does its work once a second."""
+        now = self._transport.now()
+        if now < self._next_look or self.end is not None:
+            return
+        self._next_look = now + 1.0
+        if self._deadline is not None:
+            self._next_look = min(self._next_look, max(now, self._deadline))
+        if self.stopping is None:
+            if self._deadline is not None and now >= self._deadline:
+                self.stop(DEADLINE)
+            elif self._stop_requested():
+                self.stop(STOPPED)
+        elif now > self._stop_time + self._grace_s + _FORCED_END_S:
+            self._finish(self.stopping)
+        self._maybe_end()
+
+    def next_wake(self) -> float:
+        """When ``step`` must be called at the latest."""
+        return self._next_look
+
+    def stop(self, reason: str, *, urgent: bool = False) -> None:
+        """Admit nothing more and ask the leaders to finish; a second, urgent call does not wait for what runs."""
+        if self.stopping is None:
+            self.stopping = reason
+            self._stop_time = self._transport.now()
+        elif not urgent or self._urgent:
+            return
+        self._urgent = urgent
+        self._idle.clear()
+        self._later.clear()
+        for leader in self._outstanding:
+            self._send(leader, Stop(reason, urgent))
+        self._maybe_end()
+
+    def _maybe_end(self) -> None:
+        if self.end is not None or self.running:
+            return
+        if self.stopping:
+            self._finish(self.stopping)
+        elif not self.remaining and not self._assignments:
+            self._finish(EXHAUSTED if self._exhausted else DONE)
+
+    def _finish(self, reason: str) -> None:
+        complete = self._evaluations is not None and self.tally.final >= self._evaluations
+        if complete:
+            reason = DONE
+        elif reason == DONE:
+            # Somebody raised Interrupted unasked: that individual is still to be finished.
+            reason = INCOMPLETE
+        finished = complete or reason == EXHAUSTED or (reason == DEADLINE and self._evaluations is None)
+        self.end = End(reason, 0 if finished else EXIT_RESUMABLE, None)
+        self._ended(self.end)
+        for rank in self._everyone:
+            self._send(rank, self.end)
+
+    def _send(self, destination: int, message: Message) -> None:
+        self._transport.send(destination, encode(message))
+
+    @property
+    def busy(self) -> int:
+        """Leaders that have something to evaluate."""
+        return sum(1 for mine in self._outstanding.values() if mine)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return self.tally.counts

@@ -1,0 +1,606 @@
+"""The protocol of one worker's leader: breed, claim, evaluate, record, tell, migrate.
+
+The islands have no master. Every leader breeds from all that its island has told it, tells its peers of each result as soon
+as the result is on disk, and now and then sends an individual to another island. It asks the coordinator only for permits.
+The same code runs over MPI and, with virtual time, in the simulator: all that touches the world is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from hpo.individual import COMPLETED, CRASHED, INTERRUPTED, Scalar, make_id
+from hpo.messages import (
+    Claim,
+    End,
+    Evaluated,
+    Finished,
+    Grant,
+    Message,
+    Migrant,
+    Recall,
+    Records,
+    Returned,
+    Start,
+    Stop,
+    Worker,
+    encode,
+    evaluated,
+)
+from hpo.population import Member, Population
+from hpo.transport import Transport
+
+if TYPE_CHECKING:
+    from hpo.layout import Place
+
+Genome = tuple[float, ...]
+
+COMMIT_INTERVAL_S = 0.02
+"""Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
+MOST_AHEAD = 64
+_OWNED = 64
+_ATTEMPTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Offspring:
+    """What a breeder proposes: a genome, the operator's name and the parents' ids."""
+
+    genome: Genome
+    operator: str
+    parents: tuple[str, ...] = ()
+
+
+class Breeder(Protocol):
+    """Proposes genomes from a population; all randomness comes from ``rng``."""
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring: ...
+    def learn(self, member: Member) -> None: ...
+
+
+class Codec(Protocol):
+    """What the protocol needs of a search space."""
+
+    def decode(self, genome: Sequence[float]) -> dict[str, Scalar]: ...
+    def encode(self, params: Mapping[str, Scalar]) -> Genome: ...
+    def key(self, params: Mapping[str, Scalar]) -> str: ...
+    def sample(self, rng: random.Random) -> Genome: ...
+
+
+class Outcome(Protocol):
+    """How an evaluation ended (see ``hpo.outcome``)."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def objectives(self) -> dict[str, float] | None: ...
+    @property
+    def metrics(self) -> dict[str, Scalar]: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class Crew(Protocol):
+    """Those who evaluate (see ``hpo.evaluation``); one individual at a time."""
+
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def ready(self) -> bool: ...
+    def start(self, candidate: Candidate) -> None: ...
+    def poll(self) -> Sequence[Outcome]: ...
+    def receive(self, worker_rank: int, content: dict[str, object]) -> None: ...
+    def request_checkpoint(self) -> None: ...
+    def kill(self, status: str) -> None: ...
+    def deadline(self) -> float | None: ...
+
+
+class Journal(Protocol):
+    """Where records go (see ``hpo.journal``)."""
+
+    def append(self, record: Mapping[str, object]) -> None: ...
+    def commit(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Candidate:
+    """An individual on its way through this leader."""
+
+    token: int
+    id: str
+    sequence: int
+    genome: Genome
+    params: dict[str, Scalar]
+    key: str
+    operator: str
+    parents: tuple[str, ...] = ()
+    retries: int = 0
+    resumed: bool = False
+    attempts: int = 0
+    started: float = 0.0
+    home: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderSettings:
+    """``losses``: objectives by name to numbers to be minimised. ``migration``: probability after each own evaluation;
+    ``emigrants[i]``: how many then go to island i; ``copy``: pollination, the original stays. ``durable_starts``: put starts on
+    disk too, so that an interrupted evaluation goes on under its id (not worth it for functions of microseconds)."""
+
+    seed: int
+    losses: Callable[[dict[str, float]], tuple[float, ...]]
+    allows: Callable[[dict[str, Scalar]], bool]
+    migration: float = 0.0
+    copy: bool = False
+    emigrants: tuple[int, ...] = ()
+    retries: int = 1
+    duplicates: bool = False
+    durable_starts: bool = True
+    grace_s: float = 60.0
+    keep: int = 3
+
+
+@dataclass
+class Clockwork:
+    """Running means that decide how many individuals to claim ahead. Seconds."""
+
+    cycle_s: float | None = None
+    answer_s: float | None = None
+
+    @staticmethod
+    def _mean(old: float | None, new: float) -> float:
+        return new if old is None else 0.8 * old + 0.2 * new
+
+    def evaluated(self, seconds: float) -> None:
+        self.cycle_s = self._mean(self.cycle_s, seconds)
+
+    def answered(self, seconds: float) -> None:
+        self.answer_s = self._mean(self.answer_s, seconds)
+
+    @property
+    def ahead(self) -> int:
+        """Individuals to hold beyond the running one: none while an answer costs under a hundredth of an evaluation, since
+        what is bred later knows more; else enough to bridge two answers."""
+        if self.cycle_s is None or self.answer_s is None or self.answer_s < 0.01 * self.cycle_s:
+            return 0
+        return min(MOST_AHEAD, math.ceil(2.0 * self.answer_s / max(self.cycle_s, 1e-6)))
+
+
+@dataclass
+class _Unpublished:
+    results: list[list[object]] = field(default_factory=list)
+    records: list[list[object]] = field(default_factory=list)
+    emigrated: list[str] = field(default_factory=list)
+    own: list[Member] = field(default_factory=list)
+
+
+class Leader:
+    """One worker's leader. Feed it messages with ``receive`` and call ``step`` whenever something may have happened.
+
+    ``peers``: leaders of the same island; ``islands[i]``: leaders of island i; ``forget``: called with the id of an individual
+    whose checkpoints nobody needs any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        place: Place,
+        peers: Sequence[int],
+        islands: Sequence[Sequence[int]],
+        coordinator: int,
+        transport: Transport,
+        space: Codec,
+        breeder: Breeder,
+        crew: Crew,
+        journal: Journal,
+        settings: LeaderSettings,
+        forget: Callable[[str], None] = lambda identity: None,
+    ) -> None:
+        self.place = place
+        self._peers = tuple(rank for rank in peers if rank != transport.rank)
+        self._islands = [tuple(leaders) for leaders in islands]
+        self._coordinator = coordinator
+        self._transport = transport
+        self._space = space
+        self._breeder = breeder
+        self._crew = crew
+        self._journal = journal
+        self._settings = settings
+        self._forget = forget
+        self.population = Population()
+        self._owned: dict[str, Member] = {}
+        self._kept: list[tuple[float, str]] = []
+        self._known: set[str] = set()
+        self._rng = random.Random()
+        self._sequence = 0
+        self._token = 0
+        self._claimed: dict[int, Candidate] = {}
+        self._claim_times: dict[int, float] = {}
+        self._queue: deque[Candidate] = deque()
+        self._running: Candidate | None = None
+        self._unpublished = _Unpublished()
+        self._last_commit = 0.0
+        self.clockwork = Clockwork()
+        self._breeding_s = 0.0
+        self._stop: Stop | None = None
+        self._grace_end = math.inf
+        self.started = False
+        self.end: End | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, start: Start) -> None:
+        """Take over what earlier launches left and ask for the first individual."""
+        self._sequence = start.sequence
+        owned = set(start.owned)
+        for fields in start.population:
+            member = self._learn(evaluated(fields))
+            if member.id in owned:
+                self._own(member)
+        self.started = True
+        self._request()
+
+    def receive(self, source: int, message: Message) -> bool:
+        """Handle one message; True when ``step`` should follow."""
+        if isinstance(message, Records):
+            for fields in message.evaluated:
+                self._learn(evaluated(fields))
+            for identity in message.emigrated:  # after the news: one may have left in the same message
+                self.population.discard(identity)
+            return False
+        if isinstance(message, Grant):
+            self._take(message)
+        elif isinstance(message, Worker):
+            self._crew.receive(int(message.content.get("worker_rank", 0)), message.content)
+        elif isinstance(message, Migrant):
+            self._immigrate(evaluated(message.evaluated))
+        elif isinstance(message, Recall):
+            count = min(message.count, len(self._queue))
+            self._send(self._coordinator, Returned([self._queue.pop().token for _ in range(count)]))
+        elif isinstance(message, Stop):
+            self._halt(message)
+        elif isinstance(message, End):
+            self.end = message
+        return True
+
+    def step(self) -> bool:
+        """Do all that can be done now without waiting; True when anything was done."""
+        active = False
+        for outcome in self._crew.poll():
+            self._finish(outcome)
+            active = True
+        if self._stop is None:
+            if self._queue and self._running is None and self._crew.ready:
+                self._launch(self._queue.popleft())
+                active = True
+                for outcome in self._crew.poll():  # an inline evaluation is over already
+                    self._finish(outcome)
+        elif self._crew.busy and self._transport.now() >= self._grace_end:
+            self._grace_end = math.inf
+            self._crew.kill(INTERRUPTED)
+            for outcome in self._crew.poll():
+                self._finish(outcome)
+        self._publish_when_due()
+        if self.started and self._stop is None and self.end is None:
+            self._request()
+        return active
+
+    def next_wake(self) -> float:
+        """Unix seconds at which ``step`` must be called even if nothing arrives."""
+        wake = self._grace_end if self._crew.busy else math.inf
+        limit = self._crew.deadline()
+        if limit is not None:
+            wake = min(wake, limit)
+        if self._unpublished.results:
+            wake = min(wake, self._last_commit + COMMIT_INTERVAL_S)
+        return wake
+
+    @property
+    def can_work(self) -> bool:
+        """Whether ``step`` would evaluate something at once."""
+        return self._stop is None and self._running is None and bool(self._queue) and self._crew.ready
+
+    # --- breeding and claiming ----------------------------------------------------------------------------------------
+
+    def _request(self) -> None:
+        """Breed and claim as many as are needed to never run dry."""
+        lacking = self.clockwork.ahead + (self._running is None) - len(self._queue) - len(self._claimed)
+        if lacking <= 0:
+            return
+        begun = self._transport.now()
+        candidates = [self._new_candidate() for _ in range(lacking)]
+        now = self._transport.now()
+        self._breeding_s = (now - begun) / lacking
+        self._claim(candidates, now)
+
+    def _claim(self, candidates: list[Candidate], now: float) -> None:
+        for candidate in candidates:
+            self._claimed[candidate.token] = candidate
+            self._claim_times[candidate.token] = now
+        stuck = any(candidate.attempts >= _ATTEMPTS for candidate in candidates)
+        self._send(self._coordinator, Claim([[one.token, one.key] for one in candidates], stuck))
+
+    def _new_candidate(self) -> Candidate:
+        sequence, token = self._sequence, self._token
+        self._sequence += 1
+        self._token += 1
+        candidate = Candidate(
+            token=token,
+            id=make_id(self.place.island, self.place.worker, sequence),
+            sequence=sequence,
+            genome=(),
+            params={},
+            key="",
+            operator="",
+            home=(self.place.island, self.place.worker),
+        )
+        self._breed(candidate)
+        return candidate
+
+    def _breed(self, candidate: Candidate) -> None:
+        """Give ``candidate`` a configuration that is allowed and, as far as known here, new.
+
+        Where breeding proposes only known ones, random ones are tried; when those are used up too the claim says so, and the
+        coordinator answers with an unseen configuration or ends the campaign.
+        """
+        settings = self._settings
+        rng = self._rng
+        rng.seed(f"{settings.seed}/{candidate.id}/{candidate.attempts}")
+        while True:
+            candidate.attempts += 1
+            if candidate.attempts <= _ATTEMPTS // 4:
+                child = self._breeder.breed(self.population, rng)
+            else:
+                child = Offspring(self._space.sample(rng), "random")
+            params = self._space.decode(child.genome)
+            if not settings.allows(params):
+                if candidate.attempts < 50 * _ATTEMPTS:
+                    continue
+                key = ""  # says: nothing allowed was found
+                break
+            key = self._space.key(params)
+            if candidate.attempts >= _ATTEMPTS or settings.duplicates or key not in self._known:
+                break
+        candidate.genome, candidate.params, candidate.key = child.genome, params, key
+        candidate.operator, candidate.parents = child.operator, child.parents
+
+    def _take(self, grant: Grant) -> None:
+        now = self._transport.now()
+        for token in grant.accepted:
+            candidate = self._claimed.pop(token, None)
+            if candidate is not None:
+                self.clockwork.answered(now - self._claim_times.pop(token))
+                self._known.add(candidate.key)
+                self._queue.append(candidate)
+        again: list[Candidate] = []
+        for token in grant.duplicates:
+            candidate = self._claimed.pop(token, None)
+            if candidate is not None:
+                self._claim_times.pop(token, None)
+                self._known.add(candidate.key)
+                self._breed(candidate)
+                again.append(candidate)
+        if again:
+            self._claim(again, now)
+        for token, identity, params, key, operator, parents, retries, resumed in grant.takes:
+            candidate = self._claimed.pop(token)
+            self._claim_times.pop(token, None)
+            if identity is not None:
+                island, worker, sequence = (int(part) for part in identity.split("-"))
+                candidate.id, candidate.home, candidate.sequence = identity, (island, worker), sequence
+            candidate.params, candidate.key = params, key
+            candidate.genome = self._space.encode(params)
+            candidate.operator, candidate.parents = operator, tuple(parents)
+            candidate.retries, candidate.resumed = retries, resumed
+            self._known.add(key)
+            # What was begun before, and what the user asked for, comes before what is bred.
+            self._queue.appendleft(candidate)
+
+    # --- evaluating ---------------------------------------------------------------------------------------------------
+
+    def _launch(self, candidate: Candidate) -> None:
+        candidate.started = self._transport.now()
+        self._running = candidate
+        if self._settings.durable_starts:
+            self._journal.append(
+                {
+                    "type": "started",
+                    **self._identity(candidate),
+                    "time": candidate.started,
+                }
+            )
+            self._publish()
+        self._crew.start(candidate)
+
+    def _identity(self, candidate: Candidate) -> dict[str, object]:
+        return {
+            "id": candidate.id,
+            "island": candidate.home[0],
+            "worker": candidate.home[1],
+            "sequence": candidate.sequence,
+            "params": candidate.params,
+            "operator": candidate.operator,
+            "parents": list(candidate.parents),
+            "retries": candidate.retries,
+        }
+
+    def _finish(self, outcome: Outcome) -> None:
+        candidate, self._running = self._running, None
+        if candidate is None:
+            return
+        now = self._transport.now()
+        if outcome.status == CRASHED and candidate.retries < self._settings.retries and self._stop is None:
+            self._journal.append(
+                {"type": "note", "id": candidate.id, "status": CRASHED, "error": outcome.error, "time": now}
+            )
+            candidate.retries += 1
+            candidate.resumed = True
+            self._queue.appendleft(candidate)
+            return
+        self._journal.append(
+            {
+                "type": "finished",
+                **self._identity(candidate),
+                "started": candidate.started,
+                "finished": now,
+                "status": outcome.status,
+                "objectives": outcome.objectives,
+                "metrics": outcome.metrics,
+                "error": outcome.error,
+            }
+        )
+        self.clockwork.evaluated(now - candidate.started + self._breeding_s)
+        losses: list[float] | None = None
+        if outcome.status == COMPLETED and outcome.objectives is not None:
+            losses = list(self._settings.losses(outcome.objectives))
+        self._unpublished.results.append([candidate.token, candidate.id, outcome.status, losses, now - candidate.started])
+        if outcome.status != INTERRUPTED:
+            record = Evaluated(candidate.id, list(candidate.genome), losses, outcome.status, [])
+            member = self._learn(record)
+            self._breeder.learn(member)
+            self._unpublished.records.append(list(record))
+            if losses is not None:
+                self._own(member)
+                self._unpublished.own.append(member)
+            self._tidy(candidate.id, losses)
+
+    def _tidy(self, identity: str, losses: list[float] | None) -> None:
+        """Let go of the checkpoints of all but the best few; those of failures at once."""
+        if losses is None:
+            self._forget(identity)
+            return
+        self._kept.append((losses[0], identity))
+        if len(self._kept) > self._settings.keep:
+            self._kept.sort()
+            self._forget(self._kept.pop()[1])
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    def _publish_when_due(self) -> None:
+        if self._unpublished.results and (
+            self._stop is not None or self._transport.now() >= self._last_commit + COMMIT_INTERVAL_S
+        ):
+            self._publish()
+
+    def _publish(self) -> None:
+        """Sync the journal; only then does a result count, and is told to the coordinator and the island."""
+        # Migration is journalled with the results that caused it, in the same sync.
+        news, self._unpublished = self._unpublished, _Unpublished()
+        departures: list[tuple[int, Member]] = []
+        for member in news.own:
+            departures += self._emigrate(member, news)
+        self._journal.commit()
+        self._last_commit = self._transport.now()
+        if news.results:
+            self._send(self._coordinator, Finished(news.results))
+        if (news.records or news.emigrated) and self._peers:
+            data = encode(Records(news.records, news.emigrated))
+            for peer in self._peers:
+                self._transport.send(peer, data)
+        for gateway, member in departures:
+            self._send(gateway, Migrant(_wire(member)))
+
+    def _learn(self, record: Evaluated) -> Member:
+        member = Member(
+            id=record.id,
+            genome=tuple(record.genome),
+            losses=None if record.losses is None else tuple(record.losses),
+            status=record.status,
+            history=tuple(record.history),
+        )
+        self.population.add(member)
+        return member
+
+    # --- migrating ----------------------------------------------------------------------------------------------------
+
+    def _own(self, member: Member) -> None:
+        """Only its owner may send an individual away, so that no two leaders send the same one."""
+        self._owned[member.id] = member
+        if len(self._owned) > _OWNED:
+            worst = max(self._owned.values(), key=lambda one: one.losses or (math.inf,))
+            del self._owned[worst.id]
+
+    def _emigrate(self, cause: Member, news: _Unpublished) -> list[tuple[int, Member]]:
+        """With the probability of the campaign, send own individuals to other islands after the evaluation of ``cause``.
+
+        Migration moves the best own individual, pollination copies it (Taubert et al. 2023, Propulate); an individual is not
+        sent where it has been, or it would travel in circles.
+        """
+        settings = self._settings
+        if not settings.migration or not any(settings.emigrants):
+            return []
+        rng = self._rng
+        rng.seed(f"{settings.seed}/{cause.id}/migration")
+        if rng.random() >= settings.migration:
+            return []
+        here = self.place.island
+        departures: list[tuple[int, Member]] = []
+        for target, count in enumerate(settings.emigrants):
+            if target == here or not count or not self._islands[target]:
+                continue
+            fit = (one for one in self._owned.values() if target not in one.history)
+            for member in sorted(fit, key=lambda one: one.losses or (math.inf,))[:count]:
+                gateway = rng.choice(self._islands[target])
+                self._journal.append(
+                    {
+                        "type": "migrated",
+                        "id": member.id,
+                        "source": here,
+                        "target": target,
+                        "hop": len(member.history),
+                        "copy": settings.copy,
+                        "time": self._transport.now(),
+                    }
+                )
+                travelled = Member(
+                    id=member.id,
+                    genome=member.genome,
+                    losses=member.losses,
+                    status=member.status,
+                    history=(*member.history, here),
+                )
+                departures.append((gateway, travelled))
+                if settings.copy:
+                    # Marked as having been there: the same pollen is not sent twice.
+                    member.history = (*member.history, target)
+                else:
+                    del self._owned[member.id]
+                    self.population.discard(member.id)
+                    news.emigrated.append(member.id)
+        return departures
+
+    def _immigrate(self, record: Evaluated) -> None:
+        member = self._learn(record)
+        self._own(member)
+        data = encode(Records([_wire(member)], []))
+        for peer in self._peers:
+            self._transport.send(peer, data)
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+
+    def _halt(self, stop: Stop) -> None:
+        self._stop = stop
+        tokens = [candidate.token for candidate in self._queue] + list(self._claimed)
+        self._queue.clear()
+        self._claimed.clear()
+        self._claim_times.clear()
+        if tokens:
+            self._send(self._coordinator, Returned(tokens))
+        if stop.urgent:
+            self._grace_end = self._transport.now()
+        else:
+            self._grace_end = self._transport.now() + self._settings.grace_s
+            self._crew.request_checkpoint()
+
+    def _send(self, destination: int, message: Message) -> None:
+        self._transport.send(destination, encode(message))
+
+
+def _wire(member: Member) -> list[object]:
+    losses = None if member.losses is None else list(member.losses)
+    return [member.id, list(member.genome), losses, member.status, list(member.history)]

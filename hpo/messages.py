@@ -1,0 +1,202 @@
+"""What ranks say to each other: small typed messages, JSON on the wire.
+
+JSON and not pickle: a message comes over the network, and nothing that does may be executed. Every message is an array
+whose first element names its kind; ``decode`` refuses whatever does not have exactly the fields of that kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Union
+
+import orjson
+
+
+class MessageError(ValueError):
+    """Bytes that are no message of ours."""
+
+
+class Evaluated(NamedTuple):
+    """What an island knows of a finished individual: all that breeding needs, and nothing else.
+
+    ``losses`` holds one number an objective, to be minimised; None unless the individual completed. ``history`` lists the
+    islands that it left, oldest first.
+    """
+
+    id: str
+    genome: list[float]
+    losses: list[float] | None
+    status: str
+    history: list[int]
+
+
+class Hello(NamedTuple):
+    """Rank to coordinator, once: I am here, on this host, and could (or could not) read the campaign."""
+
+    host: str
+    pid: int
+    fingerprint: str
+    error: str | None
+
+
+class Start(NamedTuple):
+    """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequences``: first free number of this worker;
+    ``population``: what the island knows from earlier launches; ``owned``: ids among them for this leader to emigrate."""
+
+    leg: int
+    hosts: list[str]
+    sequence: int
+    population: list[list[Any]]
+    owned: list[str]
+
+
+class Claim(NamedTuple):
+    """Leader to coordinator: may I evaluate these? ``wants``: pairs (token, key of the configuration).
+
+    ``stuck``: only known configurations were bred lately, so any unseen one is welcome."""
+
+    wants: list[list[Any]]
+    stuck: bool
+
+
+class Grant(NamedTuple):
+    """Coordinator to leader. ``takes``: pairs (token, task to evaluate in place of what was bred)."""
+
+    accepted: list[int]
+    duplicates: list[int]
+    takes: list[list[Any]]
+
+
+class Finished(NamedTuple):
+    """Leader to coordinator, after the journal was synced: tuples (token, id, status, losses, seconds)."""
+
+    results: list[list[Any]]
+
+
+class Recall(NamedTuple):
+    """Coordinator to leader: give back up to ``count`` granted but unstarted individuals, somebody idles."""
+
+    count: int
+
+
+class Returned(NamedTuple):
+    """Leader to coordinator: these tokens were granted and will not be started here."""
+
+    tokens: list[int]
+
+
+class Records(NamedTuple):
+    """Leader to the leaders of its island: newly finished individuals, and ids that emigrated."""
+
+    evaluated: list[list[Any]]
+    emigrated: list[str]
+
+
+class Migrant(NamedTuple):
+    """Leader to one leader of another island, which owns the individual from now on and tells its island."""
+
+    evaluated: list[Any]
+
+
+class Worker(NamedTuple):
+    """Between the leader of a worker and its other ranks: what the evaluation modules say to each other."""
+
+    content: dict[str, Any]
+
+
+class StopRequest(NamedTuple):
+    """Any rank to coordinator: this rank was told to stop (a signal)."""
+
+    reason: str
+    urgent: bool
+
+
+class Stop(NamedTuple):
+    """Coordinator to leaders: start nothing more; ask what runs to save. ``urgent``: do not wait for it."""
+
+    reason: str
+    urgent: bool
+
+
+class End(NamedTuple):
+    """Coordinator to all: the campaign is over for this launch; ``error`` tells why it never began."""
+
+    reason: str
+    exit_code: int
+    error: str | None
+
+
+Message = Union[
+    Hello, Start, Claim, Grant, Finished, Recall, Returned, Records, Migrant, Worker, StopRequest, Stop, End
+]
+
+_TYPES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Hello, Start, Claim, Grant, Finished, Recall, Returned, Records, Migrant, Worker, StopRequest, Stop, End
+    )
+}  # fmt: skip
+_CHECKS: dict[str, tuple[Any, ...]] = {
+    "Hello": (str, int, str, (str, type(None))),
+    "Start": (int, list, int, list, list),
+    "Claim": (list, bool),
+    "Grant": (list, list, list),
+    "Finished": (list,),
+    "Recall": (int,),
+    "Returned": (list,),
+    "Records": (list, list),
+    "Migrant": (list,),
+    "Worker": (dict,),
+    "StopRequest": (str, bool),
+    "Stop": (str, bool),
+    "End": (str, int, (str, type(None))),
+}
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of ``message``. NaN and infinity do not exist in JSON: losses are finite by contract."""
+    return orjson.dumps([type(message).__name__, *message])
+
+
+def decode(data: bytes | bytearray) -> Message:
+    """The message in ``data``; raises :class:`MessageError` on anything that is none."""
+    try:
+        content = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise MessageError(f"not JSON: {error}") from None
+    if not isinstance(content, list) or not content or not isinstance(content[0], str):
+        raise MessageError("a message is an array that begins with the name of its kind")
+    checks = _CHECKS.get(content[0])
+    if checks is None:
+        raise MessageError(f"unknown kind of message {content[0]!r}")
+    fields = content[1:]
+    if len(fields) != len(checks) or not all(map(isinstance, fields, checks)):
+        raise MessageError(f"{content[0]} does not have the fields of its kind")
+    message: Message = _TYPES[content[0]](*fields)
+    return message
+
+
+def evaluated(fields: list[Any]) -> Evaluated:
+    """Checked view of one individual inside a message; raises :class:`MessageError`."""
+    if (
+        len(fields) != 5
+        or not isinstance(fields[0], str)
+        or not isinstance(fields[1], list)
+        or not isinstance(fields[3], str)
+    ):
+        raise MessageError("an evaluated individual has an id, a genome, losses, a status and a history")
+    return Evaluated(*fields)
+
+
+class Counter:
+    """Messages and bytes by kind, for measuring what the protocol costs."""
+
+    __slots__ = ("bytes", "messages")
+    kinds: ClassVar[tuple[str, ...]] = tuple(_TYPES)
+
+    def __init__(self) -> None:
+        self.messages = dict.fromkeys(self.kinds, 0)
+        self.bytes = dict.fromkeys(self.kinds, 0)
+
+    def add(self, kind: str, size: int) -> None:
+        self.messages[kind] += 1
+        self.bytes[kind] += size

@@ -1,0 +1,151 @@
+"""One rank's event loop: whatever parts this rank plays, served from one thread that never waits long.
+
+A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to wait on: it is
+looked at often while messages flow, and less and less often, down to a hundred times a second, when none do. An idle rank
+so needs about a tenth of a per cent of a core, and a message waits for ten milliseconds at the most.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Protocol
+
+from hpo.coordinator import STOPPED, Coordinator
+from hpo.island import Leader
+from hpo.messages import Claim, End, Finished, Message, MessageError, Returned, StopRequest, Worker, decode, encode
+from hpo.transport import Transport
+
+_FASTEST_S = 0.0001
+_SLOWEST_S = 0.01
+_FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest)
+
+
+class Member(Protocol):
+    """What a rank that does not lead its worker does (see ``hpo.evaluation``)."""
+
+    def receive(self, content: dict[str, object]) -> None: ...
+    def poll(self) -> object: ...
+
+
+class Signals:
+    """Turns SIGUSR1, SIGTERM and SIGINT into a count, and restores the former handlers on leaving.
+
+    Outside the main thread (some notebooks) Python allows no handlers; there nothing is installed.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.name = ""
+        self._former: dict[int, object] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+                self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.name = signal.Signals(number).name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+class Node:
+    """The parts of one rank. ``filenos``: what to wait on beside messages; ``housekeeping``: called each turn with the time, for
+    what is not the protocol's (display, lock)."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        coordinator_rank: int,
+        coordinator: Coordinator | None,
+        leader: Leader | None,
+        follower: Member | None,
+        filenos: Callable[[], Sequence[int]],
+        signals: Signals,
+        housekeeping: Callable[[float], None] = lambda now: None,
+        on_bad_message: Callable[[int, str], None] = lambda source, text: None,
+    ) -> None:
+        self._transport = transport
+        self._coordinator_rank = coordinator_rank
+        self._coordinator = coordinator
+        self._leader = leader
+        self._follower = follower
+        self._filenos = filenos
+        self._signals = signals
+        self._heard = 0
+        self._housekeeping = housekeeping
+        self._on_bad_message = on_bad_message
+        self.end: End | None = None
+
+    def run(self) -> End:
+        """Serve until the coordinator says that the launch is over."""
+        pause = _FASTEST_S
+        while self.end is None:
+            active = self._turn()
+            if self._leader is not None and self._leader.can_work:
+                continue
+            pause = _FASTEST_S if active else min(pause * 1.3, _SLOWEST_S)
+            self._wait(self._limit(pause))
+        return self.end
+
+    def _turn(self) -> bool:
+        active = False
+        for source, data in self._transport.poll():
+            active = True
+            try:
+                self._deliver(source, decode(data))
+            except MessageError as error:
+                self._on_bad_message(source, str(error))
+        if self._signals.count > self._heard:
+            self._heard = self._signals.count
+            request = StopRequest(STOPPED, self._heard > 1)
+            self._transport.send(self._coordinator_rank, encode(request))
+        if self._leader is not None:
+            active |= self._leader.step()
+        if self._follower is not None:
+            active |= bool(self._follower.poll())
+        if self._coordinator is not None:
+            self._coordinator.step()
+        self._housekeeping(self._transport.now())
+        return active
+
+    def _deliver(self, source: int, message: Message) -> None:
+        if isinstance(message, _FOR_COORDINATOR):
+            if self._coordinator is not None:
+                self._coordinator.receive(source, message)
+        elif self._leader is not None:
+            self._leader.receive(source, message)
+        elif self._follower is not None and isinstance(message, Worker):
+            self._follower.receive(message.content)
+        if isinstance(message, End):
+            self.end = message
+
+    def _limit(self, pause: float) -> float:
+        wake = math.inf
+        if self._leader is not None:
+            wake = self._leader.next_wake()
+        if self._coordinator is not None:
+            wake = min(wake, self._coordinator.next_wake())
+        return max(0.0, min(pause, wake - self._transport.now()))
+
+    def _wait(self, seconds: float) -> None:
+        poller = select.poll()
+        for fileno in self._filenos():
+            poller.register(fileno, select.POLLIN)
+        # poll(2) counts whole milliseconds; select's finer clock is for the short pauses.
+        if seconds >= 0.002:
+            poller.poll(seconds * 1000)
+        else:
+            select.select(list(self._filenos()), [], [], seconds)

@@ -1,0 +1,114 @@
+"""What a leader knows of its island: bounded, so that breeding costs the same at the hundredth and the millionth evaluation."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hpo.individual import COMPLETED
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An evaluated individual as breeding sees it.
+
+    ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be minimised, None
+    unless completed. ``history``: islands that it left. ``age``: how many members this population had seen before it.
+    """
+
+    id: str
+    genome: tuple[float | int, ...]
+    losses: tuple[float, ...] | None
+    status: str
+    history: tuple[int, ...] = ()
+    age: int = 0
+    rank_key: tuple[float, int] = field(default=(0.0, 0))
+
+    def __lt__(self, other: Member) -> bool:
+        return self.rank_key < other.rank_key
+
+
+class Population:
+    """The best, the most recent and the last failed members of one island.
+
+    ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members dominate one.
+    Ties go to the older member, so that order does not depend on the order of arrival within equal values.
+    """
+
+    def __init__(self, *, best: int = 64, recent: int = 64, failures: int = 64) -> None:
+        self.best: list[Member] = []
+        self._best_limit = best
+        self._recent_limit = recent
+        self._failure_limit = failures
+        self._recent: OrderedDict[str, Member] = OrderedDict()
+        self._failures: OrderedDict[str, Member] = OrderedDict()
+        self.completed = 0
+        """How many completed ones have come, whatever became of them."""
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        """The best first, then the recent ones that are not among them."""
+        yield from self.best
+        kept = {member.id for member in self.best}
+        for member in self._recent.values():
+            if member.id not in kept:
+                yield member
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def recent(self) -> list[Member]:
+        """Completed members in order of arrival, oldest first."""
+        return list(self._recent.values())
+
+    @property
+    def failures(self) -> list[Member]:
+        """The last members that did not complete, oldest first."""
+        return list(self._failures.values())
+
+    def add(self, member: Member) -> None:
+        """Take in ``member``; cost does not depend on how many there have been."""
+        member.age = self.seen
+        self.seen += 1
+        if member.status != COMPLETED or member.losses is None:
+            self._failures[member.id] = member
+            if len(self._failures) > self._failure_limit:
+                self._failures.popitem(last=False)
+            return
+        self.completed += 1
+        self._recent[member.id] = member
+        if len(self._recent) > self._recent_limit:
+            self._recent.popitem(last=False)
+        if len(member.losses) == 1:
+            member.rank_key = (member.losses[0], member.age)
+            if len(self.best) < self._best_limit or member < self.best[-1]:
+                insort(self.best, member)
+                del self.best[self._best_limit :]
+        else:
+            self.best.append(member)
+            self._rank_by_domination()
+            del self.best[self._best_limit :]
+
+    def discard(self, identity: str) -> None:
+        """Forget the individual (it emigrated); unknown ones are ignored, they may be long out of the bounds."""
+        self._recent.pop(identity, None)
+        for index, member in enumerate(self.best):
+            if member.id == identity:
+                del self.best[index]
+                break
+
+    def _rank_by_domination(self) -> None:
+        for member in self.best:
+            count = sum(dominates(other.losses, member.losses) for other in self.best)
+            member.rank_key = (float(count), member.age)
+        self.best.sort()
+
+
+def dominates(first: tuple[float, ...] | None, second: tuple[float, ...] | None) -> bool:
+    """Whether ``first`` is nowhere worse and somewhere better than ``second`` (all to be minimised)."""
+    if first is None or second is None:
+        return second is None and first is not None
+    return all(a <= b for a, b in zip(first, second)) and first != second

@@ -1,0 +1,105 @@
+"""How a running campaign shows itself: a live line on a terminal, one line a minute anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hpo import config
+from hpo.individual import COMPLETED, FINAL
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from hpo.config import Settings
+    from hpo.coordinator import Coordinator
+    from hpo.task import Task
+
+_LIVE_S = 0.5
+_LINE_S = 60.0
+
+
+class Display:
+    """Writes to standard error, so that standard output is the task's and the results'."""
+
+    def __init__(self, settings: Settings, task: Task, *, workers: int) -> None:
+        self._evaluations = settings.evaluations
+        self._deadline_s = settings.deadline_s
+        self._directions = list(task.objectives.values())
+        self._names = list(task.objectives)
+        self._workers = workers
+        self._began: float | None = None
+        self._next = 0.0
+        self._final_at_start = 0
+        self._live: Live | None = None
+        self._terminal = config.shows_terminal()
+
+    def update(self, coordinator: Coordinator, now: float) -> None:
+        """Show the state if it is time to; cheap otherwise."""
+        if now < self._next:
+            return
+        if self._began is None:
+            self._began = now
+            self._final_at_start = coordinator.tally.final
+            # The first line of a log soon after the start tells that it works; then one a minute.
+            self._next = now + (_LIVE_S if self._terminal else 5.0)
+        else:
+            self._next = now + (_LIVE_S if self._terminal else _LINE_S)
+        text = self.line(coordinator, now)
+        if not self._terminal:
+            print(text, file=sys.stderr, flush=True)
+            return
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(file=sys.stderr, force_terminal=True), auto_refresh=False)
+            self._live.start()
+        self._live.update(text, refresh=True)
+
+    def line(self, coordinator: Coordinator, now: float) -> str:
+        """One line: done, best, rate, workers busy, failures, time left."""
+        tally, counts = coordinator.tally, coordinator.counts
+        final = tally.final
+        seconds = now - (self._began or now)
+        rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
+        parts = [f"{final}/{self._evaluations} evaluated" if self._evaluations else f"{final} evaluated"]
+        parts.append(f"best {self._best(tally.best)}")
+        parts.append(f"{_rate(rate)}")
+        parts.append(f"{coordinator.busy}/{self._workers} workers busy")
+        failures = sum(count for status, count in counts.items() if status in FINAL and status != COMPLETED)
+        parts.append(f"{failures} failed")
+        parts.append(self._left(final, rate, seconds))
+        if coordinator.stopping:
+            parts.append(f"stopping ({coordinator.stopping})")
+        return "  ".join(part for part in parts if part)
+
+    def _best(self, best: tuple[tuple[float, ...], str] | None) -> str:
+        if best is None:
+            return "none yet"
+        values = [-loss if direction == "maximize" else loss for loss, direction in zip(best[0], self._directions)]
+        return " ".join(f"{value:.6g}" for value in values) + f" ({best[1]})"
+
+    def _left(self, final: int, rate: float, seconds: float) -> str:
+        left = [self._deadline_s - seconds] if self._deadline_s is not None else []
+        if self._evaluations is not None and rate > 0:
+            left.append((self._evaluations - final) / rate)
+        return f"{_duration(max(0.0, min(left)))} left" if left else ""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _rate(rate: float) -> str:
+    if rate <= 0:
+        return ""
+    return f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min" if rate * 60 >= 1 else f"{rate * 3600:.1f}/h"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -1,0 +1,57 @@
+"""The individuals' own directories, ``DIR/evaluations/ID/``: what they print, and checkpoints as long as they are needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+OUTPUT = "output-"
+"""What an evaluation prints is in files of this prefix; they stay when checkpoints go."""
+
+
+class Rooms:
+    """The directories of all individuals of the campaign in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory / "evaluations"
+
+    def path(self, identity: str) -> Path:
+        return self._root / identity
+
+    def forget(self, identity: str) -> None:
+        """Remove what the individual saved; what it printed stays. Nothing happens where there is nothing."""
+        path = self.path(identity)
+        try:
+            entries = list(os.scandir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            if entry.name.startswith(OUTPUT):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    os.unlink(entry.path)
+        with suppress(OSError):  # not empty: it holds output
+            path.rmdir()
+
+    def keep_only_best(self, keep: int) -> None:
+        """Remove the checkpoints of all but the ``keep`` best of the campaign; to be called when it is complete.
+
+        Each leader has kept the best of its own; which of them are the best of all is known only now.
+        """
+        try:
+            present = [entry.name for entry in os.scandir(self._root) if entry.is_dir()]
+        except FileNotFoundError:
+            return
+        if len(present) <= keep:
+            return
+        from hpo import results
+
+        kept = {one.id for one in results.best(results.load(self._root.parent), keep)}
+        for identity in present:
+            if identity not in kept:
+                self.forget(identity)

@@ -1,0 +1,323 @@
+"""The island protocol in virtual time: the same coordinator and leaders, thousands of them, in one process and in seconds.
+
+Messages take time, messages of different pairs of ranks overtake one another, those of one pair do not; evaluations last as
+long as the caller says and cost nothing. One seed decides everything, so that a run can be repeated exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpo.coordinator import Coordinator
+from hpo.individual import COMPLETED, Scalar
+from hpo.island import Breeder, Candidate, Leader, LeaderSettings
+from hpo.layout import Layout, topology_matrix
+from hpo.messages import Claim, Counter, End, Finished, Message, Returned, Start, StopRequest, decode
+from hpo.resume import Earlier, start_messages
+from hpo.space import SearchSpace
+
+_FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest)
+
+
+@dataclass(frozen=True)
+class SimulatedOutcome:
+    """How a simulated evaluation ended."""
+
+    status: str
+    objectives: dict[str, float] | None
+    metrics: dict[str, Scalar] = field(default_factory=dict)
+    error: str | None = None
+
+
+class MemoryJournal:
+    """Keeps what was committed; what was only appended is lost with its writer, as on a disk."""
+
+    def __init__(self) -> None:
+        self._appended: list[dict[str, object]] = []
+        self.committed: list[dict[str, object]] = []
+
+    def append(self, record: Mapping[str, object]) -> None:
+        self._appended.append(dict(record))
+
+    def commit(self) -> None:
+        self.committed += self._appended
+        self._appended.clear()
+
+
+class _DiscardingJournal(MemoryJournal):
+    """For measuring: nothing is kept."""
+
+    def append(self, record: Mapping[str, object]) -> None:
+        pass
+
+    def commit(self) -> None:
+        pass
+
+
+class SimulatedTransport:
+    """One rank's end of the simulated network."""
+
+    def __init__(self, simulation: Simulation, rank: int) -> None:
+        self._simulation = simulation
+        self.rank = rank
+        self.size = simulation.ranks
+
+    def send(self, destination: int, data: bytes) -> None:
+        self._simulation.post(self.rank, destination, data)
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        return []  # the simulation delivers by itself
+
+    def failed(self) -> frozenset[int]:
+        return frozenset()
+
+    def now(self) -> float:
+        return self._simulation.time
+
+
+class SimulatedCrew:
+    """Evaluates by letting virtual time pass."""
+
+    def __init__(self, simulation: Simulation, rank: int) -> None:
+        self._simulation = simulation
+        self._rank = rank
+        self._candidate: Candidate | None = None
+        self._over = math.inf
+        self._killed: str | None = None
+        self.ready = True
+
+    @property
+    def busy(self) -> bool:
+        return self._candidate is not None
+
+    def start(self, candidate: Candidate) -> None:
+        simulation = self._simulation
+        self._candidate = candidate
+        seconds = simulation.duration(simulation.started)
+        simulation.started += 1
+        simulation.evaluations.append((simulation.time, seconds))
+        simulation.admitted_last = simulation.time
+        simulation.evaluated.append(candidate.key)
+        self._over = simulation.time + seconds
+        simulation.wake(self._rank, self._over)
+
+    def poll(self) -> Sequence[SimulatedOutcome]:
+        if self._candidate is None or self._simulation.time < self._over:
+            return ()
+        candidate, self._candidate = self._candidate, None
+        self._over = math.inf
+        if self._killed is not None:
+            return (SimulatedOutcome(self._killed, None),)
+        return (self._simulation.evaluate(candidate),)
+
+    def receive(self, worker_rank: int, content: dict[str, object]) -> None:
+        pass
+
+    def request_checkpoint(self) -> None:
+        pass
+
+    def kill(self, status: str) -> None:
+        self._over = self._simulation.time
+        self._killed = status
+
+    def deadline(self) -> float | None:
+        return None
+
+
+@dataclass
+class Report:
+    """What a simulated campaign did. ``busy`` is the share of worker time spent evaluating until the end, ``busy_admitting`` until the
+    last individual was started."""
+
+    seconds: float
+    evaluations: int
+    busy: float
+    busy_admitting: float
+    messages: float
+    bytes: float
+    by_kind: dict[str, float]
+
+
+class Simulation:
+    """A campaign of one-rank workers. ``duration(k)``: seconds of the k-th individual to be started; ``latency_s``: mean time of a
+    message; ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to simulate)."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        objective: Callable[[dict[str, Scalar]], float],
+        *,
+        workers: int,
+        islands: int,
+        evaluations: int,
+        duration: Callable[[int], float],
+        breeder: Callable[[int], Breeder],
+        migration: float = 0.0,
+        copy: bool = False,
+        topology: str | list[list[int]] = "ring",
+        latency_s: float = 0.001,
+        jitter: bool = False,
+        keep_journals: bool = True,
+        durable_starts: bool = False,
+        earlier: Earlier | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.ranks = workers
+        self.time = 0.0
+        self.started = 0
+        self.evaluations: list[tuple[float, float]] = []
+        self.admitted_last = 0.0
+        self.evaluated: list[str] = []
+        self.duration = duration
+        self._objective = objective
+        self._latency_s = latency_s
+        self._jitter = jitter
+        self._rng = random.Random(seed)
+        self._last: dict[tuple[int, int], float] = {}
+        self._events: list[tuple[float, int, int, int, Message | Callable[[], None] | None]] = []
+        self._count = 0
+        self._data: bytes = b""
+        self._message: Message | None = None
+        self.counter = Counter()
+        earlier = earlier or Earlier()
+        layout = Layout.plan(ranks=workers, islands=islands, ranks_per_worker=1)
+        matrix = topology_matrix(topology, islands)
+        groups = [[place.leader for place in layout.of_island(island)] for island in range(islands)]
+        self.journals: list[MemoryJournal] = []
+        self.leaders: list[Leader] = []
+        for place in layout.workers:
+            journal = MemoryJournal() if keep_journals else _DiscardingJournal()
+            self.journals.append(journal)
+            self.leaders.append(
+                Leader(
+                    place=place,
+                    peers=groups[place.island],
+                    islands=groups,
+                    coordinator=0,
+                    transport=SimulatedTransport(self, place.leader),
+                    space=space,
+                    breeder=breeder(place.leader),
+                    crew=SimulatedCrew(self, place.leader),
+                    journal=journal,
+                    settings=LeaderSettings(
+                        seed=seed,
+                        losses=lambda objectives: tuple(objectives.values()),
+                        allows=lambda params: True,
+                        migration=migration,
+                        copy=copy,
+                        emigrants=matrix[place.island],
+                        durable_starts=durable_starts,
+                    ),
+                )
+            )
+        configurations = None
+        if space.size is not None:
+            configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
+        self.coordinator = Coordinator(
+            transport=SimulatedTransport(self, 0),
+            leaders=range(workers),
+            everyone=range(workers),
+            evaluations=evaluations,
+            known=earlier.keys,
+            assignments=earlier.pending,
+            tally=earlier.tally,
+            configurations=configurations,
+        )
+        self._starts: list[Start] = start_messages(layout, earlier, 1, [""] * workers)
+
+    # --- the network --------------------------------------------------------------------------------------------------
+
+    def post(self, source: int, destination: int, data: bytes) -> None:
+        """Deliver ``data`` later; what is sent to many is decoded once."""
+        if data is not self._data:
+            self._data, self._message = data, decode(data)
+        message = self._message
+        self.counter.add(type(message).__name__, len(data))
+        if source == destination:
+            when = self.time
+        elif self._jitter:
+            pair = (source, destination)
+            when = max(self._last.get(pair, 0.0), self.time + self._rng.expovariate(1.0 / self._latency_s))
+            self._last[pair] = when
+        else:
+            # Fixed for the pair, different between pairs: 0.5 to 1.5 of the mean.
+            spread = (source * 7919 + destination * 104729) % 1024 / 1024
+            when = self.time + self._latency_s * (0.5 + spread)
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, source, destination, message))
+
+    def wake(self, rank: int, when: float) -> None:
+        """Have the leader of ``rank`` step at ``when``."""
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, rank, rank, None))
+
+    def evaluate(self, candidate: Candidate) -> SimulatedOutcome:
+        """The outcome of a simulated evaluation."""
+        return SimulatedOutcome(COMPLETED, {"value": self._objective(candidate.params)})
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        """Do something to the campaign at ``when``: send it a signal, say."""
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, 0, 0, action))
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, until: float = math.inf) -> Report | None:
+        """Run to the end and report; None where the job is killed at ``until`` before it. What was not committed is lost then.
+
+        Raises:
+            RuntimeError: nothing can happen any more, and the end has not come.
+        """
+        for leader, start in zip(self.leaders, self._starts):
+            leader.begin(start)
+        events, leaders, coordinator = self._events, self.leaders, self.coordinator
+        ended = 0
+        while events:
+            if events[0][0] > until:
+                return None
+            self.time, _, source, destination, message = heapq.heappop(events)
+            if callable(message):
+                message()
+                continue
+            leader = leaders[destination]
+            if isinstance(message, _FOR_COORDINATOR):
+                coordinator.receive(source, message)
+                continue
+            if message is None or leader.receive(source, message):
+                leader.step()
+                wake = leader.next_wake()
+                if wake < math.inf:
+                    self.wake(destination, max(wake, self.time))
+                if isinstance(message, End):
+                    ended += 1
+        if ended != len(leaders):
+            raise RuntimeError(f"the simulated campaign came to a standstill at {self.time} s; {ended} of {len(leaders)} ended")
+        return self._report()
+
+    def _report(self) -> Report:
+        finished = self.time
+        done = max(1, self.started)
+        total = sum(seconds for _, seconds in self.evaluations)
+        last = self.admitted_last
+        admitting = sum(min(begin + seconds, last) - begin for begin, seconds in self.evaluations)
+        return Report(
+            seconds=finished,
+            evaluations=self.started,
+            busy=total / (self.ranks * finished) if finished else 0.0,
+            busy_admitting=admitting / (self.ranks * last) if last else 1.0,
+            messages=sum(self.counter.messages.values()) / done,
+            bytes=sum(self.counter.bytes.values()) / done,
+            by_kind={kind: count / done for kind, count in self.counter.messages.items() if count},
+        )
+
+
+def ideal_queue(durations: Sequence[float], workers: int) -> float:
+    """Seconds that ``workers`` need for ``durations``, each taking the next one the moment it is free."""
+    free = [0.0] * workers
+    for seconds in durations:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)

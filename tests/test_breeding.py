@@ -1,0 +1,209 @@
+"""Every kind of breeder proposes valid offspring, repeatably, and gets better than chance; Propulate composes as its users do."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import hpo
+from hpo.breeding import TypedBreeder, make_breeder
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, FAILED
+from hpo.population import Member, Population, dominates
+
+KINDS = ["default", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+MIXED = hpo.SearchSpace(
+    x=hpo.Float(-5, 5),
+    rate=hpo.Float(1e-5, 1e-1, log=True),
+    depth=hpo.Int(1, 8),
+    width=hpo.Ordinal(16, 32, 64, 128),
+    optimizer=hpo.Categorical("sgd", "adam", "rmsprop"),
+    momentum=hpo.Float(0.0, 0.99, when={"optimizer": "sgd"}),
+)
+SPHERE = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(4)})
+
+
+def settings(kind, **changes):
+    return SimpleNamespace(**{"kind": kind, "pool": None, "crossover": 0.7, "mutation": 0.4, "random": 0.1, **changes})
+
+
+def loss(params):
+    return (
+        params["x"] ** 2
+        + (math.log10(params["rate"]) + 3) ** 2
+        + abs(params["depth"] - 5)
+        + (params["width"] != 64)
+        + {"sgd": params.get("momentum", 0), "adam": 0.5, "rmsprop": 2}[params["optimizer"]]
+    )
+
+
+def sphere(params):
+    return sum((value - 0.3) ** 2 for value in params.values())
+
+
+def search(kind, space, goal, evaluations, seed):
+    """A serial search by one worker; returns the offspring and the best loss."""
+    population = Population()
+    breeder = make_breeder(space, settings(kind))
+    bred, best = [], math.inf
+    for number in range(evaluations):
+        child = breeder.breed(population, random.Random(f"{seed}/{number}"))
+        params = space.decode(child.genome)
+        value = goal(params)
+        best = min(best, value)
+        bred.append(child)
+        member = Member(f"0-0-{number}", tuple(child.genome), (value,), COMPLETED)
+        population.add(member)
+        breeder.learn(member)
+    return bred, best
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_offspring_are_genomes_of_the_space_and_the_same_seeds_breed_the_same(kind):
+    bred, _ = search(kind, MIXED, loss, 80, seed=1)
+    for child in bred:
+        assert len(child.genome) == len(MIXED)
+        for gene, (low, high) in zip(child.genome, MIXED.limits.values()):
+            assert low <= gene <= high
+            assert isinstance(gene, int) == isinstance(low, int)
+        assert MIXED.validate(MIXED.decode(child.genome)) == MIXED.decode(child.genome)
+    again, _ = search(kind, MIXED, loss, 80, seed=1)
+    assert bred == again
+    assert bred != search(kind, MIXED, loss, 80, seed=2)[0]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "random"])
+def test_every_kind_beats_chance_on_a_smooth_function(kind):
+    wins = 0
+    for seed in range(9):
+        wins += search(kind, SPHERE, sphere, 150, seed)[1] < search("random", SPHERE, sphere, 150, seed)[1]
+    assert wins >= 7
+
+
+def test_parents_are_named():
+    for kind in ("default", "genetic"):
+        bred, _ = search(kind, MIXED, loss, 60, seed=3)
+        named = [child for child in bred if child.operator != "random"]
+        assert named
+        for child in named:
+            assert 1 <= len(child.parents) <= 2
+            assert all(parent.startswith("0-0-") for parent in child.parents)
+
+
+def test_genetic_is_propulates_default_propagator():
+    """The same population and generator state: the same child as from ``get_default_propagator`` (its own composition)."""
+    code = """
+import random, sys
+from propulate.utils import get_default_propagator
+from propulate.population import Individual
+import hpo
+from hpo.breeding import GeneticBreeder
+from hpo.population import Member, Population
+space = hpo.SearchSpace(a=hpo.Float(0, 1), b=hpo.Int(0, 9), c=hpo.Categorical("x", "y", "z"))
+rng = random.Random(5)
+population = Population()
+for number in range(12):
+    population.add(Member(f"0-0-{number}", space.sample(rng), (rng.random(),), "completed"))
+breeder = GeneticBreeder(space, pool=8)
+theirs = random.Random()
+reference = get_default_propagator(8, space.limits, rng=theirs)
+for number in range(50):
+    mine = breeder.breed(population, random.Random(number))
+    theirs.seed(random.Random(number).getrandbits(64))
+    inds = []
+    for member in population:
+        one = Individual(dict(zip(space.names, member.genome)), space.limits)
+        one.loss = member.losses[0]
+        inds.append(one)
+    child = reference(inds)
+    assert mine.genome == tuple(child[name] for name in space.names), number
+print("equal")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "equal\n", done.stderr
+
+
+def test_propulate_is_loaded_without_what_no_propagator_needs_and_stays_usable():
+    code = """
+import sys
+from hpo.breeding import _propagators
+assert _propagators() is _propagators()
+assert "GPy" not in sys.modules and "propulate" not in sys.modules
+import propulate
+assert propulate.propagators is _propagators()
+assert propulate.Propulator
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_mutation_changes_only_what_exists_and_steps_to_neighbours():
+    space = hpo.SearchSpace(
+        kind=hpo.Categorical("a", "b"), inner=hpo.Float(0, 1, when={"kind": "b"}), size=hpo.Ordinal(1, 2, 4, 8, 16)
+    )
+    population = Population()
+    for number in range(20):
+        population.add(Member(f"0-0-{number}", (0, 0.25, 2), (float(number),), COMPLETED))
+    breeder = TypedBreeder(space)
+    steps = set()
+    for number in range(300):
+        child = breeder.breed(population, random.Random(number))
+        if child.operator == "random":
+            continue
+        kind, inner, size = child.genome
+        steps.add(abs(size - 2))
+        if kind == 0:
+            assert inner == 0.25, "a gene of a parameter that does not exist was mutated"
+    assert {0, 1} <= steps
+    assert any(child_genome != (0, 0.25, 2) for child_genome in [(0, 0.25, s) for s in steps])
+
+
+def test_the_neighbourhood_of_failures_is_avoided():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    population = Population()
+    for number in range(20):
+        population.add(Member(f"0-0-{number}", (0.5 + number / 1000,), (0.0 + number,), COMPLETED))
+    share = {}
+    for label in ("without", "with"):
+        if label == "with":
+            for number in range(20):
+                population.add(Member(f"0-1-{number}", (0.55 + number / 50,), None, FAILED))
+        breeder = TypedBreeder(space)
+        children = [breeder.breed(population, random.Random(n)) for n in range(400)]
+        genes = [child.genome[0] for child in children if child.operator != "random"]
+        share[label] = sum(gene > 0.55 for gene in genes) / len(genes)
+    assert share["with"] < share["without"] / 3
+
+
+def test_cmaes_refuses_one_parameter():
+    with pytest.raises(UsageError, match="at least two"):
+        make_breeder(hpo.SearchSpace(x=hpo.Float(0, 1)), settings("cmaes"))
+
+
+def test_the_population_is_bounded_and_keeps_the_best():
+    rng = random.Random(0)
+    population = Population(best=10, recent=20, failures=5)
+    values = [rng.random() for _ in range(1000)]
+    for number, value in enumerate(values):
+        population.add(Member(str(number), (0.0,), (value,), COMPLETED))
+        population.add(Member(f"f{number}", (0.0,), None, FAILED))
+    assert [member.losses[0] for member in population.best] == sorted(values)[:10]
+    assert [member.id for member in population.recent] == [str(n) for n in range(980, 1000)]
+    assert [member.id for member in population.failures] == [f"f{n}" for n in range(995, 1000)]
+    assert len(population) <= 30
+
+
+def test_several_objectives_rank_by_domination():
+    population = Population(best=4)
+    points = {"a": (1.0, 4.0), "b": (2.0, 2.0), "c": (4.0, 1.0), "d": (3.0, 3.0), "e": (5.0, 5.0)}
+    for identity, losses in points.items():
+        population.add(Member(identity, (0.0,), losses, COMPLETED))
+    assert [member.id for member in population.best] == ["a", "b", "c", "d"]
+    assert dominates((1.0, 1.0), (1.0, 2.0)) and not dominates((1.0, 1.0), (1.0, 1.0))
+    assert not dominates((1.0, 3.0), (2.0, 2.0))

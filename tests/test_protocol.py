@@ -1,0 +1,226 @@
+"""The island protocol under the simulator: budget, duplicates, knowledge, migration, stopping, kills."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+import hpo
+from hpo.breeding import RandomBreeder, TypedBreeder
+from hpo.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED
+from hpo.messages import StopRequest, encode
+from hpo.resume import fold
+from hpo.simulation import Report, Simulation, ideal_queue
+
+SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
+
+
+def objective(params):
+    return params["x"] ** 2 + params["y"] ** 2 + (params["kind"] != "b")
+
+
+def make(case, *, space=SPACE, goal=objective, **changes):
+    rng = random.Random(case)
+    workers = changes.pop("workers", rng.randint(1, 12))
+    islands = changes.pop("islands", rng.randint(1, workers))
+    draws = [rng.lognormvariate(0, 1) for _ in range(1000)]
+    settings = {
+        "workers": workers,
+        "islands": islands,
+        "evaluations": rng.randint(1, 80),
+        "duration": lambda index: draws[index % 1000],
+        "breeder": lambda rank: TypedBreeder(space),
+        "migration": 0.5,
+        "copy": rng.random() < 0.5,
+        "topology": rng.choice(["ring", "full"]),
+        "latency_s": rng.choice([0.0005, 0.05, 0.5]),
+        "jitter": True,
+        "durable_starts": True,
+        "seed": case,
+        **changes,
+    }
+    return Simulation(space, goal, **settings), settings
+
+
+def finished(simulation):
+    records = itertools.chain.from_iterable(journal.committed for journal in simulation.journals)
+    return [record for record in records if record["type"] == "finished"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_budget_is_met_exactly_and_no_configuration_comes_twice(seed):
+    simulation, settings = make(seed)
+    simulation.run()
+    records = finished(simulation)
+    assert len(records) == settings["evaluations"]
+    assert len({record["id"] for record in records}) == len(records)
+    assert len({SPACE.key(record["params"]) for record in records}) == len(records)
+    assert simulation.coordinator.end.reason == DONE
+    assert simulation.coordinator.end.exit_code == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_leader_learns_every_individual_of_its_island(seed):
+    simulation, _ = make(seed, migration=0.0)
+    simulation.run()
+    born = Counter(record["island"] for record in finished(simulation))
+    for leader in simulation.leaders:
+        assert leader.population.seen == born[leader.place.island]
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_migrant_leaves_its_island_and_pollen_does_not(copy):
+    simulation, _ = make(3, workers=6, islands=3, evaluations=40, migration=1.0, copy=copy, topology="ring")
+    simulation.run()
+    moves = [r for j in simulation.journals for r in j.committed if r["type"] == "migrated"]
+    assert moves
+    homes = {}
+    for leader in simulation.leaders:
+        for member in leader.population:
+            homes.setdefault(member.id, set()).add(leader.place.island)
+    travelled = {move["id"] for move in moves}
+    for identity, islands in homes.items():
+        hops = sorted((move for move in moves if move["id"] == identity), key=lambda move: move["hop"])
+        if not copy:
+            assert len(islands) == 1
+            if hops:
+                assert islands == {hops[-1]["target"]}
+        elif identity in travelled:
+            assert len(islands) > 1
+    # Migrants keep their history: the islands that they left, in order.
+    for leader in simulation.leaders:
+        for member in leader.population:
+            if not copy:
+                hops = sorted((move for move in moves if move["id"] == member.id), key=lambda move: move["hop"])
+                assert list(member.history) == [move["source"] for move in hops]
+
+
+def test_the_same_seed_replays_the_same_campaign():
+    first, _ = make(11)
+    second, _ = make(11)
+    first.run(), second.run()
+    assert [j.committed for j in first.journals] == [j.committed for j in second.journals]
+    other, _ = make(11, seed=12)
+    other.run()
+    assert [j.committed for j in first.journals] != [j.committed for j in other.journals]
+
+
+@pytest.mark.parametrize("workers", [1, 4, 9])
+def test_a_finite_space_that_is_used_up_ends_the_campaign(workers):
+    space = hpo.SearchSpace(a=hpo.Ordinal(1, 2, 3), b=hpo.Categorical("x", "y"), c=hpo.Int(0, 4, when={"b": "x"}))
+    assert space.size == 18
+    simulation, _ = make(
+        5, space=space, goal=lambda params: params["a"], workers=workers, islands=1, evaluations=100
+    )
+    simulation.run()
+    records = finished(simulation)
+    assert len(records) == 18
+    assert len({space.key(record["params"]) for record in records}) == 18
+    assert simulation.coordinator.end.reason == EXHAUSTED
+    assert simulation.coordinator.end.exit_code == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stopped_campaign_ends_and_goes_on_where_it_was(seed):
+    simulation, settings = make(seed, evaluations=60, workers=5, islands=2)
+    simulation.at(2.0, lambda: simulation.post(3, 0, encode(StopRequest(STOPPED, True))))
+    simulation.at(2.5, lambda: simulation.post(3, 0, encode(StopRequest(STOPPED, True))))
+    simulation.run()
+    end = simulation.coordinator.end
+    assert (end.reason, end.exit_code) == (STOPPED, EXIT_RESUMABLE)
+    earlier = records_of(simulation)
+    assert any(record.get("status") == "interrupted" for record in earlier)
+    check_that_it_completes(earlier, settings, seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_job_that_is_killed_again_and_again_loses_nothing_and_repeats_only_what_was_running(seed):
+    rng = random.Random(seed)
+    records = []
+    settings = {}
+    for _ in range(rng.randint(1, 6)):
+        # Another number of workers and islands each time.
+        workers = rng.randint(1, 8)
+        earlier = fold(records, space=SPACE, islands=1, losses=lambda objectives: tuple(objectives.values()))
+        islands = rng.randint(1, workers)
+        earlier = fold(records, space=SPACE, islands=islands, losses=lambda objectives: tuple(objectives.values()))
+        simulation, settings = make(seed, workers=workers, islands=islands, evaluations=50, earlier=earlier)
+        before = {record["id"] for record in records if record["type"] == "finished"}
+        ended = simulation.run(until=rng.expovariate(0.5))
+        again = [record["id"] for record in records_of(simulation) if record["type"] in ("started", "finished")]
+        assert not before.intersection(again), "a recorded evaluation was done again"
+        records += records_of(simulation)
+        if ended is not None:
+            break
+    check_that_it_completes(records, settings, seed)
+
+
+def records_of(simulation):
+    return [record for journal in simulation.journals for record in journal.committed]
+
+
+def check_that_it_completes(records, settings, seed):
+    earlier = fold(records, space=SPACE, islands=2, losses=lambda objectives: tuple(objectives.values()))
+    simulation, _ = make(seed, workers=4, islands=2, evaluations=settings["evaluations"], earlier=earlier)
+    report = simulation.run()
+    assert isinstance(report, Report)
+    everything = records + records_of(simulation)
+    final = [r for r in everything if r["type"] == "finished" and r["status"] != "interrupted"]
+    assert len(final) == settings["evaluations"]
+    assert len({record["id"] for record in final}) == len(final)
+    assert len({SPACE.key(record["params"]) for record in final}) == len(final)
+    # Whatever was started has come to an end under the same id with the same configuration.
+    begun = {r["id"]: r["params"] for r in everything if r["type"] == "started"}
+    done = {r["id"]: r["params"] for r in final}
+    assert begun == {identity: done[identity] for identity in begun}
+
+
+def test_idle_workers_get_what_busy_ones_hold_ahead():
+    """Long evaluations at two workers, and messages so slow that individuals are claimed ahead."""
+    draws = [30.0, 30.0] + [0.2] * 98
+    simulation = Simulation(
+        SPACE,
+        objective,
+        workers=4,
+        islands=1,
+        evaluations=100,
+        duration=lambda index: draws[index],
+        breeder=lambda rank: RandomBreeder(SPACE),
+        latency_s=0.05,
+    )
+    report = simulation.run()
+    assert report.evaluations == 100
+    # Nothing waits in the queue of a worker that is busy for 30 s.
+    assert report.seconds < 31.5
+
+
+def test_workers_are_as_busy_as_an_ideal_queue_would_keep_them():
+    rng = random.Random(0)
+    draws = [60 * rng.lognormvariate(0, 0.5) for _ in range(2000)]
+    simulation = Simulation(
+        SPACE,
+        objective,
+        workers=200,
+        islands=4,
+        evaluations=2000,
+        duration=lambda index: draws[index],
+        breeder=lambda rank: RandomBreeder(SPACE),
+        keep_journals=False,
+    )
+    report = simulation.run()
+    ideal = sum(draws) / (200 * ideal_queue(draws, 200))
+    assert report.busy > ideal - 0.01
+    assert report.busy_admitting > 0.99
+
+
+def test_evolution_is_better_than_random_search():
+    def best(breeder, seed):
+        simulation, _ = make(seed, evaluations=150, workers=4, islands=2, breeder=breeder, jitter=False)
+        simulation.run()
+        return min(record["objectives"]["value"] for record in finished(simulation))
+
+    wins = sum(best(lambda rank: TypedBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s) for s in range(10))
+    assert wins >= 8
