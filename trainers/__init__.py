@@ -1,1 +1,44 @@
-"""Data-parallel training methods behind one loop; they know nothing of campaigns."""
+"""Data-parallel training methods behind one loop; they know nothing of campaigns.
+
+``train`` is the loop, a method (``DDP``) says how ranks work together, a schedule how the learning rate runs.
+Importing this package imports torch.
+"""
+
+from __future__ import annotations
+
+from trainers.communication import CommunicationError, Topology
+from trainers.data import Disjoint
+from trainers.ddp import DDP
+from trainers.early_stopping import EarlyStopping
+from trainers.loop import Interrupted, Result, train
+from trainers.schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    InverseTime,
+    Polynomial,
+    ReduceOnPlateau,
+    Schedule,
+)
+from trainers.strategy import Method, Setup, Strategy
+
+__all__ = [
+    "DDP",
+    "CommunicationError",
+    "Constant",
+    "Cosine",
+    "Disjoint",
+    "EarlyStopping",
+    "Exponential",
+    "Interrupted",
+    "InverseTime",
+    "Method",
+    "Polynomial",
+    "ReduceOnPlateau",
+    "Result",
+    "Schedule",
+    "Setup",
+    "Strategy",
+    "Topology",
+    "train",
+]

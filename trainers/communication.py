@@ -1,0 +1,457 @@
+"""How ranks exchange tensors: topology, process groups, flat buckets, and what each group sent and waited
+for.
+
+Bytes are counted as a ring moves them, rank i sending to rank i + 1 of its group: gloo and NCCL do so for
+large tensors, and on more than one node the figure agrees with the counters of the interface for ranks that
+are numbered node by node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+BUCKET_BYTES = 25 * 2**20
+"""Size at which a bucket is closed: large enough to hide latencies, small enough to overlap with the backward
+pass.
+"""
+
+Ranks = tuple[int, ...]
+
+
+class CommunicationError(RuntimeError):
+    """A collective operation ended with an error or ran over its time: most likely another rank is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Which ranks share a node: ``ranks_per_node`` consecutive ones each, or all that name the same host
+    (None).
+    """
+
+    ranks_per_node: int | None = None
+
+    def nodes(self, hosts: Sequence[object]) -> tuple[Ranks, ...]:
+        """The ranks of each node, by their first rank; ``hosts`` names each rank's. ValueError if the ranks
+        do not fit.
+        """
+        size, per_node = len(hosts), self.ranks_per_node
+        if per_node is None:
+            members: dict[object, list[int]] = {}
+            for rank, host in enumerate(hosts):
+                members.setdefault(host, []).append(rank)
+            return tuple(tuple(ranks) for ranks in members.values())
+        if per_node < 1 or size % per_node:
+            raise ValueError(
+                f"Topology(ranks_per_node={per_node}): {size} ranks are no multiple of it. "
+                f"Name a divisor of {size}, or leave it out to go by the hosts."
+            )
+        return tuple(tuple(range(first, first + per_node)) for first in range(0, size, per_node))
+
+
+class Pending:
+    """A collective under way; ``wait`` returns when its result is there. Each is waited for exactly once."""
+
+    def __init__(self, channel: Channel, work: dist.Work | None, tensor: Tensor, what: str) -> None:
+        self._channel = channel
+        self._work = work
+        self._what = what
+        # The tensor has to live until the operation is over.
+        self._tensor = tensor
+
+    def wait(self) -> Tensor:
+        """The tensor with its result. CommunicationError if a peer is lost or the time-out passes."""
+        if self._work is not None:
+            self._channel._wait(self._work, self._tensor, self._what)
+            self._work = None
+        return self._tensor
+
+
+@dataclass(kw_only=True)
+class Channel:
+    """One process group with its counters. With one rank every operation is free and changes nothing."""
+
+    name: str
+    ranks: Ranks
+    rank: int
+    """Place of this process in ``ranks``."""
+    group: dist.ProcessGroup | None
+    timeout: timedelta
+    next_is_near: bool
+    """Whether the ring's next rank is on the same node."""
+    bytes_inside: float = 0.0
+    bytes_between: float = 0.0
+    wait_s: float = 0.0
+    operations: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        """Start to sum ``tensor``, in place, over the ranks."""
+        self._count(2 * tensor.nbytes * (self.size - 1) / self.size)
+        return self._start(
+            tensor, "all-reduce", lambda: dist.all_reduce(tensor, group=self.group, async_op=True)
+        )
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> Pending:
+        """Start to overwrite ``tensor`` with that of the ``source``-th of the ranks."""
+        self._count(tensor.nbytes * (self.size - 1) / self.size)
+        root = self.ranks[source]
+        return self._start(
+            tensor, "broadcast", lambda: dist.broadcast(tensor, src=root, group=self.group, async_op=True)
+        )
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which have the same shape, in order of rank."""
+        if self.size == 1:
+            return [tensor]
+        self._count(tensor.nbytes * (self.size - 1))
+        parts = [torch.empty_like(tensor) for _ in self.ranks]
+        gather = self._start(
+            tensor, "all-gather", lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True)
+        )
+        gather.wait()
+        return parts
+
+    def barrier(self, device: torch.device) -> None:
+        """Return when all ranks have come here."""
+        arrived = self.all_reduce(torch.ones(1, device=device)).wait()
+        # On a GPU, waiting only orders streams; reading the value waits for the ranks.
+        arrived.item()
+
+    def _count(self, sent: float) -> None:
+        if self.size > 1:
+            self.operations += 1
+            if self.next_is_near:
+                self.bytes_inside += sent
+            else:
+                self.bytes_between += sent
+
+    def _start(self, tensor: Tensor, what: str, start: Callable[[], dist.Work | None]) -> Pending:
+        if self.size == 1:
+            return Pending(self, None, tensor, what)
+        try:
+            return Pending(self, start(), tensor, what)
+        except RuntimeError as error:
+            raise self._lost(what, 0.0, error) from error
+
+    def _wait(self, work: dist.Work, tensor: Tensor, what: str) -> None:
+        begin = time.perf_counter()
+        try:
+            if tensor.device.type == "cpu":
+                work.wait(self.timeout)
+            else:
+                # With a time-out NCCL's wait would hold up the host; its own watchdog ends a hung operation.
+                work.wait()
+        except RuntimeError as error:
+            raise self._lost(what, time.perf_counter() - begin, error) from error
+        finally:
+            self.wait_s += time.perf_counter() - begin
+
+    def _lost(self, what: str, waited_s: float, error: RuntimeError) -> CommunicationError:
+        return CommunicationError(
+            f"Rank {self.rank} of {self.size} on {socket.gethostname()}: {what} in {self.name!r} failed "
+            f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "
+            f"printed. ({error})"
+        )
+
+
+class Communicator:
+    """The ranks of a run and the channels between them; alone where torch.distributed has not been
+    initialised.
+
+    ``group(name, partition)`` makes further channels; all ranks ask for the same ones in the same order.
+    """
+
+    def __init__(self, *, topology: Topology | None, timeout: timedelta, device: torch.device) -> None:
+        joined = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if joined else 0
+        self.size = dist.get_world_size() if joined else 1
+        self.device = device
+        self._timeout = timeout
+        self._own_groups: list[dist.ProcessGroup] = []
+        self._channels: dict[str, Channel] = {}
+        everyone = tuple(range(self.size))
+        finding = Channel(
+            name="topology",
+            ranks=everyone,
+            rank=self.rank,
+            group=dist.group.WORLD if joined else None,
+            timeout=timeout,
+            next_is_near=True,
+        )
+        self.nodes = (topology or Topology()).nodes(_hosts(finding, device))
+        self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
+        self.world = self._register("world", everyone, finding.group)
+        self.service = self._register("service", everyone, finding.group)
+        """All ranks again, with counters of its own: for what belongs to the loop and not to the method."""
+
+    def group(self, name: str, partition: Iterable[Ranks]) -> Channel:
+        """The channel of this rank's part; ``partition`` holds every rank once. Collective, and made once a
+        name.
+        """
+        if name in self._channels:
+            return self._channels[name]
+        parts = tuple(partition)
+        if sorted(rank for ranks in parts for rank in ranks) != list(range(self.size)):
+            raise ValueError(
+                f"group {name!r}: {parts} must hold each of {self.size} ranks once. Correct the partition."
+            )
+        mine: Channel | None = None
+        for ranks in parts:
+            # torch wants every rank to take part in making every group, also of those it is not in.
+            made = dist.new_group(list(ranks), timeout=self._timeout) if len(ranks) > 1 else None
+            if self.rank in ranks:
+                mine = self._register(name, ranks, made)
+                if made is not None:
+                    self._own_groups.append(made)
+        assert mine is not None
+        return mine
+
+    @property
+    def node(self) -> Channel:
+        """The ranks on this rank's node."""
+        return self.group("node", self.nodes)
+
+    @property
+    def across(self) -> Channel:
+        """The ranks with the same place on every node. ValueError where nodes have different numbers of
+        ranks.
+        """
+        if len({len(ranks) for ranks in self.nodes}) > 1:
+            raise ValueError(
+                f"The nodes have {', '.join(str(len(ranks)) for ranks in self.nodes)} ranks: groups across "
+                "nodes need as many on each. Start as many ranks on every node."
+            )
+        return self.group("across", zip(*self.nodes, strict=True))
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """All channels made so far."""
+        return tuple(self._channels.values())
+
+    def counters(self) -> dict[str, dict[str, float]]:
+        """What each channel counted on this rank so far, by name; ``set_counters`` takes it back."""
+        return {
+            name: {
+                "bytes_inside": channel.bytes_inside,
+                "bytes_between": channel.bytes_between,
+                "wait_s": channel.wait_s,
+                "operations": float(channel.operations),
+            }
+            for name, channel in self._channels.items()
+        }
+
+    def set_counters(self, counters: dict[str, dict[str, float]]) -> None:
+        """Go on counting from ``counters``; channels that are not there yet are left out."""
+        for name in counters.keys() & self._channels.keys():
+            channel, values = self._channels[name], counters[name]
+            channel.bytes_inside, channel.bytes_between = values["bytes_inside"], values["bytes_between"]
+            channel.wait_s, channel.operations = values["wait_s"], int(values["operations"])
+
+    def close(self) -> None:
+        """Give back the process groups made here; the one that the caller initialised stays."""
+        for group in self._own_groups:
+            dist.destroy_process_group(group)
+        self._own_groups.clear()
+        self._channels.clear()
+
+    def _register(self, name: str, ranks: Ranks, group: dist.ProcessGroup | None) -> Channel:
+        place = ranks.index(self.rank)
+        following = ranks[(place + 1) % len(ranks)]
+        self._channels[name] = Channel(
+            name=name,
+            ranks=ranks,
+            rank=place,
+            group=group,
+            timeout=self._timeout,
+            next_is_near=self._node_of[self.rank] == self._node_of[following],
+        )
+        return self._channels[name]
+
+
+def _hosts(channel: Channel, device: torch.device) -> list[int]:
+    """A number a rank that is equal where the hosts are."""
+    digest = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
+    mine = torch.tensor([int.from_bytes(digest, "big")], dtype=torch.int64, device=device)
+    return [int(part.item()) for part in channel.all_gather(mine)]
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Tensors of one type that travel as one flat buffer of ``wire_dtype``."""
+
+    tensors: list[Tensor]
+    wire_dtype: torch.dtype
+    flat: Tensor = field(init=False)
+    views: list[Tensor] = field(init=False)
+    """Parts of ``flat`` in the shapes of ``tensors``."""
+
+    def __post_init__(self) -> None:
+        sizes = [tensor.numel() for tensor in self.tensors]
+        self.flat = torch.empty(sum(sizes), dtype=self.wire_dtype, device=self.tensors[0].device)
+        self.views = [
+            part.view(tensor.shape)
+            for part, tensor in zip(torch.split(self.flat, sizes), self.tensors, strict=True)
+        ]
+
+    def pack(self, values: Sequence[Tensor]) -> Tensor:
+        """Copy ``values``, shaped like the tensors, into the buffer and return it."""
+        torch._foreach_copy_(self.views, list(values))
+        return self.flat
+
+    def unpack(self, into: Sequence[Tensor]) -> None:
+        """Copy the buffer's content to ``into``, shaped like the tensors."""
+        torch._foreach_copy_(list(into), self.views)
+
+
+def buckets(
+    tensors: Iterable[Tensor], *, wire_dtype: torch.dtype | None = None, bucket_bytes: int = BUCKET_BYTES
+) -> list[Bucket]:
+    """Group ``tensors``, in order, into buckets of one dtype that close when they reach ``bucket_bytes`` on
+    the wire.
+
+    ``wire_dtype`` replaces the dtype of floating-point tensors on the wire.
+    """
+    groups: dict[torch.dtype, list[list[Tensor]]] = {}
+    filled: dict[torch.dtype, int] = {}
+    for tensor in tensors:
+        dtype = tensor.dtype
+        item_bytes = (wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype).itemsize
+        if dtype not in groups or filled[dtype] >= bucket_bytes:
+            groups.setdefault(dtype, []).append([])
+            filled[dtype] = 0
+        groups[dtype][-1].append(tensor)
+        filled[dtype] += tensor.numel() * item_bytes
+    return [
+        Bucket(group, wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype)
+        for dtype, parts in groups.items()
+        for group in parts
+    ]
+
+
+@torch.no_grad()
+def broadcast_tensors(channel: Channel, tensors: Sequence[Tensor], *, source: int = 0) -> None:
+    """Overwrite ``tensors`` with those of the ``source``-th rank of ``channel``, in flat buckets."""
+    if channel.size == 1:
+        return
+    for bucket in buckets(tensors):
+        channel.broadcast(bucket.pack(bucket.tensors), source=source).wait()
+        bucket.unpack(bucket.tensors)
+
+
+@torch.no_grad()
+def average_tensors(
+    channel: Channel, tensors: Sequence[Tensor], *, wire_dtype: torch.dtype | None = None
+) -> None:
+    """Overwrite floating-point ``tensors`` with their mean over the ranks of ``channel``, in flat buckets."""
+    if channel.size == 1:
+        return
+    for bucket in buckets(tensors, wire_dtype=wire_dtype):
+        channel.all_reduce(bucket.pack(bucket.tensors)).wait()
+        bucket.unpack(bucket.tensors)
+        torch._foreach_div_(bucket.tensors, channel.size)
+
+
+def reconcile_buffers(channel: Channel, model: nn.Module) -> None:
+    """Make the model's buffers the same on all ranks: real ones, such as running means, are averaged, counts
+    are rank 0's.
+    """
+    own = list(model.buffers())
+    average_tensors(channel, [buffer for buffer in own if buffer.dtype.is_floating_point])
+    broadcast_tensors(channel, [buffer for buffer in own if not buffer.dtype.is_floating_point])
+
+
+class GradientAverager:
+    """Average gradients over a channel's ranks while the backward pass still runs.
+
+    Buckets are filled in the reverse order of the parameters, about the order in which gradients become
+    ready, and are sent strictly one after the other: ranks whose gradients come in different orders would
+    else wait for one another. A parameter without a gradient counts as zero, and has one afterwards.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        channel: Channel,
+        *,
+        wire_dtype: torch.dtype | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._channel = channel
+        self._buckets = buckets(reversed(trained), wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
+        self._missing: list[int] = []
+        self._under_way: list[Pending] = []
+        self._armed = False
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._ready_hook(index))  # type: ignore[no-untyped-call]
+            for index, bucket in enumerate(self._buckets)
+            for parameter in bucket.tensors
+        ]
+
+    def arm(self) -> None:
+        """The next backward pass completes the gradients: send each bucket as soon as it is full."""
+        self._missing = [len(bucket.tensors) for bucket in self._buckets]
+        self._under_way = []
+        self._armed = True
+
+    def finish(self) -> None:
+        """Send what is left, wait for all, and put the means into the parameters' ``grad``."""
+        self._armed = False
+        while len(self._under_way) < len(self._buckets):
+            self._send_next()
+        for bucket, pending in zip(self._buckets, self._under_way, strict=True):
+            pending.wait()
+            gradients = [gradient_of(parameter) for parameter in bucket.tensors]
+            bucket.unpack(gradients)
+            # After the sum is back in the gradient's own precision: dividing on the wire would round once
+            # more.
+            torch._foreach_div_(gradients, self._channel.size)
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def state(self) -> Mapping[str, object]:
+        """Nothing goes on from one step to the next."""
+        return {}
+
+    def load(self, state: Mapping[str, object]) -> None:
+        """Nothing is to be taken up."""
+
+    def _ready_hook(self, index: int) -> Callable[[Tensor], None]:
+        def ready(parameter: Tensor) -> None:
+            if not self._armed:
+                return
+            self._missing[index] -= 1
+            while len(self._under_way) < len(self._buckets) and self._missing[len(self._under_way)] == 0:
+                self._send_next()
+
+        return ready
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[len(self._under_way)]
+        self._under_way.append(
+            self._channel.all_reduce(bucket.pack([gradient_of(parameter) for parameter in bucket.tensors]))
+        )
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """The parameter's gradient, made of zeros where there is none. ValueError for a sparse one."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if parameter.grad.is_sparse:
+        raise ValueError("A sparse gradient cannot be averaged. Create the embedding with sparse=False.")
+    return parameter.grad

@@ -1,0 +1,163 @@
+"""Which samples each rank sees at each step, and their way from the data set to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from trainers.randomness import derive, generators_kept, seed_generators
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one rank feeds forward and backward at once.
+
+    ``weight`` is the number by which to multiply the mean loss of these samples so that the plain average
+    over the ranks and passes of a step is the mean over the step's samples; ``seed`` is for random
+    augmentation.
+    """
+
+    indices: Tensor
+    weight: float
+    seed: int
+
+
+class Assignment(Protocol):
+    """How samples are dealt to ranks."""
+
+    def epoch(
+        self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
+    ) -> list[list[Batch]]:
+        """This rank's batches: one list an optimizer step, with ``accumulate`` batches of at most
+        ``batch_size`` samples.
+
+        All ranks get the same number of steps.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disjoint:
+    """Every epoch a new permutation, dealt so that each sample is seen once by one rank.
+
+    The samples of a step do not depend on how many ranks and passes share them. Batches differ by at most one
+    sample: an epoch that is no multiple of the batch size has no small rest, which would be noisy and upset
+    batch normalisation.
+    """
+
+    def epoch(
+        self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
+    ) -> list[list[Batch]]:
+        parts = ranks * accumulate
+        if samples < parts:
+            raise ValueError(
+                f"{samples} samples for {ranks} ranks with {accumulate} accumulated batches each: every "
+                "batch needs a sample. Use fewer ranks, accumulate less or bring more data."
+            )
+        # The second number is smaller only for batches of one sample that do not come out even: better two
+        # than none.
+        steps = min(-(-samples // (parts * batch_size)), samples // parts)
+        generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
+        order = torch.randperm(samples, generator=generator)
+        planned = []
+        for step in range(steps):
+            first, last = step * samples // steps, (step + 1) * samples // steps
+            size = last - first
+            passes = []
+            for part in range(accumulate):
+                position = part * ranks + rank
+                start, end = first + position * size // parts, first + (position + 1) * size // parts
+                passes.append(
+                    Batch(
+                        indices=order[start:end],
+                        weight=(end - start) * parts / size,
+                        seed=derive(seed, "augmentation", epoch, step, position),
+                    )
+                )
+            planned.append(passes)
+        return planned
+
+
+def share(samples: int, *, rank: int, ranks: int) -> range:
+    """This rank's consecutive part of ``samples``, in order; parts differ by at most one sample."""
+    return range(rank * samples // ranks, (rank + 1) * samples // ranks)
+
+
+def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
+    """``indices`` cut into batches of ``batch_size``, for evaluation."""
+    return [
+        Batch(indices=torch.tensor(indices[i : i + batch_size]), weight=1.0, seed=indices[i])
+        for i in range(0, len(indices), batch_size)
+    ]
+
+
+def length_of(samples: Dataset[object]) -> int:
+    """The number of samples. TypeError for a set without a length, ValueError for an empty one."""
+    if not isinstance(samples, Sized):
+        raise TypeError(
+            f"{type(samples).__name__} has no length: samples cannot be dealt to ranks. Give it a __len__."
+        )
+    if not len(samples):
+        raise ValueError(f"{type(samples).__name__} is empty. Bring data.")
+    return len(samples)
+
+
+class _Fetched(Dataset[object]):
+    """A data set that is asked for whole batches, each under the batch's own seed."""
+
+    def __init__(self, samples: Dataset[object]) -> None:
+        self._samples = samples
+
+    def __getitems__(self, batch: Batch) -> object:
+        if isinstance(self._samples, TensorDataset):
+            return tuple(tensor[batch.indices] for tensor in self._samples.tensors)
+        with generators_kept():
+            seed_generators(batch.seed)
+            return default_collate([self._samples[i] for i in batch.indices.tolist()])
+
+
+def _as_fetched(batch: object) -> object:
+    return batch
+
+
+def load(
+    samples: Dataset[object], batches: Sequence[Batch], *, device: torch.device, processes: int
+) -> Iterator[tuple[object, Tensor]]:
+    """(inputs, targets) of each batch, on ``device``; ``processes`` more processes read ahead (0: read when
+    asked).
+
+    TypeError if the data set's items are not pairs.
+    """
+    loader: DataLoader[object] = DataLoader(
+        _Fetched(samples),
+        # DataLoader hands each element of a batch sampler to __getitems__ as it is.
+        batch_sampler=batches,  # type: ignore[arg-type]
+        collate_fn=_as_fetched,
+        num_workers=processes,
+        pin_memory=device.type == "cuda",
+        # A generator of its own: iterating would otherwise draw from the global one.
+        generator=torch.Generator(),
+    )
+    for fetched in loader:
+        if not isinstance(fetched, (tuple, list)) or len(fetched) != 2 or not isinstance(fetched[1], Tensor):
+            raise TypeError(
+                f"An item of {type(samples).__name__} is no pair of inputs and target. "
+                "Several inputs go into the first as a tuple or a dictionary."
+            )
+        yield moved(fetched[0], device), moved(fetched[1], device)  # type: ignore[misc]
+
+
+def moved(value: object, device: torch.device) -> object:
+    """``value``, a tensor or tuples, lists and dictionaries of them, on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {name: moved(part, device) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [moved(part, device) for part in value]
+    return value

@@ -1,0 +1,69 @@
+"""When a run has stopped getting better: a pure function of its history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+def is_better(value: float, best: float | None, direction: str, min_delta: float) -> bool:
+    """Whether ``value`` beats ``best`` (None: nothing yet) by more than ``min_delta``. NaN beats nothing."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    gain = best - value if direction == "minimize" else value - best
+    return gain > min_delta
+
+
+def recorded(entry: Mapping[str, float], metric: str, asked_by: str) -> float:
+    """``entry[metric]``; ValueError with the names that there are, for whoever asked for another."""
+    if metric not in entry:
+        raise ValueError(
+            f"{asked_by}(metric={metric!r}): this run records {', '.join(entry)}. Name one of them."
+        )
+    return entry[metric]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """Stop after ``patience`` epochs in which ``metric`` did not beat its best by more than ``min_delta``.
+
+    ``restore_best`` leaves the model, and the metrics of the result, as they were at the best epoch.
+    """
+
+    metric: str = "validation_loss"
+    direction: str = "minimize"
+    patience: int = 10
+    min_delta: float = 0.0
+    restore_best: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed, rule in (
+            ("direction", self.direction in ("minimize", "maximize"), '"minimize" or "maximize"'),
+            ("patience", self.patience >= 1, "at least 1"),
+            ("min_delta", self.min_delta >= 0, "at least 0"),
+        ):
+            if not allowed:
+                raise ValueError(
+                    f"EarlyStopping({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it."
+                )
+
+    def best_epoch(self, history: Sequence[Mapping[str, float]]) -> int | None:
+        """Index of the best epoch so far; None if there is none. ValueError if the run does not record
+        ``metric``.
+        """
+        best: int | None = None
+        for epoch, entry in enumerate(history):
+            value = recorded(entry, self.metric, type(self).__name__)
+            if is_better(
+                value, None if best is None else history[best][self.metric], self.direction, self.min_delta
+            ):
+                best = epoch
+        return best
+
+    def should_stop(self, history: Sequence[Mapping[str, float]]) -> bool:
+        """Whether the last ``patience`` epochs brought nothing better."""
+        best = self.best_epoch(history)
+        return len(history) - (0 if best is None else best + 1) >= self.patience

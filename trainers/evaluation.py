@@ -1,0 +1,133 @@
+"""Scores of a model on a whole data set, its samples shared by the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainers.communication import Channel, Communicator
+from trainers.data import in_order, length_of, load, share
+
+Metric = Callable[[Tensor, Tensor], Tensor | float]
+"""(outputs, targets) of all samples, in the order of the set, to one number."""
+
+
+def evaluate(
+    model: nn.Module,
+    samples: Dataset[object],
+    *,
+    metrics: Mapping[str, Metric],
+    batch_size: int,
+    precision: str = "fp32",
+    loader_processes: int = 0,
+    timeout: timedelta = timedelta(minutes=10),
+) -> dict[str, float]:
+    """``metrics`` of ``model`` on ``samples``, the same on every rank of the initialised group, or alone.
+
+    The ranks' models must be the same. ``precision`` as in ``train``. The model is left in training or
+    evaluation mode as it was.
+    """
+    communicator = Communicator(topology=None, timeout=timeout, device=device_of(model))
+    try:
+        return scores(
+            model,
+            samples,
+            metrics=metrics,
+            batch_size=batch_size,
+            precision=precision,
+            loader_processes=loader_processes,
+            channel=communicator.service,
+        )
+    finally:
+        communicator.close()
+
+
+@torch.inference_mode()
+def scores(
+    model: nn.Module,
+    samples: Dataset[object],
+    *,
+    metrics: Mapping[str, Metric],
+    batch_size: int,
+    precision: str,
+    loader_processes: int,
+    channel: Channel,
+) -> dict[str, float]:
+    """As ``evaluate``, with the ranks of ``channel``: a gather each of outputs and targets, a broadcast."""
+    device, count = device_of(model), length_of(samples)
+    # A rank without samples would not know the outputs' shape: then each takes them all.
+    shared = count >= channel.size
+    mine = share(count, rank=channel.rank, ranks=channel.size) if shared else range(count)
+    was_training = model.training
+    model.eval()
+    try:
+        parts = []
+        batches = in_order(mine, batch_size=batch_size)
+        for inputs, targets in load(samples, batches, device=device, processes=loader_processes):
+            with autocast(device, precision):
+                outputs = outputs_of(model, inputs)
+            parts.append((outputs.float() if outputs.dtype is torch.bfloat16 else outputs, targets))
+    finally:
+        model.train(was_training)
+    all_outputs, all_targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    if shared and channel.size > 1:
+        sizes = [len(share(count, rank=rank, ranks=channel.size)) for rank in range(channel.size)]
+        all_outputs, all_targets = (
+            _gathered(all_outputs, sizes, channel),
+            _gathered(all_targets, sizes, channel),
+        )
+    values = [float(metric(all_outputs, all_targets)) for metric in metrics.values()]
+    # Ranks decide by these numbers, so all must have the same ones to the last bit: rank 0's.
+    agreed = channel.broadcast(torch.tensor(values, dtype=torch.float64, device=device)).wait().tolist()
+    return dict(zip(metrics, agreed, strict=True))
+
+
+def outputs_of(model: nn.Module, inputs: object) -> Tensor:
+    """The model's output; a list or a dictionary of inputs becomes its arguments. TypeError if it is not one
+    tensor.
+    """
+    if isinstance(inputs, dict):
+        outputs = model(**inputs)
+    elif isinstance(inputs, list):
+        outputs = model(*inputs)
+    else:
+        outputs = model(inputs)
+    if not isinstance(outputs, Tensor):
+        raise TypeError(
+            f"The model returned {type(outputs).__name__}; losses and metrics take a tensor. Wrap it."
+        )
+    return outputs
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """The context for a forward pass in "fp32" (nothing changed) or "bf16"."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's parameters; ValueError if there are several or no parameters."""
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1:
+        found = ", ".join(sorted(map(str, devices))) or "none, as it has no parameters"
+        raise ValueError(
+            f"The model must be on one device, and is on {found}. Move it with model.to(device)."
+        )
+    return devices.pop()
+
+
+def _gathered(mine: Tensor, sizes: list[int], channel: Channel) -> Tensor:
+    """The ranks' tensors, of ``sizes`` rows, one after the other."""
+    longest = max(sizes)
+    # Collectives want one shape: shorter parts repeat a row, which is cut off again.
+    padded = (
+        torch.cat([mine, mine[:1].expand(longest - len(mine), *mine.shape[1:])])
+        if len(mine) < longest
+        else mine
+    )
+    parts = channel.all_gather(padded.contiguous())
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])

@@ -1,0 +1,536 @@
+"""The training loop. There is one: a method is a strategy whose hooks it calls."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from trainers.checkpoint import Checkpoint
+from trainers.communication import Communicator, Topology, broadcast_tensors
+from trainers.data import Assignment, Batch, Disjoint, length_of, load
+from trainers.ddp import DDP
+from trainers.early_stopping import EarlyStopping
+from trainers.evaluation import Metric, autocast, device_of, outputs_of, scores
+from trainers.progress import ProgressLine
+from trainers.randomness import derive, generators_kept, seed_generators
+from trainers.schedules import Constant, Schedule
+from trainers.strategy import Method, Setup, State, Strategy
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Metrics = dict[str, float]
+
+
+class Interrupted(Exception):
+    """``interrupt`` asked the run to stop, and it has saved its state; the same call goes on from there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run brought; the same on every rank.
+
+    ``metrics``: those of the last epoch (of the best, where it was restored). ``history``: those of every
+    epoch. ``reason``: "finished", "stopped early", or "diverged" (a loss was not finite).
+    """
+
+    metrics: Metrics
+    history: tuple[Metrics, ...]
+    reason: str
+
+
+def train(
+    model: nn.Module,
+    train_set: Dataset[object],
+    validation_set: Dataset[object] | None = None,
+    *,
+    loss: Loss,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+    epochs: int,
+    batch_size: int,
+    metrics: Mapping[str, Metric] | None = None,
+    method: Method | None = None,
+    schedule: Schedule | None = None,
+    precision: str = "fp32",
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    early_stopping: EarlyStopping | None = None,
+    assignment: Assignment | None = None,
+    topology: Topology | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    report: Callable[[int, Metrics], None] | None = None,
+    interrupt: Callable[[], bool] | None = None,
+    loader_processes: int = 0,
+    evaluation_batch_size: int | None = None,
+    progress: bool | None = None,
+    timeout: timedelta = timedelta(minutes=10),
+    seed: int = 0,
+) -> Result:
+    """Train ``model``, in place and on the device that it is on, with the ranks of the initialised group or
+    alone.
+
+    Items of the sets are pairs of inputs and target; inputs are a tensor, or a tuple or dictionary that
+    becomes the model's arguments. ``loss(outputs, targets)`` is a mean over its samples. ``metrics`` are
+    called with all outputs and targets of the validation set at once, in its order, as is ``loss`` for
+    ``validation_loss``.
+
+    ``batch_size``: samples a rank and backward pass; an optimizer step takes ``accumulate`` of them on every
+    rank. ``method``: ``DDP()`` if None. ``precision``: "fp32" leaves tensors as they are, "bf16" is autocast.
+    ``clip_norm``: bound of the gradient's norm after it was averaged. ``checkpoint``: a directory that all
+    ranks see; the run goes on from what it finds there, bit for bit on the CPU. It is saved when interrupted,
+    at the end, and every ``checkpoint_every`` steps (None: after each epoch). ``report(epoch, metrics)`` is
+    called on every rank after each epoch, counted from 1; what it raises ends the run. ``interrupt()`` is
+    called on every rank before each step and must answer alike on all. ``loader_processes``: processes a rank
+    that read ahead. ``progress``: a line on stderr; None: if that is a terminal. ``timeout``: how long ranks
+    wait for one another.
+
+    Raises ``Interrupted``; ValueError for settings that cannot be, or a checkpoint of other ones;
+    ``CommunicationError`` when another rank is lost. Python's, numpy's and torch's global generators are as
+    before when it returns.
+    """
+    settings = _Settings(
+        model=model,
+        train_set=train_set,
+        validation_set=validation_set,
+        loss=loss,
+        epochs=epochs,
+        batch_size=batch_size,
+        metrics=dict(metrics or {}),
+        schedule=schedule or Constant(),
+        precision=precision,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
+        early_stopping=early_stopping,
+        assignment=assignment or Disjoint(),
+        checkpoint_every=checkpoint_every,
+        report=report,
+        interrupt=interrupt,
+        loader_processes=loader_processes,
+        evaluation_batch_size=evaluation_batch_size or batch_size,
+        seed=seed,
+        device=device_of(model),
+    )
+    communicator = Communicator(topology=topology, timeout=timeout, device=settings.device)
+    try:
+        with generators_kept():
+            # What the caller drew, on its own, for the model or the optimizer need not be alike: rank 0's
+            # weights count.
+            broadcast_tensors(communicator.service, [*model.parameters(), *model.buffers()])
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            if not trained:
+                raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
+            run = _Run(settings, communicator, optimizer(trained), method or DDP(), checkpoint, progress)
+            try:
+                return run.to_the_end()
+            finally:
+                run.strategy.close()
+                run.progress.close()
+    finally:
+        communicator.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    model: nn.Module
+    train_set: Dataset[object]
+    validation_set: Dataset[object] | None
+    loss: Loss
+    epochs: int
+    batch_size: int
+    metrics: dict[str, Metric]
+    schedule: Schedule
+    precision: str
+    clip_norm: float | None
+    accumulate: int
+    early_stopping: EarlyStopping | None
+    assignment: Assignment
+    checkpoint_every: int | None
+    report: Callable[[int, Metrics], None] | None
+    interrupt: Callable[[], bool] | None
+    loader_processes: int
+    evaluation_batch_size: int
+    seed: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("accumulate", 1), ("loader_processes", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"{name} = {value!r}: must be a whole number of at least {least}. Correct it."
+                )
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise ValueError(
+                f"checkpoint_every = {self.checkpoint_every!r}: must be a number of steps, or None."
+            )
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f'precision = {self.precision!r}: must be "fp32" or "bf16". Correct it.')
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(
+                f"clip_norm = {self.clip_norm!r}: must be above 0, or None for no clipping. Correct it."
+            )
+        taken = sorted(self.metrics.keys() & _RECORDED)
+        if taken:
+            raise ValueError(f"metrics: the loop itself records {taken[0]!r}. Choose another name.")
+        if self.validation_set is None and self.metrics:
+            raise ValueError("metrics need a validation set. Pass one, or no metrics.")
+
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint must have been written with to be gone on from."""
+        return {
+            "epochs": str(self.epochs),
+            "batch_size": str(self.batch_size),
+            "accumulate": str(self.accumulate),
+            "samples": str(length_of(self.train_set)),
+            "schedule": repr(self.schedule),
+            "precision": self.precision,
+            "clip_norm": repr(self.clip_norm),
+            "assignment": repr(self.assignment),
+            "seed": str(self.seed),
+        }
+
+
+_TOTALS = ("bytes_between_nodes", "bytes_inside_nodes", "wait_s", "train_s", "evaluation_s")
+_RECORDED = {
+    "epoch", "lr", "train_loss", "validation_loss",
+    "trainable_fraction", "compression_ratio", "decomposition_s", *_TOTALS,
+}  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class _Position:
+    """Where the run is, apart from what model, optimizer and strategy hold."""
+
+    epoch: int = 0
+    step: int = 0
+    """Optimizer steps taken in this epoch."""
+    loss_sum: Tensor
+    """Sum over this epoch's batches of weight times mean loss, on this rank."""
+    history: list[Metrics] = field(default_factory=list)
+    reason: str = ""
+    """Empty until the run is over."""
+    train_s: float = 0.0
+    evaluation_s: float = 0.0
+
+
+class _Best(TypedDict):
+    """The model as it was at some epoch, and the strategy's state, which tells its shapes."""
+
+    model: dict[str, Tensor]
+    strategy: State
+
+
+class _Saved(TypedDict):
+    """What a checkpoint holds, shared and own together."""
+
+    identity: dict[str, str]
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    strategy: State
+    buffers: dict[str, Tensor]
+    best: _Best | None
+    epoch: int
+    step: int
+    history: list[Metrics]
+    reason: str
+    loss_sum: Tensor
+    train_s: float
+    evaluation_s: float
+    counters: dict[str, dict[str, float]]
+
+
+class _Run:
+    def __init__(
+        self,
+        settings: _Settings,
+        communicator: Communicator,
+        optimizer: Optimizer,
+        method: Method,
+        checkpoint: str | Path | None,
+        progress: bool | None,
+    ) -> None:
+        self.settings = settings
+        self.communicator = communicator
+        self.model = settings.model
+        self.optimizer = optimizer
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+        self.steps_per_epoch = len(self._plan(epoch=0))
+        self.full_parameters = sum(p.numel() for p in self.model.parameters())
+        self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.position = _Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
+        self.best: _Best | None = None
+        self.identity = {**settings.identity(), "method": repr(method), "optimizer": type(optimizer).__name__}
+        self.progress = ProgressLine(
+            shown=progress,
+            rank=communicator.rank,
+            epochs=settings.epochs,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+        self.strategy: Strategy = method.start(
+            Setup(
+                model=self.model,
+                optimizer=optimizer,
+                communicator=communicator,
+                epochs=settings.epochs,
+                steps_per_epoch=self.steps_per_epoch,
+                seed=settings.seed,
+            )
+        )
+        self.checkpoint = Checkpoint(checkpoint, communicator) if checkpoint is not None else None
+
+    def to_the_end(self) -> Result:
+        self._take_up()
+        while not self.position.reason:
+            self._train_epoch()
+            self._finish_epoch()
+        return self._result()
+
+    # One epoch
+
+    def _train_epoch(self) -> None:
+        position, model = self.position, self.model
+        planned = self._plan(epoch=position.epoch)[position.step :]
+        batches = load(
+            self.settings.train_set,
+            [batch for passes in planned for batch in passes],
+            device=self.settings.device,
+            processes=self.settings.loader_processes,
+        )
+        model.train()
+        for passes in planned:
+            self._stop_if_asked()
+            begin = time.perf_counter()
+            step = position.epoch * self.steps_per_epoch + position.step
+            self._set_learning_rate(step)
+            # The same numbers for dropout whether the run was interrupted before or not.
+            seed_generators(derive(self.settings.seed, "step", step, self.communicator.rank))
+            self.optimizer.zero_grad(set_to_none=True)
+            local_loss = torch.zeros_like(position.loss_sum)
+            for index, batch in enumerate(passes):
+                inputs, targets = next(batches)
+                self.strategy.before_pass(step, last=index == len(passes) - 1)
+                with autocast(self.settings.device, self.settings.precision):
+                    value = self.settings.loss(outputs_of(model, inputs), targets)
+                value = value * (batch.weight / len(passes))
+                torch.autograd.backward(value)
+                local_loss += value.detach()
+            self.strategy.reduce_gradients(step)
+            if self.settings.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self._trained(), self.settings.clip_norm)
+            self.optimizer.step()
+            self.strategy.after_step(step, local_loss)
+            position.loss_sum += local_loss
+            position.step += 1
+            position.train_s += time.perf_counter() - begin
+            self.progress.step(position.epoch, position.step)
+            every = self.settings.checkpoint_every
+            if every and (step + 1) % every == 0 and position.step < self.steps_per_epoch:
+                self._save()
+
+    def _finish_epoch(self) -> None:
+        position, settings = self.position, self.settings
+        train_loss = self._summed(position.loss_sum).item() / self.communicator.size / self.steps_per_epoch
+        self.strategy.end_epoch(position.epoch, train_loss)
+        entry: Metrics = {
+            "epoch": float(position.epoch + 1),
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+        }
+        entry["train_loss"] = train_loss
+        with self.strategy.evaluating():
+            if settings.validation_set is not None:
+                begin = time.perf_counter()
+                entry.update(self._evaluate(settings.validation_set))
+                position.evaluation_s += time.perf_counter() - begin
+            entry.update(self._totals())
+            position.history.append(entry)
+            position.epoch, position.step = position.epoch + 1, 0
+            position.loss_sum.zero_()
+            stopping = settings.early_stopping
+            if (
+                stopping
+                and stopping.restore_best
+                and stopping.best_epoch(position.history) == position.epoch - 1
+            ):
+                weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+                self.best = {"model": weights, "strategy": dict(self.strategy.state())}
+        self.progress.epoch(entry)
+        if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):
+            position.reason = "diverged"
+        elif position.epoch == settings.epochs:
+            position.reason = "finished"
+        elif stopping and stopping.should_stop(position.history):
+            position.reason = "stopped early"
+        if position.reason:
+            self.strategy.finalise()
+        if settings.report is not None:
+            settings.report(position.epoch, dict(entry))
+        every = settings.checkpoint_every
+        if every is None or position.epoch * self.steps_per_epoch % every == 0 or position.reason:
+            self._save()
+
+    def _result(self) -> Result:
+        history = self.position.history
+        metrics = dict(history[-1])
+        stopping = self.settings.early_stopping
+        if self.best is not None and stopping is not None:
+            self._fill(self.best)
+            best_epoch = stopping.best_epoch(history)
+            if best_epoch is not None:
+                metrics = {**history[best_epoch], **{name: metrics[name] for name in _TOTALS}}
+        return Result(metrics=metrics, history=tuple(history), reason=self.position.reason)
+
+    # Parts of a step
+
+    def _plan(self, *, epoch: int) -> list[list[Batch]]:
+        settings = self.settings
+        return settings.assignment.epoch(
+            samples=length_of(settings.train_set),
+            epoch=epoch,
+            seed=settings.seed,
+            rank=self.communicator.rank,
+            ranks=self.communicator.size,
+            batch_size=settings.batch_size,
+            accumulate=settings.accumulate,
+        )
+
+    def _set_learning_rate(self, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            scheduled = self.settings.schedule.rate(
+                group["initial_lr"],
+                epoch=step / self.steps_per_epoch,
+                epochs=self.settings.epochs,
+                history=self.position.history,
+            )
+            rate = self.strategy.learning_rate(step, scheduled)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    # Numbers
+
+    def _evaluate(self, samples: Dataset[object]) -> Metrics:
+        settings = self.settings
+        return scores(
+            self.model,
+            samples,
+            metrics={"validation_loss": settings.loss, **settings.metrics},
+            batch_size=settings.evaluation_batch_size,
+            precision=settings.precision,
+            loader_processes=settings.loader_processes,
+            channel=self.communicator.service,
+        )
+
+    def _totals(self) -> Metrics:
+        """Over the run so far: bytes of all ranks together, seconds as the mean over ranks; and what is
+        trained now.
+        """
+        channels = [
+            channel for channel in self.communicator.channels if channel is not self.communicator.service
+        ]
+        position, size = self.position, self.communicator.size
+        mine = {
+            "bytes_between_nodes": sum(channel.bytes_between for channel in channels),
+            "bytes_inside_nodes": sum(channel.bytes_inside for channel in channels),
+            "wait_s": sum(channel.wait_s for channel in channels) / size,
+            "train_s": position.train_s / size,
+            "evaluation_s": position.evaluation_s / size,
+        }
+        summed = self._summed(
+            torch.tensor(list(mine.values()), dtype=torch.float64, device=self.settings.device)
+        )
+        parameters = list(self.model.parameters())
+        return {
+            **dict(zip(mine, summed.tolist(), strict=True)),
+            "trainable_fraction": sum(p.numel() for p in parameters if p.requires_grad) / self.full_trainable,
+            "compression_ratio": self.full_parameters / sum(p.numel() for p in parameters),
+            "decomposition_s": 0.0,
+            **self.strategy.metrics(),
+        }
+
+    def _summed(self, values: Tensor) -> Tensor:
+        return self.communicator.service.all_reduce(values.clone()).wait()
+
+    # Going on from a checkpoint
+
+    def _stop_if_asked(self) -> None:
+        if self.settings.interrupt is not None and self.settings.interrupt():
+            self._save()
+            position = self.position
+            raise Interrupted(f"stopped in epoch {position.epoch + 1} after {position.step} steps of it")
+
+    def _save(self) -> None:
+        if self.checkpoint is None:
+            return
+        position = self.position
+        model_and_optimizer = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        replicated = self.strategy.replicated
+        self.checkpoint.save(
+            position.epoch * self.steps_per_epoch + position.step,
+            shared={
+                "identity": self.identity,
+                "epoch": position.epoch,
+                "step": position.step,
+                "history": position.history,
+                "reason": position.reason,
+                "best": self.best,
+                **(model_and_optimizer if replicated else {}),
+            },
+            own={
+                # Running means are each rank's own until the epoch's end, whatever the method.
+                "buffers": dict(self.model.named_buffers()),
+                "strategy": dict(self.strategy.state()),
+                "loss_sum": position.loss_sum,
+                "train_s": position.train_s,
+                "evaluation_s": position.evaluation_s,
+                "counters": self.communicator.counters(),
+                **({} if replicated else model_and_optimizer),
+            },
+        )
+
+    def _take_up(self) -> None:
+        """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings."""
+        found = self.checkpoint.load() if self.checkpoint is not None else None
+        if found is None:
+            return
+        saved = cast(_Saved, {**found[0], **found[1]})
+        differing = [
+            f"{name} was {was}, is {self.identity.get(name)}"
+            for name, was in saved["identity"].items()
+            if was != self.identity.get(name)
+        ]
+        if differing:
+            raise ValueError(
+                f"The checkpoint in {self.checkpoint} is of other settings: {'; '.join(differing)}. "
+                "Name another directory, or remove it to start anew."
+            )
+        self._fill({"model": saved["model"], "strategy": saved["strategy"]})
+        self.optimizer.load_state_dict(saved["optimizer"])
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(saved["buffers"][name])
+        self.communicator.set_counters(saved["counters"])
+        self.best = saved["best"]
+        position = self.position
+        position.epoch, position.step, position.reason = saved["epoch"], saved["step"], saved["reason"]
+        position.history = saved["history"]
+        position.loss_sum.copy_(saved["loss_sum"])
+        position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
+
+    def _fill(self, saved: _Best) -> None:
+        # First the strategy: it may have to give the model other shapes.
+        self.strategy.load(saved["strategy"])
+        self.model.load_state_dict(saved["model"])

@@ -1,0 +1,115 @@
+"""The seam between the loop and the training methods.
+
+A method is a frozen record of settings; at the start of a run it makes its strategy, which holds the run's
+state. The loop calls, at each optimizer step and on every rank:
+
+    before_pass(last=False), forward, backward     for each accumulated batch but the last
+    before_pass(last=True), forward, backward
+    reduce_gradients, [clip], learning_rate, optimizer step, after_step
+
+and, when an epoch is over, ``end_epoch``, then the evaluation inside ``evaluating``; ``finalise`` after the
+last epoch. ``state`` may be asked for before any step, ``load`` comes before the first. Every hook may
+communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainers.communication import Communicator
+
+State = Mapping[str, object]
+"""Tensors, numbers, strings and lists and dictionaries of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a strategy works with. Parameters are the same on all ranks when it is made."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    communicator: Communicator
+    epochs: int
+    steps_per_epoch: int
+    seed: int
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+
+class Strategy:
+    """One method at work in one run. What a method does not need it inherits from here, where nothing is
+    done.
+
+    A strategy that exchanges parameters (decompositions) does so in the model and in the optimizer, each
+    trained parameter in the latter exactly once, and then calls ``parameters_changed`` of a strategy that it
+    has under it.
+    """
+
+    @property
+    def replicated(self) -> bool:
+        """Whether parameters and optimizer state are, between steps, the same on all ranks: one copy is saved
+        then.
+        """
+        return False
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        """A forward and backward pass follows; with ``last`` it completes the gradients of ``step``."""
+
+    def reduce_gradients(self, step: int) -> None:
+        """Turn this rank's gradients into those that the optimizer shall use."""
+
+    def learning_rate(self, step: int, scheduled: float) -> float:
+        """The rate to use at ``step`` where the schedule says ``scheduled``."""
+        return scheduled
+
+    def after_step(self, step: int, loss: Tensor) -> None:
+        """The optimizer has taken ``step``; ``loss`` is this rank's, detached, without dimensions."""
+
+    def end_epoch(self, epoch: int, train_loss: float) -> None:
+        """``epoch`` is over; ``train_loss`` is its mean over all ranks. Buffers have to agree on all ranks
+        afterwards.
+        """
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Inside, the model is what the evaluation shall see, the same on all ranks."""
+        return nullcontext()
+
+    def finalise(self) -> None:
+        """No step follows: leave the model in its final state, the same on all ranks."""
+
+    def parameters_changed(self) -> None:
+        """The set of trained parameters, or the shape of one, is not what it was."""
+
+    def metrics(self) -> dict[str, float]:
+        """Further numbers to record with each epoch, the same on all ranks."""
+        return {}
+
+    def state(self) -> State:
+        """This rank's state, for ``load`` to go on from bit for bit."""
+        return {}
+
+    def load(self, state: State) -> None:
+        """Take up ``state``; gives model and optimizer the shapes they had then, for the loop fills them
+        next.
+        """
+
+    def close(self) -> None:
+        """Take everything off the model that was put there: hooks, wrappers."""
+
+
+class Method(Protocol):
+    """The settings of a training method."""
+
+    def start(self, setup: Setup) -> Strategy:
+        """The strategy for one run. ValueError, with what to do, if it cannot work on this model or these
+        ranks.
+        """
+        ...
