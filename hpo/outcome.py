@@ -1,0 +1,193 @@
+"""How an evaluation ended: what a task returns or raises, as the search sees it. No NaN gets past it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Scalar
+
+_TEXT_LIMIT = 1_000
+"""Characters of a textual metric that are kept."""
+
+_TRACEBACK_LIMIT = 12_000
+"""Characters of a traceback that are kept: its end, where the cause stands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of one evaluation.
+
+    ``objectives`` are finite; they are there when ``status`` is completed, or pruned after a finite report.
+    ``error`` is a sentence or a traceback; ``seconds`` is wall-clock time.
+    """
+
+    status: str
+    objectives: dict[str, float] | None = None
+    metrics: dict[str, Scalar] = field(default_factory=dict)
+    error: str | None = None
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """The fields as JSON-able values; ``from_json`` takes them back."""
+        return {
+            "status": self.status,
+            "objectives": self.objectives,
+            "metrics": self.metrics,
+            "error": self.error,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, object]) -> Outcome:
+        """Read what ``to_json`` wrote. ValueError when a field is not what an outcome can hold."""
+        status, error, seconds = fields["status"], fields["error"], fields["seconds"]
+        objectives, metrics = fields["objectives"], fields["metrics"]
+        if status not in STATUSES or not isinstance(error, (str, type(None))):
+            raise ValueError(f"not an outcome: {fields!r}")
+        if not isinstance(metrics, Mapping) or not isinstance(seconds, (int, float)):
+            raise ValueError(f"not an outcome: {fields!r}")
+        if not isinstance(objectives, (Mapping, type(None))):
+            raise ValueError(f"not an outcome: {fields!r}")
+        if objectives is not None and not all(math.isfinite(value) for value in objectives.values()):
+            raise ValueError(f"an objective that is not finite in {fields!r}")
+        return cls(
+            status=str(status),
+            objectives=None if objectives is None else {name: float(x) for name, x in objectives.items()},
+            metrics=dict(metrics),
+            error=error,
+            seconds=float(seconds),
+        )
+
+
+def judge(returned: object, objectives: Sequence[str]) -> Outcome:
+    """What a task's return value says: completed, invalid (NaN or infinite) or failed (not a fitness).
+
+    Numbers, NumPy scalars and tensors of one element are values. A dictionary holds every objective by name;
+    its other entries are metrics.
+    """
+    if isinstance(returned, Mapping):
+        return _judge_mapping(returned, objectives)
+    value = as_number(returned)
+    if value is None:
+        return Outcome(status=FAILED, error=_wrong_type("the task", returned, objectives))
+    if len(objectives) != 1:
+        return Outcome(
+            status=FAILED,
+            error=f"the task returned the number {value!r}, but it has the objectives {_listed(objectives)}: "
+            "return a dictionary that holds each of them.",
+        )
+    return _judge_values({objectives[0]: value}, {})
+
+
+def _judge_mapping(returned: Mapping[object, object], objectives: Sequence[str]) -> Outcome:
+    values: dict[str, float] = {}
+    metrics = {str(name): as_metric(entry) for name, entry in returned.items() if name not in objectives}
+    for name in objectives:
+        if name not in returned:
+            return Outcome(status=FAILED, metrics=metrics, error=_missing(name, returned))
+        value = as_number(returned[name])
+        if value is None:
+            error = _wrong_type(f"objective {name!r}", returned[name], (name,))
+            return Outcome(status=FAILED, metrics=metrics, error=error)
+        values[name] = value
+    return _judge_values(values, metrics)
+
+
+def _judge_values(values: dict[str, float], metrics: dict[str, Scalar]) -> Outcome:
+    bad = [f"{name!r} is {value}" for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        error = f"objective {' and '.join(bad)}: only finite values can be compared."
+        return Outcome(status=INVALID, metrics=metrics, error=error)
+    return Outcome(status=COMPLETED, objectives=values, metrics=metrics)
+
+
+def as_number(value: object) -> float | None:
+    """The float that ``value`` stands for, infinite when it is too large; None when it is no real number.
+
+    Booleans are refused: a comparison returned in place of a score is a mistake.
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float, numbers.Real)):
+        try:
+            return float(value)
+        except OverflowError:
+            return -math.inf if isinstance(value, int) and value < 0 else math.inf
+    unwrap = getattr(value, "item", None)
+    if not callable(unwrap):
+        return None
+    try:
+        inner = unwrap()
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # several elements: NumPy and torch differ in what they raise
+        return None
+    return as_number(inner) if isinstance(inner, (int, float)) else None
+
+
+def as_metric(value: object) -> Scalar:
+    """``value`` as the journal can keep it: numbers, booleans, None and text; anything else as cut text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return int(value)
+    if isinstance(value, str):
+        return _printable(value)
+    unwrap = getattr(value, "item", None)
+    if callable(unwrap):
+        try:
+            inner = unwrap()
+        except (TypeError, ValueError, RuntimeError):
+            inner = None
+        if isinstance(inner, (bool, int, float, str)):
+            return as_metric(inner)
+    number = as_number(value)
+    return _printable(repr(value)) if number is None else number
+
+
+def describe_exception(error: BaseException, *, hide: int = 0) -> str:
+    """The traceback of ``error`` without its outermost ``hide`` frames, which are ours and tell nothing."""
+    frames = error.__traceback__
+    for _ in range(hide):
+        if frames is not None and frames.tb_next is not None:
+            frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    if len(text) > _TRACEBACK_LIMIT:
+        text = f"… {text[-_TRACEBACK_LIMIT:]}"
+    return _encodable(text)
+
+
+def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:
+    verb = "returned" if what == "the task" else "is"
+    if value is None:
+        return f"{what} {verb} None: return one number, or a dictionary that holds {_listed(objectives)}."
+    return (
+        f"{what} {verb} {_printable(repr(value))[:200]} of type {type(value).__name__}: "
+        f"return one real number, or a dictionary that holds {_listed(objectives)}."
+    )
+
+
+def _missing(name: str, returned: Mapping[object, object]) -> str:
+    names = [str(key) for key in returned]
+    near = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r} to be it" if near else ""
+    return f"the task returned a dictionary without objective {name!r} (it holds {_listed(names)}){hint}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names) if names else "nothing"
+
+
+def _printable(text: str) -> str:
+    return _encodable(text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]}…")
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates would stop the journal

@@ -1,0 +1,175 @@
+"""What a task sees of its evaluation: parameters, its place in the worker, and how to report and save."""
+
+from __future__ import annotations
+
+import operator
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from hpo.errors import Pruned, UsageError
+from hpo.individual import Scalar
+from hpo.outcome import as_metric, as_number
+
+
+class Link(Protocol):
+    """How a trial reaches its campaign. All ranks of the worker make each call and get the same answer."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def comm(self) -> object | None: ...
+
+    def report(self, step: int, value: float) -> bool:
+        """True when the trial should stop; ``value`` of worker rank 0 counts."""
+        ...
+
+    def should_checkpoint(self) -> bool: ...
+
+
+class Trial:
+    """One evaluation, as seen by one rank of the worker.
+
+    ``rank`` and ``size`` count the worker's ranks, ``local_rank`` those of them on this host. ``seed`` is the
+    same on all of them.
+    """
+
+    __slots__ = (
+        "_directory",
+        "_link",
+        "_stale",
+        "id",
+        "last_report",
+        "local_rank",
+        "metrics",
+        "params",
+        "rank",
+        "seed",
+        "size",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        params: Mapping[str, Scalar],
+        id: str,
+        seed: int,
+        directory: str | Path,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        stale: bool = False,
+    ) -> None:
+        """``stale``: what ``directory`` may hold is of an earlier try and is removed at its first use."""
+        self.params: dict[str, Scalar] = dict(params)
+        self.id = id
+        self.seed = seed
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.metrics: dict[str, Scalar] = {}
+        self.last_report: tuple[int, float] | None = None
+        self._link = link
+        self._directory = directory
+        self._stale = stale
+
+    @classmethod
+    def alone(
+        cls,
+        params: Mapping[str, Scalar],
+        *,
+        directory: str | Path = ".",
+        seed: int = 0,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        device: str = "cpu",
+    ) -> Trial:
+        """A trial without a campaign, for a task's own command line. Nothing prunes or stops it."""
+        return cls(
+            _Alone(device),
+            params=params,
+            id="alone",
+            seed=seed,
+            directory=directory,
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+        )
+
+    @property
+    def directory(self) -> Path:
+        """This individual's own directory, kept when the individual is interrupted and goes on later."""
+        path = Path(self._directory)
+        if self._stale:
+            clear_directory(path)
+            self._stale = False
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def device(self) -> str:
+        """The device of this rank as torch names it, "cpu" or "cuda:0"."""
+        return self._link.device
+
+    @property
+    def comm(self) -> object:
+        """The worker's MPI communicator; only with ``isolation = "inline"``. UsageError elsewhere."""
+        comm = self._link.comm
+        if comm is None:
+            raise UsageError(
+                'trial.comm is there only with isolation = "inline" in a campaign started by mpirun; other '
+                'evaluations run without MPI. Use torch.distributed, or set isolation to "inline".'
+            )
+        return comm
+
+    def report(self, step: int, value: object) -> None:
+        """Tell an intermediate value of the objective. All ranks must call it; rank 0's value counts.
+
+        Raises Pruned, on all ranks at once, when the trial should stop. TypeError unless it is one number.
+        """
+        number = as_number(value)
+        if number is None:
+            kind = type(value).__name__
+            raise TypeError(f"trial.report takes one number as value, not {value!r} of type {kind}.")
+        step = operator.index(step)
+        self.last_report = (step, number)
+        if self._link.report(step, number):
+            raise Pruned(f"pruned at step {step} with value {number!r}")
+
+    def log(self, **metrics: object) -> None:
+        """Keep further results under these names; a later value replaces an earlier one. Rank 0's count."""
+        for name, value in metrics.items():
+            self.metrics[name] = as_metric(value)
+
+    def should_checkpoint(self) -> bool:
+        """Whether the campaign wants to stop: then save into ``directory`` and raise Interrupted."""
+        return self._link.should_checkpoint()
+
+    def __repr__(self) -> str:
+        return f"Trial(id={self.id!r}, rank={self.rank} of {self.size}, params={self.params!r})"
+
+
+def clear_directory(path: Path) -> None:
+    """Remove ``path`` and what it holds, if it is there."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        pass
+
+
+class _Alone:
+    """The link of a trial outside any campaign."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.comm: object | None = None
+
+    def report(self, step: int, value: float) -> bool:
+        return False
+
+    def should_checkpoint(self) -> bool:
+        return False

@@ -1,0 +1,114 @@
+"""What a task returns or raises becomes a status; nothing that is not finite counts as a value."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpo.outcome import Outcome, as_metric, describe_exception, judge
+
+
+class Tensor:
+    """Stands for a 0-d tensor: all that is known of one is ``item``."""
+
+    def __init__(self, *elements: object) -> None:
+        self.elements = elements
+
+    def item(self) -> object:
+        if len(self.elements) != 1:
+            raise RuntimeError(f"a Tensor with {len(self.elements)} elements cannot be converted to Scalar")
+        return self.elements[0]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [0.5, np.float32(0.5), np.array(0.5), np.array([0.5]), Tensor(0.5), Fraction(1, 2), {"value": 0.5}],
+)
+def test_numbers_of_all_kinds_complete(returned: object) -> None:
+    outcome = judge(returned, ("value",))
+    assert (outcome.status, outcome.objectives, outcome.error) == ("completed", {"value": 0.5}, None)
+    assert type(outcome.objectives["value"]) is float
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, np.float32("nan"), Tensor(math.nan), 10**400])
+def test_not_finite_is_invalid(bad: object) -> None:
+    for returned in (bad, {"value": bad, "epochs": 3}):
+        outcome = judge(returned, ("value",))
+        assert outcome.status == "invalid" and outcome.objectives is None and "'value' is" in outcome.error
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, "0.5", True, np.bool_(True), 1j, [0.5], (0.5, 0.5), np.zeros(3), Tensor(1, 2), object(), Decimal],
+)
+def test_wrong_type_fails_with_a_sentence(bad: object) -> None:
+    for returned in (bad, {"value": bad}):
+        outcome = judge(returned, ("value",))
+        assert outcome.status == "failed" and outcome.objectives is None
+        assert "None" in outcome.error if bad is None else type(bad).__name__ in outcome.error
+
+
+def test_dictionary_holds_objectives_and_metrics() -> None:
+    outcome = judge({"seconds": 3, "f1": 0.5, "note": "ok", "epochs": np.int64(7)}, ("f1", "seconds"))
+    assert outcome.objectives == {"f1": 0.5, "seconds": 3.0} and list(outcome.objectives) == ["f1", "seconds"]
+    assert outcome.metrics == {"note": "ok", "epochs": 7}
+
+
+def test_missing_objective_names_the_nearest() -> None:
+    outcome = judge({"valeu": 0.5}, ("value",))
+    assert outcome.status == "failed"
+    assert "'value'" in outcome.error and "did you mean 'valeu'" in outcome.error
+    assert outcome.metrics == {"valeu": 0.5}
+
+
+def test_one_number_for_several_objectives_fails() -> None:
+    outcome = judge(0.5, ("f1", "seconds"))
+    assert outcome.status == "failed" and "'f1', 'seconds'" in outcome.error
+
+
+def test_metrics_become_what_json_can_hold() -> None:
+    assert [as_metric(value) for value in (True, np.bool_(False), None)] == [True, False, None]
+    assert [as_metric(value) for value in (3, 0.1, "a", np.int64(7))] == [3, 0.1, "a", 7]
+    assert as_metric(2**70) == 2.0**70 and as_metric("\ud800") == "\\ud800" and as_metric([1, 2]) == "[1, 2]"
+    assert len(str(as_metric("x" * 5000))) == 1001 and "Tensor" in str(as_metric(Tensor(1, 2)))
+
+
+@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.floats())))
+def test_whatever_is_returned_no_nan_gets_past(returned: object) -> None:
+    for outcome in (judge(returned, ("value",)), judge({"value": returned, "extra": returned}, ("value",))):
+        if outcome.status == "completed":
+            assert outcome.objectives is not None and math.isfinite(outcome.objectives["value"])
+        else:
+            assert outcome.objectives is None and outcome.error
+        text = json.dumps(outcome.to_json()).encode("utf-8")
+        again = Outcome.from_json(json.loads(text))
+        assert (again.status, again.objectives) == (outcome.status, outcome.objectives)
+
+
+def test_from_json_refuses_what_judge_would() -> None:
+    fields = Outcome(status="completed", objectives={"value": 1.0}).to_json()
+    with pytest.raises(ValueError, match="not finite"):
+        Outcome.from_json({**fields, "objectives": {"value": math.nan}})
+    with pytest.raises(ValueError, match="not an outcome"):
+        Outcome.from_json({**fields, "status": "finished"})
+
+
+def test_traceback_hides_our_frames_and_keeps_the_end() -> None:
+    def user(depth: int) -> float:
+        if depth:
+            return user(depth - 1)
+        raise ValueError("y" * 20_000)
+
+    try:
+        user(3)
+    except ValueError as error:
+        text = describe_exception(error, hide=1)
+    assert "describe_exception" not in text and "test_traceback_hides" not in text.split("yyy")[0]
+    assert len(text) < 12_100 and text.endswith("yyy")

@@ -1,0 +1,100 @@
+"""A trial hands reports and questions to its link, and its directory exists from the first use on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpo.errors import Pruned, UsageError
+from hpo.trial import Trial
+
+
+class Recorder:
+    """A link that remembers what passes it and prunes from ``limit`` on."""
+
+    device = "cpu"
+
+    def __init__(self, limit: float = 10.0, comm: object | None = None) -> None:
+        self.limit = limit
+        self.comm = comm
+        self.reports: list[tuple[int, float]] = []
+
+    def report(self, step: int, value: float) -> bool:
+        self.reports.append((step, value))
+        return value >= self.limit
+
+    def should_checkpoint(self) -> bool:
+        return len(self.reports) > 1
+
+
+def make(link: Recorder, directory: Path, **changes: bool) -> Trial:
+    return Trial(link, params={"lr": 0.1}, id="0-0-1", seed=3, directory=directory / "0-0-1", **changes)
+
+
+def test_report_prunes_when_the_link_says_so(tmp_path: Path) -> None:
+    link = Recorder()
+    trial = make(link, tmp_path)
+    trial.report(0, np.float32(2.0))
+    assert not trial.should_checkpoint()
+    with pytest.raises(Pruned, match="step 1"):
+        trial.report(np.int64(1), 10)
+    assert link.reports == [(0, 2.0), (1, 10.0)] and trial.should_checkpoint()
+    assert trial.last_report == (1, 10.0)
+
+
+WRONG = [(0, None), (0, "1"), (0, [1.0]), (0.5, 1.0), ("a", 1.0), (0, True)]
+
+
+@pytest.mark.parametrize(("step", "value"), WRONG)
+def test_report_refuses_what_is_no_number(tmp_path: Path, step: object, value: object) -> None:
+    link = Recorder()
+    with pytest.raises(TypeError):
+        make(link, tmp_path).report(step, value)  # type: ignore[arg-type]
+    assert link.reports == []
+
+
+def test_log_keeps_the_last_value(tmp_path: Path) -> None:
+    trial = make(Recorder(), tmp_path)
+    trial.log(epochs=1, path=tmp_path)
+    trial.log(epochs=np.int64(2))
+    assert trial.metrics == {"epochs": 2, "path": repr(tmp_path)}
+
+
+def test_directory_appears_at_first_use(tmp_path: Path) -> None:
+    trial = make(Recorder(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (trial.directory / "model.pt").write_text("state")
+    assert trial.directory == tmp_path / "0-0-1" and (tmp_path / "0-0-1" / "model.pt").exists()
+
+
+def test_stale_directory_is_emptied_once_and_a_resumed_one_kept(tmp_path: Path) -> None:
+    (make(Recorder(), tmp_path).directory / "model.pt").write_text("state")
+    resumed = make(Recorder(), tmp_path)
+    assert (resumed.directory / "model.pt").exists()
+    again = make(Recorder(), tmp_path, stale=True)
+    assert not (again.directory / "model.pt").exists()
+    (again.directory / "model.pt").write_text("new")
+    assert (again.directory / "model.pt").exists()
+
+
+def test_comm_is_there_only_inline(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="inline"):
+        _ = make(Recorder(), tmp_path).comm
+    comm = object()
+    assert make(Recorder(comm=comm), tmp_path).comm is comm
+
+
+def test_alone_is_never_pruned(tmp_path: Path) -> None:
+    trial = Trial.alone({"lr": 0.1}, directory=tmp_path / "x", rank=1, size=2, device="cuda:1")
+    trial.report(0, float("nan"))
+    assert not trial.should_checkpoint() and trial.device == "cuda:1" and (trial.rank, trial.size) == (1, 2)
+    assert trial.directory.is_dir()
+
+
+def test_params_are_a_copy(tmp_path: Path) -> None:
+    params = {"lr": 0.1}
+    trial = Trial.alone(params, directory=tmp_path)
+    trial.params["lr"] = 0.2
+    assert params == {"lr": 0.1}
