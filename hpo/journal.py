@@ -192,6 +192,9 @@ class JournalWriter:
         self._file: int | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         except FileExistsError:
             raise CampaignError(
