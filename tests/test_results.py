@@ -48,6 +48,11 @@ def _started(name: str, at: float = _T, **fields: object) -> dict[str, object]:
     return {"type": "started", **{key: record[key] for key in names}, "time": at}
 
 
+def _moved(name: str, hop: int, source: int, target: int) -> dict[str, object]:
+    fields = {"id": name, "source": source, "target": target, "hop": hop}
+    return {"type": "migrated", **fields, "copy": False, "time": _T + hop}
+
+
 def _launched(**fields: object) -> dict[str, object]:
     return {
         "type": "launched",
@@ -172,25 +177,18 @@ def test_another_status_gives_way_to_what_comes_later(home: _Home, status: str) 
 
 
 def test_an_evaluation_taken_over_by_another_worker_counts_once(home: _Home) -> None:
-    """Worker 0 died with it, worker 1 did it again in the same leg; the journals are read one after the other."""
+    """One worker died with it, another did it again in the same leg; their journals are read in turn."""
     home.leg(1, [_started("0-0-1", _T + 1)], [_started("0-0-1", _T + 5), _finished("0-0-1", 0.5)])
     home.leg(2, [_finished("0-1-1", 0.5)], [_started("0-1-1", _T + 1)])
     assert home.statuses() == {"0-0-1": "completed", "0-1-1": "completed"}
 
 
 def test_moves_are_ordered_by_hop_and_counted_once(home: _Home) -> None:
-    def move(hop: int, source: int, target: int) -> dict[str, object]:
-        return {
-            "type": "migrated",
-            "id": "0-0-1",
-            "source": source,
-            "target": target,
-            "hop": hop,
-            "copy": False,
-            "time": _T + hop,
-        }
-
-    home.leg(1, [move(1, 2, 1)], [_finished("0-0-1", 1.0), move(0, 0, 2), move(0, 0, 2)])
+    home.leg(
+        1,
+        [_moved("0-0-1", 1, 2, 1)],
+        [_finished("0-0-1", 1.0), _moved("0-0-1", 0, 0, 2), _moved("0-0-1", 0, 0, 2)],
+    )
     (one,) = home.load().individuals
     assert one.migrations == ((0, 2), (2, 1))
 
@@ -218,7 +216,7 @@ def test_torn_journals_are_reported_and_damaged_ones_refused(home: _Home) -> Non
 def test_the_fold_agrees_with_a_slow_one(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Random histories of a few individuals over three legs, against the rules applied one individual at a time."""
+    """Random histories over three legs, against the rules applied to one individual at a time."""
     home = _Home(tmp_path_factory.mktemp("fold"))
     endings = [status for status in STATUSES if status != "running"]
     events = data.draw(
@@ -406,7 +404,7 @@ _COLUMNS = [
 
 @pytest.fixture
 def mixed(home: _Home) -> _Home:
-    """All that is awkward in a table: gaps, text with commas and lines, mixed types, numbers that JSON lacks."""
+    """What is awkward in a table: gaps, text with commas and lines, mixed types, non-finite numbers."""
     home.leg(
         1,
         [
@@ -425,15 +423,7 @@ def mixed(home: _Home) -> _Home:
                 error="Traceback, line 1\n  line 2: ünïcode",
                 metrics={"loss": -math.inf},
             ),
-            {
-                "type": "migrated",
-                "id": "0-0-0",
-                "source": 0,
-                "target": 1,
-                "hop": 0,
-                "copy": False,
-                "time": _T,
-            },
+            _moved("0-0-0", 0, 0, 1),
             _started("0-0-2", _T + 2, params={"lr": 0.2, "depth": 1, "layers": None}),
         ],
     )
@@ -537,7 +527,7 @@ def test_a_result_reads_late_and_tells_why_the_campaign_ended(home: _Home) -> No
 def test_no_best_one_is_a_sentence_with_the_counts(home: _Home) -> None:
     home.leg(1, [_finished(f"0-0-{index}", status="failed") for index in range(3)])
     with pytest.raises(
-        CampaignError, match="no evaluation has completed, so there is no best one .3 failed."
+        CampaignError, match=r"no evaluation has completed, so there is no best one \(3 failed\)"
     ):
         _ = results.Result(home.path).best
     assert results.Result(home.path).reason == ""
