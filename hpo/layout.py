@@ -1,0 +1,138 @@
+"""Which rank does what: the ranks of the world, dealt to workers, and workers to islands; and who sends migrants to whom.
+
+Everything here is a pure function of a few numbers, so that every rank computes the same answer without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpo.errors import UsageError
+from hpo.suggest import suggestion
+
+Matrix = tuple[tuple[int, ...], ...]
+TOPOLOGIES = ("ring", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One worker: its number in the campaign, its island, its number there, and its world ranks, the leader first."""
+
+    index: int
+    island: int
+    worker: int
+    ranks: tuple[int, ...]
+
+    @property
+    def leader(self) -> int:
+        """The world rank that speaks for the worker."""
+        return self.ranks[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All workers by number; those of an island are neighbours, and so are the ranks of a worker."""
+
+    islands: int
+    workers: tuple[Place, ...]
+
+    @classmethod
+    def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int) -> Layout:
+        """Deal workers to islands as evenly as possible, the first islands getting the extra ones.
+
+        Raises UsageError, naming the nearest numbers of ranks that fit, if a worker would lack ranks or an island workers.
+        """
+        fewest = smallest(islands, ranks_per_worker)
+        _check_count("ranks", ranks)
+        if ranks < fewest or ranks % ranks_per_worker:
+            raise UsageError(_misfit(ranks, islands, ranks_per_worker, fewest))
+        share, extra = divmod(ranks // ranks_per_worker, islands)
+        places: list[Place] = []
+        for island in range(islands):
+            for worker in range(share + (island < extra)):
+                first = len(places) * ranks_per_worker
+                members = tuple(range(first, first + ranks_per_worker))
+                places.append(Place(index=len(places), island=island, worker=worker, ranks=members))
+        return cls(islands=islands, workers=tuple(places))
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """The world ranks of all leaders, by worker."""
+        return tuple(place.leader for place in self.workers)
+
+    def of_island(self, island: int) -> tuple[Place, ...]:
+        """The workers of one island."""
+        return tuple(place for place in self.workers if place.island == island)
+
+    def place_of(self, rank: int) -> tuple[Place, int]:
+        """The worker that a world rank belongs to, and its rank in that worker; IndexError for a rank outside."""
+        ranks_per_worker = len(self.workers[0].ranks)
+        if not 0 <= rank < len(self.workers) * ranks_per_worker:
+            raise IndexError(f"rank {rank} is not one of the {len(self.workers) * ranks_per_worker} of this layout")
+        return self.workers[rank // ranks_per_worker], rank % ranks_per_worker
+
+
+def smallest(islands: int, ranks_per_worker: int) -> int:
+    """The fewest ranks that give each island a worker."""
+    _check_count("islands", islands)
+    _check_count("ranks_per_worker", ranks_per_worker)
+    return islands * ranks_per_worker
+
+
+def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix:
+    """How many emigrants row ``i`` sends to column ``j`` at a migration: "ring", "full", or the matrix itself, checked.
+
+    Raises UsageError unless it is a square of whole numbers from 0 with as many rows as islands and zeros on its diagonal.
+    """
+    _check_count("islands", islands)
+    everyone = range(islands)
+    if isinstance(spec, str):
+        if spec not in TOPOLOGIES:
+            raise UsageError(f"topology = {spec!r}: must be a matrix or one of {TOPOLOGIES}. {suggestion(spec, TOPOLOGIES)}")
+        full = spec == "full"
+        return tuple(tuple(int(i != j and (full or j == (i + 1) % islands)) for j in everyone) for i in everyone)
+    if not _is_sequence(spec) or len(spec) != islands or not all(_is_sequence(row) and len(row) == islands for row in spec):
+        raise UsageError(
+            f"topology = {spec!r}: for {islands} island{'s' * (islands > 1)} it must be {islands} "
+            f"row{'s' * (islands > 1)} of as many numbers. Write {[[int(i != j) for j in everyone] for i in everyone]}"
+            + ' or "ring".'
+        )
+    for i, row in enumerate(spec):
+        for j, emigrants in enumerate(row):
+            if isinstance(emigrants, bool) or not isinstance(emigrants, int) or emigrants < 0:
+                raise UsageError(
+                    f"topology, row {i + 1}, column {j + 1} = {emigrants!r}: must be a whole number from 0, "
+                    f"the emigrants that island {i} sends to island {j}."
+                )
+            if i == j and emigrants:
+                raise UsageError(
+                    f"topology, row {i + 1}, column {j + 1} = {emigrants!r}: must be 0, as an island sends itself nothing."
+                )
+    return tuple(tuple(row) for row in spec)
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} = {value!r}: must be a whole number from 1.")
+
+
+def _misfit(ranks: int, islands: int, ranks_per_worker: int, fewest: int) -> str:
+    below = ranks // ranks_per_worker * ranks_per_worker
+    above = max(below + ranks_per_worker, fewest)
+    rules = [f"at least {fewest}, a worker for each island" if islands > 1 else f"at least {fewest}"]
+    if ranks_per_worker > 1:
+        rules.insert(0, f"a multiple of {ranks_per_worker}")
+    fits = f"{below} and {above} are the nearest that do" if below >= fewest else f"{above} is the nearest that does"
+    return (
+        f"{_counted(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {_counted(islands, 'island')} of workers of "
+        f"{_counted(ranks_per_worker, 'rank')}: the number of ranks must be {' and '.join(rules)}. {fits}."
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

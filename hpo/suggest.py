@@ -1,0 +1,21 @@
+"""What to write instead of a misspelt name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_LISTED = 12
+
+
+def suggestion(word: object, valid: Iterable[str]) -> str:
+    """A sentence that names the valid name nearest to ``word``, or the valid names when none is near."""
+    names = list(valid)
+    folded = {name.casefold(): name for name in reversed(names)}
+    near = get_close_matches(str(word).casefold(), folded, n=1, cutoff=0.6)
+    if near:
+        return f'Did you mean "{folded[near[0]]}"?'
+    if not names:
+        return "There is none to choose from."
+    shown = ", ".join(names[:_LISTED])
+    return f"Valid: {shown}{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}."
