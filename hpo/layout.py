@@ -1,6 +1,6 @@
-"""Which rank does what: the ranks of the world, dealt to workers, and workers to islands; and who sends migrants to whom.
+"""Which rank does what, and which island sends migrants to which.
 
-Everything here is a pure function of a few numbers, so that every rank computes the same answer without a message.
+Pure functions of a few numbers: every rank computes the same answer without a message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOPOLOGIES = ("ring", "full")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One worker: its number in the campaign, its island, its number there, and its world ranks, the leader first."""
+    """One worker: its number in the campaign, its island, its number there, its world ranks in order."""
 
     index: int
     island: int
@@ -41,7 +41,8 @@ class Layout:
     def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int) -> Layout:
         """Deal workers to islands as evenly as possible, the first islands getting the extra ones.
 
-        Raises UsageError, naming the nearest numbers of ranks that fit, if a worker would lack ranks or an island workers.
+        Raises UsageError, which names the nearest numbers of ranks that fit, if a worker would lack ranks or
+        an island would lack workers.
         """
         fewest = smallest(islands, ranks_per_worker)
         _check_count("ranks", ranks)
@@ -66,10 +67,12 @@ class Layout:
         return tuple(place for place in self.workers if place.island == island)
 
     def place_of(self, rank: int) -> tuple[Place, int]:
-        """The worker that a world rank belongs to, and its rank in that worker; IndexError for a rank outside."""
+        """The worker of a world rank, and the rank inside that worker; IndexError for a rank outside."""
         ranks_per_worker = len(self.workers[0].ranks)
         if not 0 <= rank < len(self.workers) * ranks_per_worker:
-            raise IndexError(f"rank {rank} is not one of the {len(self.workers) * ranks_per_worker} of this layout")
+            raise IndexError(
+                f"rank {rank} is not one of the {len(self.workers) * ranks_per_worker} of this layout"
+            )
         return self.workers[rank // ranks_per_worker], rank % ranks_per_worker
 
 
@@ -81,22 +84,30 @@ def smallest(islands: int, ranks_per_worker: int) -> int:
 
 
 def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix:
-    """How many emigrants row ``i`` sends to column ``j`` at a migration: "ring", "full", or the matrix itself, checked.
+    """How many emigrants island ``row`` sends to island ``column`` at a migration.
 
-    Raises UsageError unless it is a square of whole numbers from 0 with as many rows as islands and zeros on its diagonal.
+    ``spec`` is "ring", "full" or the matrix itself. Raises UsageError unless that is a square of whole
+    numbers from 0, with a row for each island and zeros on its diagonal.
     """
     _check_count("islands", islands)
     everyone = range(islands)
     if isinstance(spec, str):
         if spec not in TOPOLOGIES:
-            raise UsageError(f"topology = {spec!r}: must be a matrix or one of {TOPOLOGIES}. {suggestion(spec, TOPOLOGIES)}")
+            raise UsageError(
+                f'topology = {spec!r}: must be "ring", "full" or a matrix. {suggestion(spec, TOPOLOGIES)}'
+            )
         full = spec == "full"
-        return tuple(tuple(int(i != j and (full or j == (i + 1) % islands)) for j in everyone) for i in everyone)
-    if not _is_sequence(spec) or len(spec) != islands or not all(_is_sequence(row) and len(row) == islands for row in spec):
+        return tuple(
+            tuple(int(i != j and (full or j == (i + 1) % islands)) for j in everyone) for i in everyone
+        )
+    if (
+        not _is_sequence(spec)
+        or len(spec) != islands
+        or not all(_is_sequence(row) and len(row) == islands for row in spec)
+    ):
         raise UsageError(
-            f"topology = {spec!r}: for {islands} island{'s' * (islands > 1)} it must be {islands} "
-            f"row{'s' * (islands > 1)} of as many numbers. Write {[[int(i != j) for j in everyone] for i in everyone]}"
-            + ' or "ring".'
+            f"topology = {spec!r}: must have {_counted(islands, 'row')} of {_counted(islands, 'number')}, "
+            f'one for each island. Write {[[int(i != j) for j in everyone] for i in everyone]} or "ring".'
         )
     for i, row in enumerate(spec):
         for j, emigrants in enumerate(row):
@@ -107,7 +118,8 @@ def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix
                 )
             if i == j and emigrants:
                 raise UsageError(
-                    f"topology, row {i + 1}, column {j + 1} = {emigrants!r}: must be 0, as an island sends itself nothing."
+                    f"topology, row {i + 1}, column {j + 1} = {emigrants!r}: must be 0, "
+                    "as no island sends to itself."
                 )
     return tuple(tuple(row) for row in spec)
 
@@ -127,10 +139,15 @@ def _misfit(ranks: int, islands: int, ranks_per_worker: int, fewest: int) -> str
     rules = [f"at least {fewest}, a worker for each island" if islands > 1 else f"at least {fewest}"]
     if ranks_per_worker > 1:
         rules.insert(0, f"a multiple of {ranks_per_worker}")
-    fits = f"{below} and {above} are the nearest that do" if below >= fewest else f"{above} is the nearest that does"
+    fits = (
+        f"{below} and {above} are the nearest that do"
+        if below >= fewest
+        else f"{above} is the nearest that does"
+    )
     return (
-        f"{_counted(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {_counted(islands, 'island')} of workers of "
-        f"{_counted(ranks_per_worker, 'rank')}: the number of ranks must be {' and '.join(rules)}. {fits}."
+        f"{_counted(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {_counted(islands, 'island')} "
+        f"of workers of {_counted(ranks_per_worker, 'rank')}: the number of ranks must be "
+        f"{' and '.join(rules)}. {fits}."
     )
 
 

@@ -1,8 +1,8 @@
 """The four kinds of parameter: what they accept, and the exact map between a value and its gene.
 
-A gene is a number in [0, 1] (Float, Int) or the index of a choice (Categorical, Ordinal). ``decode(encode(v)) == v``
-holds for every value that ``decode`` or ``canonical`` returns: a Float's values lie on a decimal grid that is coarse
-against the rounding errors of the map, an Int's gene is the middle of its cell.
+A gene is a number in [0, 1] (Float, Int) or the index of a choice (Categorical, Ordinal).
+``decode(encode(v)) == v`` holds for every value that ``decode`` or ``canonical`` returns: a Float's values
+lie on a decimal grid, coarse against the map's rounding errors; an Int's gene is the middle of its cell.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import ClassVar, TypeVar, cast
 
@@ -21,6 +21,7 @@ from hpo.suggest import suggestion
 Encoder = Callable[[Scalar], float]
 Decoder = Callable[[float], Scalar]
 Bound = TypeVar("Bound", int, float)
+When = Mapping[str, tuple[Scalar, ...]]
 Condition = Mapping[str, Scalar | Iterable[Scalar]]
 
 _LARGEST_FLOAT = 1e300
@@ -33,25 +34,25 @@ _NARROWEST_LOG = 1 + 1e-6
 
 @dataclass(frozen=True, init=False)
 class Parameter(ABC):
-    """One axis of a search space; ``when`` maps a parent's name to the values under which this parameter exists."""
+    """One axis of a space; ``when`` maps a parent's name to the values under which this parameter exists."""
 
     kind: ClassVar[str]
-    when: Mapping[str, tuple[Scalar, ...]] = field(hash=False)
+    when: When = field(hash=False)
 
     @property
-    @abstractmethod
     def limits(self) -> tuple[float, float]:
         """Smallest and largest gene, as Propulate takes them: two floats, or two ints for an index."""
+        return 0.0, 1.0
+
+    @property
+    def neutral(self) -> float:
+        """The gene of a parameter that does not exist in a configuration."""
+        return 0.5
 
     @property
     @abstractmethod
     def count(self) -> int | None:
         """How many values there are; None when they are not worth counting (Float)."""
-
-    @property
-    @abstractmethod
-    def neutral(self) -> float:
-        """The gene of a parameter that does not exist in a configuration."""
 
     @abstractmethod
     def values(self) -> Iterator[Scalar]:
@@ -69,24 +70,22 @@ class Parameter(ABC):
     def decoder(self) -> Decoder:
         """A function from any gene, clipped to the limits, to a canonical value; ValueError for NaN."""
 
-    @abstractmethod
     def describe(self) -> dict[str, object]:
-        """The definition as JSON-able data."""
+        """The definition as JSON-able data, without its conditions."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "when"}
+        return {"type": self.kind, **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
 
     def _set(self, **attributes: object) -> None:
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
-
-    def _described(self, **attributes: object) -> dict[str, object]:
-        when = {parent: list(allowed) for parent, allowed in sorted(self.when.items())}
-        return {"type": self.kind, **attributes, **({"when": when} if when else {})}
 
 
 @dataclass(frozen=True, init=False)
 class Float(Parameter):
     """A real number in [low, high]; with ``log``, spread evenly over orders of magnitude.
 
-    Values have 12 decimal digits: of the width of the range, or of the value with ``log``; low and high stay as given.
+    Values have 12 decimal digits: of the width of the range, or of the value with ``log``. Low and high are
+    kept as given.
     """
 
     kind = "float"
@@ -99,8 +98,8 @@ class Float(Parameter):
         # Adding zero turns -0.0, which equals 0.0 but is written otherwise, into 0.0.
         low, high = (_float(shown, name, value) + 0.0 for name, value in (("low", low), ("high", high)))
         if not low < high:
-            remedy = "Use Categorical for a single value" if low == high else f"Write Float({high!r}, {low!r})"
-            raise UsageError(f"{shown}: low must be below high. {remedy}.")
+            remedy = f"Float({high!r}, {low!r})" if low > high else "Categorical for a single value"
+            raise UsageError(f"{shown}: low must be below high. Use {remedy}.")
         if _flag(shown, "log", log):
             if low <= 0:
                 raise UsageError(f"{shown}: a logarithmic range needs low > 0. Raise low or drop log=True.")
@@ -108,8 +107,8 @@ class Float(Parameter):
                 raise UsageError(f"{shown}: a logarithmic range must not go below 1e-300. Raise low.")
             if high / low < _NARROWEST_LOG:
                 raise UsageError(
-                    f"{shown}: high / low must be at least {_NARROWEST_LOG} for log=True, as on a narrower range "
-                    "the logarithm changes nothing. Drop log=True or widen the range."
+                    f"{shown}: log=True needs high / low of at least {_NARROWEST_LOG}, as on a narrower "
+                    "range it changes nothing. Drop log=True or widen the range."
                 )
         elif high - low < _FEWEST_FLOATS * math.ulp(max(-low, high)):
             raise UsageError(
@@ -119,25 +118,16 @@ class Float(Parameter):
         self._set(low=low, high=high, log=log, when=_conditions(shown, when))
 
     @property
-    def limits(self) -> tuple[float, float]:
-        return 0.0, 1.0
-
-    @property
     def count(self) -> None:
         return None
-
-    @property
-    def neutral(self) -> float:
-        return 0.5
 
     def values(self) -> Iterator[Scalar]:
         raise TypeError("a Float has no list of values")
 
     def canonical(self, value: object) -> float:
-        rule = f"a number from {self.low!r} to {self.high!r}"
-        if isinstance(value, bool) or not isinstance(value, Real) or not self.low <= cast(float, value) <= self.high:
-            raise ValueError(rule)
-        return cast(float, self.decoder()(self.encoder()(float(value))))
+        if _is_number(value, Real) and self.low <= cast(float, value) <= self.high:
+            return cast(float, self.decoder()(self.encoder()(float(cast(float, value)))))
+        raise ValueError(f"a number from {self.low!r} to {self.high!r}")
 
     def encoder(self) -> Encoder:
         low, width = self.low, self.high - self.low
@@ -157,9 +147,9 @@ class Float(Parameter):
         half_step = 0.5 * 10.0**-digits
         lowest, highest = low + half_step, high - half_step
 
-        # The map errs by some 1e-15 of the width, the grid's half step is at least 5e-14 of it. With an offset so
-        # large that floating-point numbers are further apart than that, value - low is exact and
-        # low + gene * width rounds to the value.
+        # The map errs by some 1e-15 of the width, the grid's half step is 5e-14 of it or more. With an offset
+        # so large that floating-point numbers lie further apart, value - low is exact and low + gene * width
+        # rounds to the value.
         def decode(gene: float) -> float:
             gene = float(gene)
             if 0.0 < gene < 1.0:
@@ -174,8 +164,8 @@ class Float(Parameter):
         log_width = math.log(high) - log_low
         lowest, highest = low * (1 + 1e-12), high * (1 - 1e-12)
 
-        # On the widest range, 1e-300 to 1e300, the roundings of log, -, /, * and + add up to 4.2e-13 in the exponent;
-        # the half step of 12 significant digits is at least 5e-13 of the value.
+        # On the widest range, 1e-300 to 1e300, the roundings of log, -, /, * and + add up to 4.2e-13 in the
+        # exponent; the half step of 12 significant digits is at least 5e-13 of the value.
         def decode(gene: float) -> float:
             gene = float(gene)
             if 0.0 < gene < 1.0:
@@ -184,9 +174,6 @@ class Float(Parameter):
             return _end(gene, low, high)
 
         return decode
-
-    def describe(self) -> dict[str, object]:
-        return self._described(low=self.low, high=self.high, log=self.log)
 
 
 @dataclass(frozen=True, init=False)
@@ -213,25 +200,16 @@ class Int(Parameter):
         self._set(low=low, high=high, log=log, when=_conditions(shown, when))
 
     @property
-    def limits(self) -> tuple[float, float]:
-        return 0.0, 1.0
-
-    @property
     def count(self) -> int:
         return self.high - self.low + 1
-
-    @property
-    def neutral(self) -> float:
-        return 0.5
 
     def values(self) -> Iterator[Scalar]:
         return iter(range(self.low, self.high + 1))
 
     def canonical(self, value: object) -> int:
-        rule = f"a whole number from {self.low} to {self.high}"
-        if isinstance(value, bool) or not isinstance(value, Integral) or not self.low <= int(value) <= self.high:
-            raise ValueError(rule)
-        return int(value)
+        if _is_number(value, Integral) and self.low <= cast(int, value) <= self.high:
+            return int(cast(int, value))
+        raise ValueError(f"a whole number from {self.low} to {self.high}")
 
     def encoder(self) -> Encoder:
         low, count = self.low, self.count
@@ -257,7 +235,7 @@ class Int(Parameter):
                 return _end(gene, low, high)
 
             return decode
-        # The cell of n is [log(n - 1/2), log(n + 1/2)]; up to 2**40 half a cell is 30 times the map's roundings.
+        # The cell of n is [log(n - 1/2), log(n + 1/2)]; up to 2**40 half of it is 30 times the roundings.
         exp, start = math.exp, math.log(low - 0.5)
         width = math.log(high + 0.5) - start
 
@@ -268,9 +246,6 @@ class Int(Parameter):
             return _end(gene, low, high)
 
         return decode_log
-
-    def describe(self) -> dict[str, object]:
-        return self._described(low=self.low, high=self.high, log=self.log)
 
 
 @dataclass(frozen=True, init=False)
@@ -286,18 +261,17 @@ class Categorical(Parameter):
             raise UsageError(f'{name}(): at least one choice is needed. Write {name}("a", "b").')
         if len(choices) == 1 and isinstance(choices[0], (list, tuple, set, frozenset, dict)):
             raise UsageError(
-                f"{name}({choices[0]!r}): choices are separate arguments. Put * before them: {name}(*choices)."
+                f"{name}({choices[0]!r}): choices are separate arguments. Write {name}(*choices)."
             )
-        seen: dict[Scalar, Scalar] = {}
-        for choice in choices:
-            _check_choice(name, choice)
-            if choice in seen:
+        plain: dict[Scalar, Scalar] = {}
+        for choice in (_choice(name, choice) for choice in choices):
+            if choice in plain:
                 raise UsageError(
-                    f"{name}(...): choices must differ under ==, and {choice!r} equals {seen[choice]!r}. "
+                    f"{name}(...): choices must differ under ==, and {choice!r} equals {plain[choice]!r}. "
                     "Remove one, or write them as strings."
                 )
-            seen[choice] = choice
-        self._set(choices=choices, when=_conditions(f"{name}(...)", when))
+            plain[choice] = choice
+        self._set(choices=tuple(plain), when=_conditions(f"{name}(...)", when))
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -335,9 +309,6 @@ class Categorical(Parameter):
 
         return decode
 
-    def describe(self) -> dict[str, object]:
-        return self._described(choices=list(self.choices))
-
 
 @dataclass(frozen=True, init=False)
 class Ordinal(Categorical):
@@ -359,21 +330,24 @@ def _end(gene: float, low: Bound, high: Bound) -> Bound:
     raise ValueError(f"a gene must be a number, not {gene}")
 
 
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _float(shown: str, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise UsageError(f"{shown}: {name} must be a number, not {value!r}. Write one such as 0.1, without quotes.")
     # Compared before it is converted: float() of a long int overflows.
-    if not abs(cast(float, value)) <= _LARGEST_FLOAT:
-        raise UsageError(f"{shown}: {name} must be finite and within 1e300 of zero. Give the largest value of use.")
-    return float(value)
+    if _is_number(value, Real) and abs(cast(float, value)) <= _LARGEST_FLOAT:
+        return float(cast(float, value))
+    raise UsageError(
+        f"{shown}: {name} must be a finite number within 1e300 of zero, not {value!r}. Write 0.1, say."
+    )
 
 
 def _int(shown: str, name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise UsageError(f"{shown}: {name} must be a whole number, not {value!r}. Use Float for a real range.")
-    if abs(int(value)) > _LARGEST_INT:
-        raise UsageError(f"{shown}: {name} must be within 2**53 of zero. Narrow the range or use Float.")
-    return int(value)
+    if _is_number(value, Integral) and abs(cast(int, value)) <= _LARGEST_INT:
+        return int(cast(int, value))
+    rule = "a whole number within 2**53 of zero"
+    raise UsageError(f"{shown}: {name} must be {rule}, not {value!r}. Use Float for any other range.")
 
 
 def _flag(shown: str, name: str, value: object) -> bool:
@@ -382,22 +356,23 @@ def _flag(shown: str, name: str, value: object) -> bool:
     return value
 
 
-def _check_choice(name: str, choice: object) -> None:
-    if not isinstance(choice, (str, int, float, type(None))):
-        raise UsageError(
-            f"{name}(...): a choice must be a string, a number, True, False or None, as it is written to the "
-            f"journal, and {choice!r} is of type {type(choice).__name__}. Choose by name and look the object up "
-            "in the task."
-        )
-    if isinstance(choice, str) and not is_unicode(choice):
-        raise UsageError(f"{name}(...): choice {choice!r} cannot be written as UTF-8. Choose by a plain name.")
-    if isinstance(choice, float) and not math.isfinite(choice):
-        raise UsageError(f'{name}(...): choice {choice!r} must be finite. Write "{choice}" and convert it.')
-    if isinstance(choice, int) and abs(choice) > _LARGEST_INT:
-        raise UsageError(f"{name}(...): choice {choice!r} must be within 2**53 of zero. Write a string.")
+def _choice(kind: str, choice: object) -> Scalar:
+    """The choice as a plain string, int or float, which NumPy's and enumerations' only resemble."""
+    if choice is None or isinstance(choice, bool):
+        return choice
+    if isinstance(choice, str) and is_unicode(choice):
+        return str.__str__(choice)
+    if isinstance(choice, Integral) and abs(int(choice)) <= _LARGEST_INT:
+        return int(choice)
+    if isinstance(choice, Real) and not isinstance(choice, Integral) and math.isfinite(choice):
+        return float(choice)
+    raise UsageError(
+        f"{kind}(...): a choice must be a string, a finite number (up to 2**53 if whole), True, False or "
+        f"None, as it is written to the journal, not {choice!r}. Choose by a name and look it up in the task."
+    )
 
 
-def _conditions(shown: str, when: object) -> dict[str, tuple[Scalar, ...]]:
+def _conditions(shown: str, when: object) -> When:
     if when is None:
         return {}
     if not isinstance(when, Mapping) or not when or not all(isinstance(parent, str) for parent in when):
@@ -407,7 +382,7 @@ def _conditions(shown: str, when: object) -> dict[str, tuple[Scalar, ...]]:
         )
     conditions = {}
     for parent, allowed in when.items():
-        values = tuple(allowed) if isinstance(allowed, (tuple, list, set, frozenset)) else (allowed,)
+        values = tuple(allowed) if isinstance(allowed, (tuple, list)) else (allowed,)
         if not values:
             raise UsageError(f"{shown}: when names no value of {parent!r}. Name one or drop the condition.")
         conditions[parent] = values

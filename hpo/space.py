@@ -1,4 +1,4 @@
-"""A search space: named parameters, conditions between them, and the map between configurations and genomes."""
+"""A search space: named parameters, conditions between them, and the map from configurations to genomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 
 from hpo.errors import UsageError
 from hpo.individual import Scalar
-from hpo.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter
+from hpo.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
 from hpo.suggest import suggestion
 
 __all__ = ["Categorical", "Float", "Genome", "Int", "Ordinal", "Parameter", "Params", "SearchSpace"]
@@ -23,7 +23,6 @@ Genome = tuple[float, ...]
 Params = dict[str, Scalar]
 """A configuration: the value of each parameter that exists in it, in the order of declaration."""
 
-When = Mapping[str, tuple[Scalar, ...]]
 
 _OTHER = "\ud800"
 """Stands for any value that no condition names; no choice is this string, which UTF-8 cannot write."""
@@ -32,8 +31,8 @@ _OTHER = "\ud800"
 class SearchSpace:
     """Named parameters: ``SearchSpace(lr=Float(…), …)``, or a dictionary for names that cannot be keywords.
 
-    A parameter is *active* where all its conditions hold and the parents that they name are active; a configuration
-    holds the active ones only. UsageError if a name or a condition cannot be.
+    A parameter is *active* where all its conditions hold and the parents that they name are active; a
+    configuration holds the active ones only. UsageError if a name or a condition cannot be.
     """
 
     def __init__(self, named: Mapping[str, Parameter] | None = None, /, **parameters: Parameter) -> None:
@@ -49,8 +48,10 @@ class SearchSpace:
         self.limits: dict[str, tuple[float, float]] = {name: p.limits for name, p in self.parameters.items()}
         self._when = {name: _checked_when(name, self.parameters) for name in self.names}
         self._order = _parents_first(self._when)
-        self._conditional = [(name, tuple(when.items())) for name in self._order if (when := self._when[name])]
-        self._cube = list(self.limits.values())
+        self._conditional = [
+            (name, tuple(when.items())) for name in self._order if (when := self._when[name])
+        ]
+        self._counts = [p.count if isinstance(p, Categorical) else None for p in self.parameters.values()]
         self._decoders = [(name, p.decoder()) for name, p in self.parameters.items()]
         self._encoders: list[tuple[str, Encoder, float]] = [
             (name, p.encoder(), p.neutral) for name, p in self.parameters.items()
@@ -66,8 +67,10 @@ class SearchSpace:
         return SearchSpace, (self.parameters,)
 
     def encode(self, params: Mapping[str, Scalar]) -> Genome:
-        """The genome of a configuration that ``validate`` or ``decode`` returned; of any other, it is undefined."""
-        return tuple([encode(params[name]) if name in params else idle for name, encode, idle in self._encoders])
+        """The genome of a configuration that ``validate`` or ``decode`` returned; undefined for any other."""
+        return tuple(
+            [encode(params[name]) if name in params else idle for name, encode, idle in self._encoders]
+        )
 
     def decode(self, genome: Iterable[float]) -> Params:
         """The configuration of a genome of any finite numbers, clipped to the limits.
@@ -85,10 +88,12 @@ class SearchSpace:
     def validate(self, params: Mapping[str, object]) -> Params:
         """``params`` as ``decode`` would return it.
 
-        Raises UsageError that names all that is unknown, missing, given where it does not exist, or not allowed.
+        Raises UsageError that names all that is unknown, missing, not allowed, or idle where it is given.
         """
         if not isinstance(params, Mapping):
-            raise UsageError(f"{params!r} is no configuration: write a dictionary such as {{{self.names[0]!r}: …}}.")
+            raise UsageError(
+                f"{params!r} is no configuration: write a dictionary such as {{{self.names[0]!r}: …}}."
+            )
         unknown = [name for name in params if name not in self.parameters]
         problems = [f"{name!r} is no parameter. {suggestion(name, self.names)}" for name in unknown]
         canonical: Params = {}
@@ -116,12 +121,10 @@ class SearchSpace:
 
     def sample(self, rng: random.Random) -> Genome:
         """A genome drawn uniformly from the cube."""
-        return tuple(
-            [rng.randrange(int(high) + 1) if isinstance(low, int) else rng.random() for low, high in self._cube]
-        )
+        return tuple([rng.random() if count is None else rng.randrange(count) for count in self._counts])
 
     def key(self, params: Params) -> str:
-        """32 hexadecimal digits that tell configurations of ``decode`` or ``validate`` apart, also 1 from True."""
+        """32 hexadecimal digits that tell what ``decode`` or ``validate`` return apart, also 1 from True."""
         return blake2b(orjson.dumps(params, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 
     @cached_property
@@ -133,15 +136,22 @@ class SearchSpace:
         """All configurations of a finite space, without constraints; UsageError where ``size`` is None."""
         if self.size is None:
             floats = [name for name, p in self.parameters.items() if p.count is None]
-            raise UsageError(f"An infinite space cannot be listed: {floats[0]} is a Float. Use Ordinal instead.")
+            raise UsageError(
+                f"An infinite space cannot be listed: {floats[0]} is a Float. Use Ordinal instead."
+            )
         return self._extensions(0, {})
 
     def describe(self) -> dict[str, dict[str, object]]:
         """The definition of each parameter by name, as JSON-able data."""
-        return {name: parameter.describe() for name, parameter in self.parameters.items()}
+        described = {name: parameter.describe() for name, parameter in self.parameters.items()}
+        for name, conditions in self._conditional:
+            described[name]["when"] = {
+                parent: sorted(allowed, key=repr) for parent, allowed in sorted(conditions)
+            }
+        return described
 
     def differences(self, other: Mapping[str, Mapping[str, object]]) -> list[str]:
-        """A sentence for each difference from an older space's ``describe()``; order is none."""
+        """A sentence for each difference from an older space's ``describe()``; order does not count."""
         mine = self.describe()
         sentences = [f"{name}: was there, is gone" for name in other if name not in mine]
         for name, now in mine.items():
@@ -180,12 +190,16 @@ class SearchSpace:
 
 def _check_names(parameters: Mapping[str, Parameter]) -> None:
     if not parameters:
-        raise UsageError("SearchSpace(): at least one parameter is needed. Write SearchSpace(lr=Float(1e-5, 0.1)).")
+        raise UsageError(
+            "SearchSpace(): at least one parameter is needed. Write SearchSpace(lr=Float(1e-5, 0.1))."
+        )
     for name, parameter in parameters.items():
         if not isinstance(name, str) or not name or not name.isprintable():
             raise UsageError(f"SearchSpace: a name must be a printable string, not {name!r}.")
         if name.startswith("_"):
-            raise UsageError(f'SearchSpace: {name!r}: a name must not begin with "_". Write {name.lstrip("_")!r}.')
+            raise UsageError(
+                f'SearchSpace: {name!r}: a name must not begin with "_". Write {name.lstrip("_")!r}.'
+            )
         if not isinstance(parameter, Parameter):
             raise UsageError(
                 f"SearchSpace: {name} = {parameter!r} is no parameter. "
@@ -199,7 +213,9 @@ def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
     for parent, allowed in parameters[name].when.items():
         if parent not in parameters:
             others = [other for other in parameters if other != name]
-            raise UsageError(f"{name}: when names {parent!r}, no other parameter. {suggestion(parent, others)}")
+            raise UsageError(
+                f"{name}: when names {parent!r}, no other parameter. {suggestion(parent, others)}"
+            )
         if isinstance(parameters[parent], Float):
             raise UsageError(
                 f"{name}: when names {parent!r}, a Float, whose single values are hardly ever met. "
@@ -213,7 +229,7 @@ def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
                 raise UsageError(
                     f"{name}: when needs {parent} = {value!r}, and {parent} must be {_ended(str(rule))}"
                 ) from None
-        checked[parent] = tuple(values)
+        checked[parent] = tuple(dict.fromkeys(values))
     return checked
 
 
@@ -254,7 +270,7 @@ def _count(parameters: Mapping[str, Parameter], when: Mapping[str, When]) -> int
         return product
 
     def count_group(names: Sequence[str], chosen: Params) -> int | None:
-        # Names come parents first, and parents outside the group are chosen: whether the first exists is known.
+        # Parents come first, and those outside the group are chosen: whether the first exists is known.
         first, rest = names[0], names[1:]
         if not _is_active(when[first], chosen):
             return count(rest, chosen)
