@@ -74,14 +74,14 @@ if [[ $installed != "$torch" && $installed != "$torch+"* ]] || { has_gpu && [[ $
     log=$(mktemp)
     trap 'rm -f "$log"' EXIT
     say "installing ${choices[0]}"
-    if ! pip install --quiet --constraint jobs/constraints.txt "${choices[0]}" 2>"$log"; then
+    if ! pip install -qq --constraint jobs/constraints.txt "${choices[0]}" 2>"$log"; then
         if ! grep -q 'No matching distribution found for torch' "$log"; then
             cat "$log" >&2
             die "torch could not be installed: pip says above why. Run this again when that is mended."
         fi
         say "there is none: installing ${choices[1]}. If that is several GB too many on a machine without a GPU," \
             "name an index of CPU builds in PIP_EXTRA_INDEX_URL."
-        pip install --quiet --constraint jobs/constraints.txt "${choices[1]}" ||
+        pip install -qq --constraint jobs/constraints.txt "${choices[1]}" ||
             die "torch could not be installed: pip says above why. Run this again when that is mended."
     fi
 fi
@@ -89,7 +89,7 @@ fi
 say "installing hpo with: ${extras[*]}"
 joined=$(IFS=,; echo "${extras[*]}")
 # setuptools has come with torch, in the version of constraints.txt: no other one need be fetched to build.
-pip install --quiet --no-build-isolation --constraint jobs/constraints.txt --editable ".[$joined]" ||
+pip install -qq --no-build-isolation --constraint jobs/constraints.txt --editable ".[$joined]" ||
     die "the packages could not be installed: pip says above why. Run this again when that is mended."
 
 printf '%s\n' "$wanted" >"$stamp"
