@@ -47,7 +47,7 @@ fi
 
 if [[ ! -x $venv/bin/python ]] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python=$(find_python) || die "no Python 3.10, 3.11 or 3.12 is on PATH (python3 is" \
-        "$(python3 --version 2>&1 | tail -n 1 || true)). propulate needs scipy 1.12, which exists for these only:" \
+        "$(python3 --version 2>/dev/null || echo missing)). propulate needs scipy 1.12, which exists for these only:" \
         "install one of them, python3.11 for choice, and run this again."
     say "making $venv with $python ($("$python" --version))"
     rm -rf "$venv"
