@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 
 from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Scalar
 
+_PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
 _TEXT_LIMIT = 1_000
 """Characters of a textual metric that are kept."""
 
@@ -152,12 +155,12 @@ def as_metric(value: object) -> Scalar:
     return _printable(repr(value)) if number is None else number
 
 
-def describe_exception(error: BaseException, *, hide: int = 0) -> str:
-    """The traceback of ``error`` without its outermost ``hide`` frames, which are ours and tell nothing."""
+def describe_exception(error: BaseException) -> str:
+    """The traceback of ``error`` without its outermost frames that lie in this package and tell the user nothing."""
     frames = error.__traceback__
-    for _ in range(hide):
-        if frames is not None and frames.tb_next is not None:
-            frames = frames.tb_next
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frames = frames.tb_next
+    frames = error.__traceback__ if frames is None else frames
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     if len(text) > _TRACEBACK_LIMIT:
         text = f"… {text[-_TRACEBACK_LIMIT:]}"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from hpo.errors import Pruned, UsageError
-from hpo.individual import Scalar
-from hpo.outcome import as_metric, as_number
+from hpo.errors import Interrupted, Pruned, UsageError
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, PRUNED, Scalar
+from hpo.outcome import Outcome, as_metric, as_number, describe_exception, judge
+from hpo.rooms import OUTPUT
 
 
 class Link(Protocol):
@@ -153,12 +158,51 @@ class Trial:
         return f"Trial(id={self.id!r}, rank={self.rank} of {self.size}, params={self.params!r})"
 
 
-def clear_directory(path: Path) -> None:
-    """Remove ``path`` and what it holds, if it is there."""
+def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> Outcome:
+    """Call the task once and say how that ended; only worker rank 0's return value is looked at.
+
+    KeyboardInterrupt passes: it is for the campaign.
+    """
+    begun = time.perf_counter()
     try:
-        shutil.rmtree(path)
+        returned = evaluate(trial)
+        outcome = judge(returned, objectives) if trial.rank == 0 else Outcome(status=COMPLETED)
+    except Pruned:
+        outcome = _pruned(trial, objectives)
+    except Interrupted:
+        outcome = Outcome(status=INTERRUPTED)
+    except SystemExit as error:
+        outcome = Outcome(
+            status=FAILED, error=f"the task called sys.exit({error.code!r}): return or raise instead."
+        )
+    except Exception as error:
+        outcome = Outcome(status=FAILED, error=describe_exception(error))
+    seconds = time.perf_counter() - begun
+    return replace(outcome, metrics={**trial.metrics, **outcome.metrics}, seconds=seconds)
+
+
+def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:
+    """Its objective is the last value reported, where there is one objective and the value is finite."""
+    if trial.last_report is None:
+        return Outcome(status=PRUNED)
+    step, value = trial.last_report
+    known = len(objectives) == 1 and math.isfinite(value)
+    return Outcome(
+        status=PRUNED, objectives={objectives[0]: value} if known else None, metrics={"pruned_step": step}
+    )
+
+
+def clear_directory(path: Path) -> None:
+    """Remove what an earlier try has left in ``path``; what it printed stays."""
+    try:
+        entries = list(os.scandir(path))
     except FileNotFoundError:
-        pass
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        elif not entry.name.startswith(OUTPUT):
+            os.unlink(entry.path)
 
 
 class _Alone:

@@ -6,6 +6,7 @@ import json
 import math
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.outcome import Outcome, as_metric, describe_exception, judge
+from hpo.trial import Trial, attempt
 
 
 class Tensor:
@@ -100,15 +102,24 @@ def test_from_json_refuses_what_judge_would() -> None:
         Outcome.from_json({**fields, "status": "finished"})
 
 
-def test_traceback_hides_our_frames_and_keeps_the_end() -> None:
-    def user(depth: int) -> float:
-        if depth:
-            return user(depth - 1)
+def test_traceback_keeps_its_end_and_hides_our_frames(tmp_path: Path) -> None:
+    def user(trial: Trial) -> float:
         raise ValueError("y" * 20_000)
 
+    outcome = attempt(user, Trial.alone({}, directory=tmp_path), ("value",))
+    assert outcome.status == "failed" and len(outcome.error) < 12_100 and outcome.error.endswith("yyy")
+
+    def shorter(trial: Trial) -> float:
+        raise ValueError("no such model")
+
+    outcome = attempt(shorter, Trial.alone({}, directory=tmp_path), ("value",))
+    assert "trial.py" not in outcome.error and "in shorter" in outcome.error
+    assert outcome.error.endswith("ValueError: no such model")
+
+
+def test_exception_inside_this_package_only_keeps_its_frames() -> None:
     try:
-        user(3)
-    except ValueError as error:
-        text = describe_exception(error, hide=1)
-    assert "describe_exception" not in text and "test_traceback_hides" not in text.split("yyy")[0]
-    assert len(text) < 12_100 and text.endswith("yyy")
+        Outcome.from_json({"status": "completed"})
+    except KeyError as error:
+        error.__traceback__ = error.__traceback__.tb_next
+        assert "outcome.py" in describe_exception(error)

@@ -1,0 +1,529 @@
+"""The parent side of evaluations: a worker's evaluators are started, fed, watched, timed out, killed and replaced.
+
+The leader of a worker runs a Crew, its other ranks a Follower each; every rank has one evaluator process. Crew and
+Follower speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls ``poll`` when one of
+``filenos`` is readable, or at ``deadline``.
+
+    Crew ── spawn, join, job, leave, exit, kill ──► Follower of each rank (its own too) ──► evaluator
+    Crew ◄── ready, joined, report, finished, broken, died ── Follower ◄── evaluator
+
+A spawn opens a new *epoch*. All messages carry theirs, so that what an earlier evaluator said late is recognised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hpo.binding import choose_backend
+from hpo.child import ChildProcess, Guard, Message, tail, wait_readable
+from hpo.individual import CRASHED, FAILED, TIMEOUT, Scalar
+from hpo.outcome import Outcome
+from hpo.rooms import OUTPUT
+
+if TYPE_CHECKING:
+    from hpo.config import EvaluationSettings
+
+_RETIREMENT_S = 10.0
+"""How long an evaluator that is no longer needed may take to end by itself."""
+
+_POLL_S = 0.02
+"""How often to look where the kernel cannot wake us."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One individual to evaluate. ``directory`` is its own; it is emptied first, but for printed output, unless the
+    evaluation was interrupted and goes on (``resumed``)."""
+
+    id: str
+    params: dict[str, Scalar]
+    seed: int
+    directory: str
+    resumed: bool = False
+
+
+class Follower:
+    """Keeps the evaluator of one rank for the Crew of its worker, to which it speaks by ``send``."""
+
+    def __init__(
+        self,
+        *,
+        worker_rank: int,
+        child_factory: Callable[[], ChildProcess],
+        send: Callable[[Message], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker_rank = worker_rank
+        self._factory = child_factory
+        self._send = send
+        self._clock = clock
+        self._epoch = -1
+        self._child: ChildProcess | None = None
+        self._leaving: list[tuple[float, ChildProcess]] = []
+        self._guard = Guard()
+        self._output: Path | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The evaluator's process id, None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def receive(self, message: Message) -> None:
+        """Take a message of the Crew."""
+        if message["type"] == "spawn":
+            self._spawn(message["epoch"])
+        elif message["epoch"] == self._epoch and self._child is not None:
+            if message["type"] == "kill":
+                self._drop(kill=True)
+            elif message["type"] == "exit":
+                self._drop(kill=False)
+            else:
+                if message["type"] == "job":
+                    self._output = Path(message["directory"], f"{OUTPUT}{self._worker_rank}.txt")
+                self._child.send(message)
+
+    def poll(self) -> bool:
+        """Pass on what the evaluator said and notice its end; True when there was something. Never waits."""
+        self._bury()
+        child = self._child
+        if child is None:
+            return False
+        child.flush()
+        cause = child.ended()  # asked before reading: what it said last is there by then
+        messages = child.receive()
+        for message in messages:
+            if message["type"] == "finished":
+                self._output = None
+            self._tell(message)
+            if self._child is not child:  # the Crew has just replaced it; the rest would bear the new epoch
+                return True
+        if cause is not None:
+            error = self._obituary(child, cause)
+            self._drop(kill=True)
+            self._tell({"type": "died", "error": error})
+        return bool(messages) or cause is not None
+
+    def filenos(self) -> list[int]:
+        """Descriptors to wait on."""
+        waiting = [] if self._child is None else self._child.filenos()
+        for _, child in self._leaving:
+            waiting += child.filenos()[-1:]
+        return waiting
+
+    def deadline(self) -> float | None:
+        """When ``poll`` must be called at the latest, by the clock."""
+        due = [when for when, _ in self._leaving]
+        if any(child.must_be_polled for child in self._children()):
+            due.append(self._clock() + _POLL_S)
+        return min(due, default=None)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the evaluator, by force after ``timeout_s``. This waits, at most one second longer than that."""
+        self._drop(kill=False)
+        end = time.monotonic() + timeout_s
+        while self._leaving and time.monotonic() < end:
+            wait_readable(self.filenos(), min(_POLL_S, end - time.monotonic()))
+            self._bury()
+        for _, child in self._leaving:
+            child.kill()
+        end = time.monotonic() + 1.0
+        while self._leaving and time.monotonic() < end:
+            wait_readable((), 0.005)
+            self._bury()
+        self._guard.close()
+
+    def _spawn(self, epoch: int) -> None:
+        self._drop(kill=False)
+        self._epoch = epoch
+        try:
+            self._child = self._factory()
+        except OSError as error:
+            self._tell({"type": "died", "error": f"no evaluator could be started: {error}"})
+        self._watch()
+
+    def _drop(self, *, kill: bool) -> None:
+        """Let go of the evaluator. One that works is killed: nobody waits for what it does."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if kill or self._output is not None:
+            child.kill()
+        else:
+            child.send({"type": "exit"})
+        self._leaving.append((self._clock() + _RETIREMENT_S, child))
+
+    def _bury(self) -> None:
+        if not self._leaving:
+            return
+        staying: list[tuple[float, ChildProcess]] = []
+        for when, child in self._leaving:
+            child.receive()  # what it still says concerns nobody
+            if child.ended() is None:
+                child.flush()
+                if self._clock() >= when:
+                    child.kill()
+                    when = self._clock() + _RETIREMENT_S
+                staying.append((when, child))
+            else:
+                child.release()
+        gone = len(staying) < len(self._leaving)
+        self._leaving = staying
+        if gone:
+            self._watch()
+
+    def _watch(self) -> None:
+        self._guard.watch(self._children())
+
+    def _children(self) -> list[ChildProcess]:
+        leaving = [child for _, child in self._leaving]
+        return leaving if self._child is None else [*leaving, self._child]
+
+    def _obituary(self, child: ChildProcess, cause: str) -> str:
+        printed = child.spooled() if self._output is None else tail(self._output)
+        self._output = None
+        return f"{child.context.label} {cause}." + (f" It last printed:\n{printed}" if printed else "")
+
+    def _tell(self, message: Message) -> None:
+        self._send({**message, "epoch": self._epoch, "worker_rank": self._worker_rank})
+
+
+class Crew:
+    """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
+
+    ``send(worker_rank, message)`` reaches the Follower of another rank; what that says comes in by ``receive``.
+    ``on_report(id, step, value)`` decides at once whether to prune.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        child_factory: Callable[[], ChildProcess],
+        send: Callable[[int, Message], None],
+        objectives: tuple[str, ...],
+        settings: EvaluationSettings,
+        on_report: Callable[[str, int, float], bool],
+        clock: Callable[[], float],
+        failure_grace_s: float = 5.0,
+        straggler_s: float = 60.0,
+    ) -> None:
+        """``failure_grace_s``: for the other ranks once one has failed. ``straggler_s``: for them once rank 0 has ended."""
+        self._size = size
+        self._send_other = send
+        self._objectives = objectives
+        self._settings = settings
+        self._on_report = on_report
+        self._clock = clock
+        self._failure_grace_s = failure_grace_s
+        self._straggler_s = straggler_s
+        self._own = Follower(
+            worker_rank=0,
+            child_factory=child_factory,
+            send=lambda message: self.receive(0, message),
+            clock=clock,
+        )
+        self._phase: Literal["down", "starting", "idle", "running"] = "down"
+        self._since = clock()
+        self._epoch = 0
+        self._generation = 0
+        self._turn = 0
+        self._job: Job | None = None
+        self._checkpoint = False
+        self._ready: dict[int, Message] = {}
+        self._joined: set[int] = set()
+        self._finished: dict[int, Message] = {}
+        self._failure: Outcome | None = None
+        self._limit: float | None = None
+        self._outcomes: list[Outcome] = []
+        self.failed_starts = 0
+        """How often in a row no evaluators could be started: the task or the host, not an individual, is at fault."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether an individual is being evaluated, or waits for evaluators to start."""
+        return self._job is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``start`` may be called, and waits for nothing unless evaluators failed to start."""
+        return self._job is None and self._phase in ("idle", "down")
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the leader's own evaluator."""
+        return self._own.pid
+
+    def prepare(self) -> None:
+        """Start evaluators where there are none."""
+        if self._phase == "down":
+            self._spawn()
+
+    def start(self, job: Job) -> None:
+        """Evaluate an individual, as soon as there are evaluators."""
+        if self._job is not None:
+            raise RuntimeError(f"{job.id} cannot start while {self._job.id} is being evaluated")
+        self._job = job
+        self._checkpoint = False
+        self.prepare()
+        self._dispatch()
+
+    def receive(self, worker_rank: int, message: Message) -> None:
+        """Take what the Follower of a rank sent."""
+        if message["epoch"] != self._epoch:
+            return
+        kind = message["type"]
+        if kind == "ready":
+            self._ready[worker_rank] = message
+            if len(self._ready) == self._size:
+                self._join()
+        elif kind == "joined":
+            if message["generation"] == self._generation:
+                self._joined.add(worker_rank)
+                self._dispatch_when_joined()
+        elif kind == "report":
+            self._answer(message)
+        elif kind == "finished":
+            if message["turn"] == self._turn and self._phase == "running":
+                self._finish_rank(worker_rank, message)
+        elif kind == "broken":
+            self._fail_start(FAILED, message["error"])
+        elif kind == "died":
+            self._notice_death(message["error"])
+
+    def poll(self) -> list[Outcome]:
+        """Serve the own evaluator and all time-outs; the outcome of an evaluation that is over. Never waits."""
+        self._own.poll()
+        now = self._clock()
+        if self._phase == "starting" and now >= self._since + self._settings.start_timeout_s:
+            waited = f"{self._settings.start_timeout_s:g} s (start_timeout)"
+            self._fail_start(
+                CRASHED, f"the evaluators were not ready within {waited}; {self._missing(self._started)}."
+            )
+        elif self._phase == "running":
+            timeout_s = self._settings.timeout_s
+            if timeout_s is not None and now >= self._since + timeout_s:
+                self._conclude(
+                    Outcome(
+                        status=TIMEOUT,
+                        error=f"not over after {timeout_s:g} s (timeout); {self._missing(set(self._finished))}. Where "
+                        "each thread was stands at the end of its output.",
+                        seconds=now - self._since,
+                    )
+                )
+            elif self._limit is not None and now >= self._limit:
+                self._conclude_without_stragglers()
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def request_checkpoint(self) -> None:
+        """Make ``trial.should_checkpoint()`` true for the individual under evaluation."""
+        self._checkpoint = True
+        if self._phase == "running":
+            self._send(0, {"type": "checkpoint", "turn": self._turn})
+
+    def kill(self, status: str) -> None:
+        """End the evaluation at once, with this status; its evaluators are killed. Nothing happens when there is none."""
+        if self._job is None:
+            return
+        seconds = self._clock() - self._since if self._phase == "running" else 0.0
+        self._broadcast({"type": "kill"})
+        self._enter("down")
+        self._deliver(Outcome(status=status, error="ended by the campaign", seconds=seconds))
+
+    def filenos(self) -> list[int]:
+        """Descriptors to wait on."""
+        return self._own.filenos()
+
+    def deadline(self) -> float | None:
+        """When ``poll`` must be called at the latest, by the clock; None when nothing is due."""
+        due = [self._own.deadline(), self._limit]
+        if self._outcomes:
+            due.append(self._clock())
+        if self._phase == "starting":
+            due.append(self._since + self._settings.start_timeout_s)
+        elif self._phase == "running" and self._settings.timeout_s is not None:
+            due.append(self._since + self._settings.timeout_s)
+        return min((when for when in due if when is not None), default=None)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End all evaluators; waits for the own one, by force after ``timeout_s``."""
+        for worker_rank in range(1, self._size):
+            self._send(worker_rank, {"type": "exit"})
+        self._enter("down")
+        self._own.close(timeout_s)
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        self._epoch += 1
+        self._ready.clear()
+        self._enter("starting")
+        self._broadcast({"type": "spawn"})
+
+    def _join(self) -> None:
+        """Let all ranks form a new group; a worker of one rank has none."""
+        self._generation += 1
+        self._joined.clear()
+        self._enter("starting")
+        if self._size == 1:
+            self._joined.add(0)
+            self._dispatch_when_joined()
+            return
+        places = [(self._ready[rank]["host"], self._ready[rank]["gpu"]) for rank in range(self._size)]
+        self._broadcast(
+            {
+                "type": "join",
+                "generation": self._generation,
+                "address": self._ready[0]["address"],
+                "backend": choose_backend(places),
+                "start_timeout_s": self._settings.start_timeout_s,
+                "timeout_s": self._settings.timeout_s,
+            }
+        )
+
+    def _dispatch_when_joined(self) -> None:
+        if self._phase == "starting" and len(self._joined) == self._size:
+            self.failed_starts = 0
+            self._enter("idle")
+            self._dispatch()
+
+    def _fail_start(self, status: str, error: str) -> None:
+        self.failed_starts += 1
+        self._broadcast({"type": "kill"})
+        self._enter("down")
+        if self._job is not None:
+            self._deliver(Outcome(status=status, error=error))
+
+    @property
+    def _started(self) -> set[int]:
+        return self._joined if len(self._ready) == self._size else set(self._ready)
+
+    # --- evaluating ---------------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        if self._job is None or self._phase != "idle":
+            return
+        self._turn += 1
+        self._finished.clear()
+        self._failure = None
+        self._enter("running")
+        job = self._job
+        self._broadcast(
+            {
+                "type": "job",
+                "turn": self._turn,
+                "id": job.id,
+                "params": job.params,
+                "seed": job.seed,
+                "directory": job.directory,
+                "resumed": job.resumed,
+                "timeout_s": self._settings.timeout_s,
+            }
+        )
+        if self._checkpoint:
+            self.request_checkpoint()
+
+    def _answer(self, message: Message) -> None:
+        prune = False
+        if self._job is not None and self._phase == "running" and message["turn"] == self._turn:
+            prune = self._on_report(self._job.id, message["step"], message["value"])
+        self._send(0, {"type": "verdict", "number": message["number"], "prune": prune})
+
+    def _finish_rank(self, worker_rank: int, message: Message) -> None:
+        self._finished[worker_rank] = message
+        outcome = Outcome.from_json(message["outcome"])
+        if outcome.status == FAILED and self._failure is None:
+            self._failure = outcome
+            self._limit = self._clock() + self._failure_grace_s
+        elif worker_rank == 0 and self._failure is None:
+            self._limit = self._clock() + self._straggler_s
+        if len(self._finished) == self._size:
+            self._conclude_whole()
+        elif self._failure is not None:
+            # Ranks that wait in a collective for one that has ended learn of it when that one leaves the group. Told
+            # only now, so that the first failure is known before those that follow from it.
+            for ended in self._finished:
+                self._send(ended, {"type": "leave"})
+
+    def _conclude_whole(self) -> None:
+        """All ranks have ended by themselves."""
+        outcome = self._judged()
+        ended = list(self._finished.values())
+        self._limit = None
+        if self._settings.isolation == "fresh" or any(message["replace"] for message in ended):
+            self._enter("idle")
+            self._broadcast({"type": "exit"})
+            self._deliver(outcome)
+            self._spawn()
+        elif self._size > 1 and (self._failure is not None or any(message["regroup"] for message in ended)):
+            self._deliver(outcome)
+            self._join()
+        else:
+            self._enter("idle")
+            self._deliver(outcome)
+
+    def _conclude_without_stragglers(self) -> None:
+        """Some ranks go on although the worker's result is known; they would be in the way of the next individual."""
+        outcome = self._judged()
+        if self._failure is None:
+            late = f"{self._missing(set(self._finished))} {self._straggler_s:g} s after rank 0 had ended, and was killed."
+            outcome = replace(outcome, error=late if outcome.error is None else f"{outcome.error}\n{late}")
+        self._conclude(outcome)
+
+    def _judged(self) -> Outcome:
+        """The worker's outcome: the first failure of any rank, else what rank 0 says."""
+        leader = Outcome.from_json(self._finished[0]["outcome"]) if 0 in self._finished else None
+        if self._failure is None:
+            if leader is None:
+                raise RuntimeError("an evaluation without failure is over only when worker rank 0 has ended")
+            return leader
+        if leader is None:
+            return self._failure
+        return replace(self._failure, metrics=leader.metrics, seconds=leader.seconds)
+
+    def _conclude(self, outcome: Outcome) -> None:
+        """The evaluation is over, but not its evaluators: kill them and start others."""
+        self._broadcast({"type": "kill"})
+        self._enter("down")
+        self._deliver(outcome)
+        self._spawn()
+
+    def _notice_death(self, error: str) -> None:
+        if self._phase == "running":
+            self._conclude(Outcome(status=CRASHED, error=error, seconds=self._clock() - self._since))
+        elif self._phase == "starting":
+            self._fail_start(CRASHED, error)
+        elif self._phase == "idle":
+            self._broadcast({"type": "kill"})
+            self._enter("down")
+            self._spawn()
+
+    def _deliver(self, outcome: Outcome) -> None:
+        self._job = None
+        self._outcomes.append(outcome)
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _enter(self, phase: Literal["down", "starting", "idle", "running"]) -> None:
+        self._phase = phase
+        self._since = self._clock()
+        self._limit = None
+
+    def _missing(self, present: set[int]) -> str:
+        absent = [str(rank) for rank in range(self._size) if rank not in present]
+        return f"worker rank{'s' if len(absent) > 1 else ''} {', '.join(absent)} still ran"
+
+    def _broadcast(self, message: Message) -> None:
+        for worker_rank in range(self._size):
+            self._send(worker_rank, message)
+
+    def _send(self, worker_rank: int, message: Message) -> None:
+        message = {**message, "epoch": self._epoch}
+        if worker_rank == 0:
+            self._own.receive(message)
+        else:
+            self._send_other(worker_rank, message)

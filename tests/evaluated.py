@@ -1,0 +1,216 @@
+"""Tasks that behave and misbehave in every way, for the tests of evaluations. ``params["what"]`` names the behaviour."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hpo
+
+FOREVER_S = 3600
+
+
+def evaluate(trial: hpo.Trial) -> object:
+    what = str(trial.params.get("what", "complete"))
+    if trial.params.get("only_rank", trial.rank) != trial.rank:
+        return _peer(trial)
+    return globals()[f"_{what}"](trial)
+
+
+def _peer(trial: hpo.Trial) -> float:
+    """What ranks do while another one misbehaves: wait for it in a collective."""
+    if trial.params.get("peers") == "return":
+        return 0.0
+    import torch
+    import torch.distributed as dist
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    for _ in range(1000):
+        model(torch.ones(2, 2)).sum().backward()
+    dist.barrier()
+    return 0.0
+
+
+def _complete(trial: hpo.Trial) -> float:
+    return float(trial.params.get("value", 0.5))
+
+
+def _metrics(trial: hpo.Trial) -> dict[str, object]:
+    trial.log(epochs=3, note="logged")
+    return {"value": 1, "note": "returned"}
+
+
+def _raise(trial: hpo.Trial) -> float:
+    raise ValueError(f"no such thing on rank {trial.rank}")
+
+
+def _raise_late_in_model(trial: hpo.Trial) -> float:
+    """Leaves behind a wrapped model in a reference cycle, which keeps the group's connections."""
+    import torch
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    cycle: list[object] = [model]
+    cycle.append(cycle)
+    model(torch.ones(2, 2)).sum().backward()
+    raise ValueError("late")
+
+
+def _nan(trial: hpo.Trial) -> float:
+    return math.nan
+
+
+def _text(trial: hpo.Trial) -> str:
+    return "0.5"
+
+
+def _hang(trial: hpo.Trial) -> float:
+    Path(trial.directory, f"begun-{trial.rank}").touch()
+    time.sleep(FOREVER_S)
+    return 0.0
+
+
+def _hang_holding_the_lock(trial: hpo.Trial) -> float:
+    Path(trial.directory, f"begun-{trial.rank}").touch()
+    ctypes.PyDLL(None).sleep(FOREVER_S)  # PyDLL: the interpreter's lock is not released
+    return 0.0
+
+
+def _exit(trial: hpo.Trial) -> float:
+    print("last words")
+    os._exit(7)
+
+
+def _exit_zero(trial: hpo.Trial) -> float:
+    os._exit(0)
+
+
+def _sys_exit(trial: hpo.Trial) -> float:
+    sys.exit(3)
+
+
+def _segfault(trial: hpo.Trial) -> float:
+    ctypes.string_at(0)
+    return 0.0
+
+
+def _killed(trial: hpo.Trial) -> float:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0.0
+
+
+def _output(trial: hpo.Trial) -> float:
+    print("printed by Python")
+    print("to stderr", file=sys.stderr)
+    os.write(1, b"written to the descriptor\n")
+    ctypes.CDLL(None).puts(b"printed by C")
+    subprocess.run(["echo", "printed by a program"], check=True)
+    return 0.0
+
+
+def _report(trial: hpo.Trial) -> float:
+    for step in range(10):
+        trial.report(step, float(step))
+        trial.log(seen=step)
+    return 9.0
+
+
+def _quarrel(trial: hpo.Trial) -> float:
+    if trial.rank == 0:
+        trial.report(0, 0.0)
+    else:
+        trial.should_checkpoint()
+    return 0.0
+
+
+def _checkpoint(trial: hpo.Trial) -> float:
+    state = Path(trial.directory, f"state-{trial.rank}")
+    if state.exists():
+        return float(state.read_text())
+    Path(trial.directory, f"begun-{trial.rank}").touch()
+    for step in range(FOREVER_S * 100):
+        if trial.should_checkpoint():
+            state.write_text(str(trial.rank + 41))
+            raise hpo.Interrupted
+        time.sleep(0.01)
+    return float(step)
+
+
+def _straggle(trial: hpo.Trial) -> float:
+    if trial.rank:
+        time.sleep(FOREVER_S)
+    return 2.0
+
+
+def _destroy_group(trial: hpo.Trial) -> float:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+    return 3.0
+
+
+def _collective(trial: hpo.Trial) -> float:
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([trial.rank + 1.0])
+    dist.all_reduce(total)
+    return float(total)
+
+
+def _draw(trial: hpo.Trial) -> dict[str, object]:
+    import random
+
+    import numpy as np
+
+    return {"value": random.random(), "numpy": np.random.rand()}
+
+
+def _describe(trial: hpo.Trial) -> dict[str, object]:
+    """What this process is and sees."""
+    return {
+        "value": 0.0,
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "launcher": ",".join(
+            name for name in os.environ if name.startswith(("OMPI", "PMI", "PRTE", "MPI", "SLURM_PROC", "SLURM_ST"))
+        ),
+        "place": f"{trial.rank} of {trial.size}, {trial.local_rank}, {trial.device}",
+        "torchrun": ",".join(os.environ.get(name, "-") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
+        "directory": str(trial.directory),
+        "torch": "torch" in sys.modules,
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _descendants(trial: hpo.Trial) -> float:
+    """Starts a process, one in a group of its own and one in a session of its own, and tells their numbers."""
+    started = [
+        subprocess.Popen(["sleep", str(FOREVER_S)]),
+        subprocess.Popen(["sh", "-c", f"sleep {FOREVER_S} & wait"], preexec_fn=os.setpgrp),
+        subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=True),
+    ]
+    while len(inner := Path(f"/proc/{started[1].pid}/task/{started[1].pid}/children").read_text().split()) < 1:
+        pass
+    numbers = [str(process.pid) for process in started] + inner
+    path = Path(trial.directory, "descendants.new")
+    path.write_text(" ".join(numbers))
+    path.rename(path.with_suffix(""))
+    time.sleep(FOREVER_S)
+    return 0.0
+
+
+def _fork(trial: hpo.Trial) -> float:
+    """A forked process that lives on must not hide the end of the evaluator from its control rank."""
+    if os.fork() == 0:
+        time.sleep(FOREVER_S)
+    os._exit(5)
+
+
+task = hpo.Task(hpo.SearchSpace(value=hpo.Float(0.0, 1.0)), evaluate)
