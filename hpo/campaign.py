@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -23,6 +22,7 @@ from hpo.config import Settings
 from hpo.coordinator import STOPPED, Assignment, Coordinator
 from hpo.directory import Lock
 from hpo.errors import CampaignError, HpoError, UsageError
+from hpo.evaluation import InlineCrew
 from hpo.individual import Scalar
 from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, Place, topology_matrix
@@ -31,11 +31,9 @@ from hpo.node import Node, Signals
 from hpo.progress import Display
 from hpo.results import Result
 from hpo.rooms import Rooms
+from hpo.staff import Staff, make_crew, make_follower
 from hpo.task import Task, TaskSource, load_task
 from hpo.transport import LocalTransport, MpiTransport, Transport
-
-if TYPE_CHECKING:
-    from hpo.evaluation import Crew, Follower, InlineCrew
 
 _GREETING_S = 120.0
 """How long rank 0 waits for the others to start, and they for its answer."""
@@ -78,6 +76,13 @@ class Campaign:
         campaign._display = None
         campaign.exit_code = 0
         return campaign
+
+    @property
+    def source(self) -> TaskSource:
+        """How evaluators get the task; raises CampaignError where they cannot."""
+        if self._source is None:
+            self._source = TaskSource.of(self.task)
+        return self._source
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -143,8 +148,8 @@ class Campaign:
             islands=settings.layout.islands,
             ranks_per_worker=settings.layout.ranks_per_worker,
         )
-        if self._source is None and settings.evaluation.isolation != "inline":
-            self._source = TaskSource.of(self.task)
+        if settings.evaluation.isolation != "inline":
+            _ = self.source  # an unpicklable function is reported before anything starts
         with Signals() as signals:
             if transport.rank == 0:
                 end = self._run_first(transport, layout, signals)
@@ -249,7 +254,14 @@ class Campaign:
         place, worker_rank = layout.place_of(transport.rank)
         settings = self.settings
         if worker_rank:
-            follower = self._follower(transport, place, worker_rank, start)
+            follower = make_follower(
+                settings,
+                transport=transport,
+                place=place,
+                worker_rank=worker_rank,
+                hosts=start.hosts,
+                source=self.source,
+            )
             node = Node(
                 transport=transport,
                 coordinator_rank=0,
@@ -267,7 +279,7 @@ class Campaign:
             journal.journal_path(settings.directory, leg=start.leg, island=place.island, worker=place.worker),
             journal.header(leg=start.leg, island=place.island, worker=place.worker),
         )
-        crew = self._crew(transport, place, start, signals)
+        crew = self._staff(transport, place, start.hosts)
         try:
             leader = self._leader(transport, layout, place, crew, writer)
             coordinator = None
@@ -340,12 +352,22 @@ class Campaign:
             ended=ended,
         )
 
+    def _staff(self, transport: Transport, place: Place, hosts: list[str]) -> Staff:
+        settings, objectives = self.settings, tuple(self.task.objectives)
+        rooms = Rooms(settings.directory)
+        if settings.evaluation.isolation == "inline":
+            return Staff(InlineCrew(evaluate=self.task.evaluate, objectives=objectives), rooms, settings.seed)
+        crew = make_crew(
+            settings, transport=transport, place=place, hosts=hosts, source=self.source, objectives=objectives
+        )
+        return Staff(crew, rooms, settings.seed)
+
     def _leader(
         self,
         transport: Transport,
         layout: Layout,
         place: Place,
-        crew: Crew | InlineCrew,
+        crew: Staff,
         writer: journal.JournalWriter,
     ) -> Leader:
         settings, space = self.settings, self.task.space

@@ -1,0 +1,137 @@
+"""Puts evaluators behind the protocol: which processes a rank starts, and how a candidate becomes their job."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpo import config
+from hpo.child import ChildProcess, RankContext
+from hpo.evaluation import Crew, Follower, InlineCrew, Job
+from hpo.island import Candidate
+from hpo.messages import Worker, encode
+from hpo.rooms import Rooms
+from hpo.transport import Transport
+
+if TYPE_CHECKING:
+    from hpo.config import Settings
+    from hpo.layout import Place
+    from hpo.outcome import Outcome
+    from hpo.task import TaskSource
+
+
+class Staff:
+    """The crew of one worker, as its leader sees it: takes candidates, gives outcomes."""
+
+    def __init__(self, crew: Crew | InlineCrew, rooms: Rooms, seed: int) -> None:
+        self._crew = crew
+        self._rooms = rooms
+        self._seed = seed
+
+    @property
+    def busy(self) -> bool:
+        return self._crew.busy
+
+    @property
+    def ready(self) -> bool:
+        return self._crew.ready
+
+    def start(self, candidate: Candidate) -> None:
+        self._crew.start(
+            Job(
+                id=candidate.id,
+                params=candidate.params,
+                seed=trial_seed(self._seed, candidate.id),
+                directory=str(self._rooms.path(candidate.id)),
+                resumed=candidate.resumed,
+            )
+        )
+
+    def poll(self) -> Sequence[Outcome]:
+        return self._crew.poll()
+
+    def receive(self, worker_rank: int, content: dict[str, Any]) -> None:
+        self._crew.receive(worker_rank, content)
+
+    def request_checkpoint(self) -> None:
+        self._crew.request_checkpoint()
+
+    def kill(self, status: str) -> None:
+        self._crew.kill(status)
+
+    def deadline(self) -> float | None:
+        return self._crew.deadline()
+
+    def filenos(self) -> list[int]:
+        return self._crew.filenos()
+
+    def close(self, timeout_s: float) -> None:
+        self._crew.close(timeout_s)
+
+
+def trial_seed(seed: int, identity: str) -> int:
+    """The same for an individual however often and wherever it is evaluated; 31 bits, as every library takes."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{identity}".encode(), digest_size=4).digest(), "big") >> 1
+
+
+def make_crew(
+    settings: Settings,
+    *,
+    transport: Transport,
+    place: Place,
+    hosts: Sequence[str],
+    source: TaskSource,
+    objectives: tuple[str, ...],
+) -> Crew:
+    """The crew of the worker at ``place``; its evaluators are being started when this returns."""
+
+    def send(worker_rank: int, message: dict[str, Any]) -> None:
+        transport.send(place.ranks[worker_rank], encode(Worker(message)))
+
+    crew = Crew(
+        size=len(place.ranks),
+        child_factory=child_factory(settings, place.ranks, 0, hosts, source),
+        send=send,
+        objectives=objectives,
+        settings=settings.evaluation,
+        on_report=lambda identity, step, value: False,
+        clock=transport.now,
+    )
+    crew.prepare()
+    return crew
+
+
+def make_follower(
+    settings: Settings,
+    *,
+    transport: Transport,
+    place: Place,
+    worker_rank: int,
+    hosts: Sequence[str],
+    source: TaskSource,
+) -> Follower:
+    """What rank ``worker_rank`` of the worker at ``place`` does: keep its evaluator, and speak with its leader."""
+    return Follower(
+        worker_rank=worker_rank,
+        child_factory=child_factory(settings, place.ranks, worker_rank, hosts, source),
+        send=lambda message: transport.send(place.leader, encode(Worker(message))),
+        clock=transport.now,
+    )
+
+
+def child_factory(
+    settings: Settings, ranks: Sequence[int], worker_rank: int, hosts: Sequence[str], source: TaskSource
+) -> Callable[[], ChildProcess]:
+    """Starts the evaluator of worker rank ``worker_rank``. ``ranks``: the worker's, ``hosts``: by world rank."""
+    mine = hosts[ranks[worker_rank]]
+    context = RankContext(
+        worker_rank=worker_rank,
+        size=len(ranks),
+        local_rank=list(hosts[: ranks[worker_rank]]).count(mine),
+        local_size=list(hosts).count(mine),
+        hosts=tuple(hosts[rank] for rank in ranks),
+        source=source,
+        interface=settings.evaluation.interface,
+    )
+    return lambda: ChildProcess(context, config.environment())
