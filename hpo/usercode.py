@@ -1,0 +1,109 @@
+"""Imports the module that a task's reference names, and words what goes wrong there for its author."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from hpo.errors import CampaignError, HpoError, UsageError
+from hpo.suggest import suggestion
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """The place and the name in ``"package.module:name"`` or ``"file.py:name"``; UsageError otherwise."""
+    place, separator, name = reference.rpartition(":")
+    if not separator or not place or not name.isidentifier():
+        raise UsageError(
+            f'task = "{reference}": must be "package.module:name" or "file.py:name". '
+            f'Write "{(place or name).strip(":")}:task", for example.'
+        )
+    return place, name
+
+
+def import_user_module(reference: str, *, base: Path) -> ModuleType:
+    """The module that a reference names: a file relative to ``base``, or an importable module.
+
+    Raises CampaignError, with the traceback of the user's code, if it is missing or raises; a UsageError
+    raised in it stays one.
+    """
+    place, name = split_reference(reference)
+    _put_first(Path.cwd())
+    # Files written since the last import, as in a notebook, are otherwise not seen.
+    importlib.invalidate_caches()
+    if place.endswith(".py") or "/" in place:
+        return _import_file(reference, (base / place).resolve())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if place != missing and not place.startswith(f"{missing}."):
+            raise explained(reference, "its module", error) from error
+    except (Exception, SystemExit) as error:
+        raise explained(reference, "its module", error) from error
+    parent, _, last = missing.rpartition(".")
+    if (base / f"{place}.py").is_file():
+        remedy = f'Write "{place}.py:{name}" for the file in {base}.'
+    else:
+        folders = list(getattr(sys.modules.get(parent), "__path__", [])) if parent else [str(Path.cwd())]
+        remedy = suggestion(last, [module.name for module in pkgutil.iter_modules(folders)])
+    raise CampaignError(
+        f'task = "{reference}": there is no module "{last}" in {parent or Path.cwd()}. {remedy}'
+    )
+
+
+def explained(reference: str, what: str, error: BaseException) -> HpoError:
+    """What to raise for what the user's code raised: a UsageError with its place, else with the traceback."""
+    ours = (__file__, str(Path(__file__).with_name("task.py")), importlib.__file__)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in ours and not frame.filename.startswith("<frozen importlib")
+    ]
+    if isinstance(error, HpoError):
+        package = str(Path(__file__).parent)
+        users = [frame for frame in frames if not frame.filename.startswith(package)]
+        place = f"{users[-1].filename}, line {users[-1].lineno}: " if users else ""
+        kind = UsageError if isinstance(error, UsageError) else CampaignError
+        return kind(f'task = "{reference}": {place}{error}')
+    told = traceback.TracebackException.from_exception(error)
+    told.stack = traceback.StackSummary.from_list(frames)
+    return CampaignError(
+        f'task = "{reference}": {what} raised {type(error).__name__}. Correct the code that this points to:\n'
+        + "".join(told.format()).rstrip()
+    )
+
+
+def _import_file(reference: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        near = suggestion(path.name, sorted(one.name for one in path.parent.glob("*.py")))
+        raise CampaignError(f'task = "{reference}": there is no file {path}. {near}')
+    _put_first(path.parent)
+    name = path.stem
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
+            return importlib.import_module(name)
+        # The plain name belongs to another module: this one gets a name that says which file it is.
+        name = f"task file {path}"
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise UsageError(f"{path} is not a Python file. Its name must end in .py.")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name, None)
+        raise explained(reference, "the file", error) from error
+
+
+def _put_first(directory: Path) -> None:
+    """Make the modules in ``directory`` importable, as for a script that lies there."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
