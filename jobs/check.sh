@@ -18,7 +18,7 @@ check() {
     "$@" || failed+=("$name")
 }
 
-check "ruff check" ruff check .
+check "ruff check" ruff check --output-format concise .
 check "ruff format" ruff format --check .
 check "mypy" mypy
 printf '== pytest\n'
