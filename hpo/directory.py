@@ -304,16 +304,16 @@ def acquire(directory: Path) -> Lock:
     )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Each turn ends in success or refusal, unless another campaign releases or takes over the lock at
-        # that moment.
+        data = orjson.dumps(asdict(mine)) + b"\n"
+        # One turn is enough unless others acquire or release the lock at the same moment.
         for _ in range(10):
-            if _create(path, orjson.dumps(asdict(mine)) + b"\n"):
+            if _create(path, data):
                 return Lock(path, mine)
             found = _read_lock(path)
             if found and found[1]:
                 raise _refused(directory, found[0])
-            if found:
-                _remove_stale(path, found[0])
+            if found and _take_over(path, found[0], data):
+                return Lock(path, mine)
     except OSError as error:
         raise _unwritable(directory, error) from error
     raise _refused(directory, None)
@@ -329,19 +329,25 @@ def _create(path: Path, data: bytes) -> bool:
     return True
 
 
-def _remove_stale(path: Path, stale: Holder | None) -> None:
-    """Take a dead holder's lock away, and no other's: a third may have replaced it since it was read."""
-    aside = path.with_name(f".lock.{uuid.uuid4().hex}")
+def _take_over(path: Path, stale: Holder | None, data: bytes) -> bool:
+    """Put ``data`` in the place of a dead holder's lock; False if another is doing so, or has done it.
+
+    Of several that found the same dead holder, only the one that could create the claim on it may go on, and
+    only if the lock is still the one that it found: so none replaces the lock of another that was quicker.
+    """
+    claim = path.with_name(f".lock.{stale.token if stale else 'unreadable'}")
+    if not _create(claim, data):
+        claimed = _read_lock(claim)
+        if claimed and not claimed[1]:
+            claim.unlink(missing_ok=True)
+        return False
     try:
-        os.rename(path, aside)
-    except FileNotFoundError:
-        return
-    taken = _read_lock(aside)
-    if taken and taken[0] != stale:
-        # Give it back; if a fourth has come in meanwhile, the third learns that at its next refresh.
-        with suppress(OSError):
-            os.link(aside, path)
-    aside.unlink()
+        if _read_lock(path) != (stale, False):
+            return False
+        write_atomically(path, data)
+        return True
+    finally:
+        claim.unlink(missing_ok=True)
 
 
 def _refused(directory: Path, by: Holder | None) -> CampaignError:

@@ -239,6 +239,25 @@ def test_a_lock_that_is_being_written_is_held_but_not_for_ever(tmp_path: Path) -
     directory.acquire(tmp_path)
 
 
+def test_who_died_while_taking_a_lock_over_is_no_obstacle(tmp_path: Path) -> None:
+    with _hold(tmp_path) as process:
+        process.kill()
+    lock = tmp_path / "lock"
+    dead = lock.read_text()
+    (tmp_path / f".lock.{json.loads(dead)['token']}").write_text(dead)
+    directory.acquire(tmp_path)
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_a_lock_that_another_is_taking_over_is_left_to_it(tmp_path: Path) -> None:
+    with _hold(tmp_path) as process:
+        process.kill()
+    token = json.loads((tmp_path / "lock").read_text())["token"]
+    (tmp_path / f".lock.{token}").touch()
+    with pytest.raises(CampaignError, match="another campaign that has just started"):
+        directory.acquire(tmp_path)
+
+
 def test_of_many_that_find_a_dead_holders_lock_one_gets_it(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
