@@ -1,7 +1,7 @@
 """Asynchronous evolutionary search for hyperparameters and architectures of models that need many GPUs each.
 
-Names are resolved at first use, so that ``import hpo`` costs nothing in a process that needs only some of them.
-"""
+Names are resolved at first use, so that ``import hpo`` costs nothing in a process that needs only some of
+them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,37 @@ _HOME = {
     "Interrupted": "errors",
 }
 
-__all__ = sorted(_HOME)
+__all__ = [
+    "Campaign",
+    "CampaignError",
+    "Categorical",
+    "Float",
+    "HpoError",
+    "Int",
+    "Interrupted",
+    "JournalDamaged",
+    "Ordinal",
+    "Pruned",
+    "Result",
+    "SearchSpace",
+    "SpaceExhausted",
+    "Task",
+    "Trial",
+    "UsageError",
+]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hpo.campaign import Campaign
-    from hpo.errors import CampaignError, HpoError, Interrupted, JournalDamaged, Pruned, SpaceExhausted, UsageError
+    from hpo.errors import (
+        CampaignError,
+        HpoError,
+        Interrupted,
+        JournalDamaged,
+        Pruned,
+        SpaceExhausted,
+        UsageError,
+    )
     from hpo.results import Result
     from hpo.space import Categorical, Float, Int, Ordinal, SearchSpace
     from hpo.task import Task

@@ -1,4 +1,5 @@
-"""``hpo try``: one evaluation of the default point, in the foreground, everything it prints shown as it comes."""
+"""``hpo try``: one evaluation of the default point, in the foreground, everything it prints shown as it
+comes."""
 
 from __future__ import annotations
 
@@ -27,9 +28,8 @@ from hpo.task import Task
 def attempt(file: Path) -> int:
     """Evaluate the default point (else the first given one, else a random one) of the campaign of ``file``.
 
-    Uses as many ranks as a worker has, all on this machine, and a scratch directory; the campaign's own is not touched.
-    Returns 0 when the evaluation completed, else 1.
-    """
+    Uses as many ranks as a worker has, all on this machine, and a scratch directory; the campaign's own is
+    not touched. Returns 0 when the evaluation completed, else 1."""
     campaign = Campaign.from_file(file)
     name, params = _point(campaign.task)
     print(f"evaluating {name}: {tables.params(params)}", flush=True)
@@ -58,7 +58,9 @@ def _point(task: Task) -> tuple[str, Mapping[str, Any]]:
         params = task.space.decode(task.space.sample(rng))
         if task.allows(params):
             return "a random point (the task has no default)", params
-    raise CampaignError("none of 10 000 random configurations meets the constraints. Give the task a default point")
+    raise CampaignError(
+        "none of 10 000 random configurations meets the constraints. Give the task a default point"
+    )
 
 
 def _inline(campaign: Campaign, job: Job) -> Outcome:
@@ -81,7 +83,9 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
         send=lambda rank, message: to_followers.append((rank, message)),
         objectives=tuple(campaign.task.objectives),
         settings=settings.evaluation,
-        on_report=lambda identity, step, value: print(f"reported step {step}: {value}", flush=True) is not None,
+        on_report=lambda identity, step, value: (
+            print(f"reported step {step}: {value}", flush=True) is not None
+        ),
         clock=time.time,
     )
     followers = {
@@ -93,7 +97,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
         )
         for rank in range(1, size)
     }
-    printed = {rank: 0 for rank in range(size)}
+    printed = dict.fromkeys(range(size), 0)
     outcomes: list[Outcome] = []
     try:
         crew.start(job)

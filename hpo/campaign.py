@@ -1,8 +1,8 @@
 """A campaign: wires the parts on each rank, and owns no algorithm.
 
-``run`` is called on every rank. Rank 0 opens the directory, hears from all ranks that they can read the campaign, and tells
-each where it stands; from there on ranks exchange messages and nothing else, without a barrier.
-"""
+``run`` is called on every rank. Rank 0 opens the directory, hears from all ranks that they can read the
+campaign, and tells each where it stands; from there on ranks exchange messages and nothing else, without a
+barrier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import orjson
 
 from hpo import config, directory, journal, resume
 from hpo.breeding import make_breeder
-from hpo.config import Settings
 from hpo.coordinator import STOPPED, Assignment, Coordinator
 from hpo.directory import Lock
 from hpo.errors import CampaignError, HpoError, UsageError
@@ -44,8 +43,8 @@ _DRAWS = 10_000
 class Campaign:
     """An asynchronous evolutionary search over ``task``'s space by islands of workers.
 
-    Keywords are those of the campaign file, flat: ``directory``, ``evaluations`` and/or ``deadline``, ``seed``, ``islands``,
-    ``ranks_per_worker``, ``kind``, ``crossover``, ``isolation``, ``timeout``, …
+    Keywords are those of the campaign file, flat: ``directory``, ``evaluations`` and/or ``deadline``,
+    ``seed``, ``islands``, ``ranks_per_worker``, ``kind``, ``crossover``, ``isolation``, ``timeout``, …
 
     Raises:
         UsageError: a keyword is unknown or its value is not allowed.
@@ -53,7 +52,9 @@ class Campaign:
 
     def __init__(self, task: Task, *, directory: str | Path, **keywords: object) -> None:
         if not isinstance(task, Task):
-            raise UsageError(f"Campaign takes an hpo.Task, not {type(task).__name__}: write hpo.Task(space, evaluate)")
+            raise UsageError(
+                f"Campaign takes an hpo.Task, not {type(task).__name__}: write hpo.Task(space, evaluate)"
+            )
         self.task = task
         self.settings = config.from_keywords(directory=directory, **keywords)
         self._reference: str | None = None
@@ -63,10 +64,13 @@ class Campaign:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Campaign:
-        """The campaign that a TOML file describes; raises UsageError or CampaignError before anything starts."""
+        """The campaign that a TOML file describes; raises UsageError or CampaignError before anything
+        starts."""
         settings = config.read_file(Path(path))
         if settings.task is None:
-            raise UsageError(f'{path}: no task is named. Add task = "package.module:name" or "file.py:name" at its top')
+            raise UsageError(
+                f'{path}: no task is named. Add task = "package.module:name" or "file.py:name" at its top'
+            )
         base = Path(path).resolve().parent
         campaign = cls.__new__(cls)
         campaign.task = load_task(settings.task, base=base, options=settings.task_options)
@@ -84,7 +88,7 @@ class Campaign:
             self._source = TaskSource.of(self.task)
         return self._source
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- what it is -----------------------------------------------------------------------------------------
 
     @property
     def identity(self) -> dict[str, object]:
@@ -131,10 +135,11 @@ class Campaign:
                     "Loosen the constraints, or narrow the ranges to where they hold"
                 )
 
-    # --- running ------------------------------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------------------
 
     def run(self, transport: Transport | None = None) -> Result:
-        """Run, or go on with, the campaign; returns on every rank once it has ended, been stopped or run out of time.
+        """Run, or go on with, the campaign; returns on every rank once it has ended, been stopped or run out
+        of time.
 
         ``transport``: where the caller has connected the ranks already.
 
@@ -169,7 +174,10 @@ class Campaign:
             try:
                 self.check()
                 lock = directory.acquire(settings.directory)
-                if directory.check_identity(settings.directory, self.identity, compare=self._differences) is None:
+                if (
+                    directory.check_identity(settings.directory, self.identity, compare=self._differences)
+                    is None
+                ):
                     directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
                 _stop_file(settings.directory).unlink(missing_ok=True)
                 leg = journal.next_leg(settings.directory)
@@ -309,7 +317,7 @@ class Campaign:
             Rooms(settings.directory).keep_only_best(settings.keep)
         return end
 
-    # --- the parts ----------------------------------------------------------------------------------------------------
+    # --- the parts ------------------------------------------------------------------------------------------
 
     def _coordinator(
         self, transport: Transport, layout: Layout, writer: journal.JournalWriter, earlier: resume.Earlier
@@ -342,7 +350,10 @@ class Campaign:
             known=earlier.keys,
             assignments=[
                 *earlier.pending,
-                *(Assignment(params=dict(params), key=space.key(params), operator=name) for params, name in points),
+                *(
+                    Assignment(params=dict(params), key=space.key(params), operator=name)
+                    for params, name in points
+                ),
             ],
             tally=earlier.tally,
             duplicates=settings.search.duplicates,
@@ -424,7 +435,8 @@ class Housekeeping:
 
 
 def connect() -> Transport:
-    """The transport between the ranks that this process was started with; a local one where there is only this process.
+    """The transport between the ranks that this process was started with; a local one where there is only
+    this process.
 
     Raises:
         CampaignError: a launcher started several processes and MPI cannot be used.
@@ -461,5 +473,3 @@ def _stop_file(campaign_directory: Path) -> Path:
 def request_stop(campaign_directory: Path) -> None:
     """Ask a running campaign to stop, from anywhere that sees its directory; it looks once a second."""
     _stop_file(campaign_directory).write_text(f"{STOPPED}\n")
-
-

@@ -1,4 +1,5 @@
-"""The command line: parse and call; no logic of its own. Modules are imported by the commands that need them, for speed."""
+"""The command line: parse and call; no logic of its own. Modules are imported by the commands that need them,
+for speed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], help: str, example: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, example: str
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=help,
@@ -40,7 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     run.add_argument(
-        "--ranks", type=int, metavar="N", help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)"
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)",
     )
 
     attempt = add(
@@ -51,11 +57,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     attempt.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
 
-    stop = add("stop", _stop, "Stop a running campaign as a signal would; it can be resumed.", "hpo stop runs/digits")
+    stop = add(
+        "stop", _stop, "Stop a running campaign as a signal would; it can be resumed.", "hpo stop runs/digits"
+    )
     status = add("status", _status, "How a campaign stands, running or not.", "hpo status runs/digits --json")
     best = add("best", _best, "The best configurations found so far.", "hpo best runs/digits --top 5")
     export = add(
-        "export", _export, "All individuals as a table; the suffix chooses the format.", "hpo export runs/digits digits.csv"
+        "export",
+        _export,
+        "All individuals as a table; the suffix chooses the format.",
+        "hpo export runs/digits digits.csv",
     )
     for command in (stop, status, best, export):
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
@@ -67,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. A user's mistake is one sentence on standard error, never a traceback."""
+    """Run one command; returns its exit code. A user's mistake is one sentence on standard error, never a
+    traceback."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -102,7 +114,9 @@ def _stop(options: argparse.Namespace) -> int:
         print(f"{options.directory}: no campaign is running there, so there is nothing to stop.")
         return 0
     request_stop(options.directory)
-    print(f"{options.directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`.")
+    print(
+        f"{options.directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`."
+    )
     return 0
 
 
@@ -120,7 +134,14 @@ def _best(options: argparse.Namespace) -> int:
     record = results.load(options.directory)
     best = results.best(record, options.top)
     if options.json:
-        print(json.dumps([{"id": one.id, "value": one.value, "objectives": one.objectives, "params": one.params} for one in best]))
+        print(
+            json.dumps(
+                [
+                    {"id": one.id, "value": one.value, "objectives": one.objectives, "params": one.params}
+                    for one in best
+                ]
+            )
+        )
     else:
         print(tables.best(options.directory, best))
     return 0

@@ -1,10 +1,11 @@
-"""The one place that counts: permits of the global budget, configurations already taken, the end of the campaign.
+"""The one place that counts: permits of the global budget, configurations already taken, the end of the
+campaign.
 
-Rank 0 answers claims. A leader may evaluate an individual only when its claim was granted; so no configuration is evaluated
-twice, and exactly as many individuals are admitted as the budget holds. Claims travel while earlier individuals train, and
-an answer takes about a millisecond, so that nobody waits for one that matters. Near the end of the budget individuals granted
-ahead are recalled from busy workers for idle ones: no worker idles while another has a queue.
-"""
+Rank 0 answers claims. A leader may evaluate an individual only when its claim was granted; so no
+configuration is evaluated twice, and exactly as many individuals are admitted as the budget holds. Claims
+travel while earlier individuals train, and an answer takes about a millisecond, so that nobody waits for one
+that matters. Near the end of the budget individuals granted ahead are recalled from busy workers for idle
+ones: no worker idles while another has a queue."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ _FORCED_END_S = 60.0
 
 @dataclass(slots=True)
 class Assignment:
-    """Something to evaluate in place of what a leader bred: an individual of an earlier launch, or a given point.
+    """Something to evaluate in place of what a leader bred: an individual of an earlier launch, or a given
+    point.
 
-    ``id`` is None for a point, which takes the id of the leader that evaluates it. ``admitted``: it already counts."""
+    ``id`` is None for a point, which takes the id of the leader that evaluates it. ``admitted``: it already
+    counts."""
 
     params: dict[str, Scalar]
     key: str
@@ -67,10 +70,9 @@ class Tally:
 class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the campaign.
 
-    ``deadline``: Unix seconds. ``known``: keys of all admitted configurations. ``assignments``: to be given out before anything
-    bred. ``configurations``: all of a finite space that the constraints allow, or None. ``ended``: called once, before anyone is
-    told, to put the end on record.
-    """
+    ``deadline``: Unix seconds. ``known``: keys of all admitted configurations. ``assignments``: to be given
+    out before anything bred. ``configurations``: all of a finite space that the constraints allow, or None.
+    ``ended``: called once, before anyone is told, to put the end on record."""
 
     def __init__(
         self,
@@ -106,7 +108,8 @@ class Coordinator:
         self.running = 0
         self._holders: set[int] = set()
         self._recalled: set[int] = set()
-        # Claims that found the budget used up, of leaders that idle and of leaders that still evaluate something.
+        # Claims that found the budget used up, of leaders that idle and of leaders that still evaluate
+        # something.
         self._idle: deque[tuple[int, int, str]] = deque()
         self._later: dict[int, list[tuple[int, str]]] = {}
         self._exhausted = False
@@ -128,7 +131,7 @@ class Coordinator:
                 self._assignments.append(assignment)
         self.remaining = budget
 
-    # --- messages -----------------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------
 
     def receive(self, source: int, message: Message) -> None:
         """Handle one message that is meant for the coordinator."""
@@ -207,7 +210,7 @@ class Coordinator:
         self._recall()
         self._maybe_end()
 
-    # --- permits ------------------------------------------------------------------------------------------------------
+    # --- permits --------------------------------------------------------------------------------------------
 
     def _admit(self, leader: int, token: int, item: Assignment | str) -> None:
         mine = self._outstanding[leader]
@@ -245,7 +248,8 @@ class Coordinator:
             self._send(leader, Recall(spare))
 
     def _next_unseen(self) -> Assignment | None:
-        """A configuration of a finite space that nobody has taken; None when there is none or the space is infinite."""
+        """A configuration of a finite space that nobody has taken; None when there is none or the space is
+        infinite."""
         if self._configurations is None:
             return None
         if self._unseen is None:
@@ -263,7 +267,7 @@ class Coordinator:
             self.remaining = 0
         return None
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Look at the clock and for a stop request; to be called often, does its work once a second."""
@@ -287,7 +291,8 @@ class Coordinator:
         return self._next_look
 
     def stop(self, reason: str, *, urgent: bool = False) -> None:
-        """Admit nothing more and ask the leaders to finish; a second, urgent call does not wait for what runs."""
+        """Admit nothing more and ask the leaders to finish; a second, urgent call does not wait for what
+        runs."""
         if self.stopping is None:
             self.stopping = reason
             self._stop_time = self._transport.now()

@@ -1,4 +1,5 @@
-"""What can go wrong through no fault of ours: one class a kind, each with the exit code that the command line returns."""
+"""What can go wrong through no fault of ours: one class a kind, each with the exit code that the command line
+returns."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class JournalDamaged(CampaignError):
 
 
 class SpaceExhausted(HpoError):
-    """Every configuration that the space and its constraints allow has been evaluated or is being evaluated."""
+    """Every configuration that the space and its constraints allow has been evaluated or is being
+    evaluated."""
 
 
 class Pruned(Exception):

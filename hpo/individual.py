@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Union
 
-Scalar = Union[str, int, float, bool, None]
+Scalar = str | int | float | bool | None
 
 RUNNING = "running"
 COMPLETED = "completed"
@@ -18,19 +17,22 @@ LOST = "lost"
 INTERRUPTED = "interrupted"
 
 FINAL = frozenset({COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED})
-"""Statuses after which an individual is never evaluated again; the others go on when the campaign is resumed."""
+"""Statuses after which an individual is never evaluated again; the others go on when the campaign is
+resumed."""
 
 STATUSES = (COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED, LOST, INTERRUPTED, RUNNING)
 
 
 def make_id(island: int, worker: int, sequence: int) -> str:
-    """``island-worker-sequence``: where an individual was bred, unique in its campaign and usable as a file name."""
+    """``island-worker-sequence``: where an individual was bred, unique in its campaign and usable as a file
+    name."""
     return f"{island}-{worker}-{sequence}"
 
 
 @dataclass
 class Individual:
-    """One row of a campaign's results. Times are Unix seconds; ``objectives`` is None unless completed (or pruned)."""
+    """One row of a campaign's results. Times are Unix seconds; ``objectives`` is None unless completed (or
+    pruned)."""
 
     id: str
     island: int

@@ -1,9 +1,9 @@
 """The protocol of one worker's leader: breed, claim, evaluate, record, tell, migrate.
 
-The islands have no master. Every leader breeds from all that its island has told it, tells its peers of each result as soon
-as the result is on disk, and now and then sends an individual to another island. It asks the coordinator only for permits.
-The same code runs over MPI and, with virtual time, in the simulator: all that touches the world is passed in.
-"""
+The islands have no master. Every leader breeds from all that its island has told it, tells its peers of each
+result as soon as the result is on disk, and now and then sends an individual to another island. It asks the
+coordinator only for permits. The same code runs over MPI and, with virtual time, in the simulator: all that
+touches the world is passed in."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Codec(Protocol):
 
     def decode(self, genome: Sequence[float]) -> dict[str, Scalar]: ...
     def encode(self, params: Mapping[str, Scalar]) -> Genome: ...
-    def key(self, params: Mapping[str, Scalar]) -> str: ...
+    def key(self, params: dict[str, Scalar]) -> str: ...
     def sample(self, rng: random.Random) -> Genome: ...
 
 
@@ -128,9 +128,10 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderSettings:
-    """``losses``: objectives by name to numbers to be minimised. ``migration``: probability after each own evaluation;
-    ``emigrants[i]``: how many then go to island i; ``copy``: pollination, the original stays. ``durable_starts``: put starts on
-    disk too, so that an interrupted evaluation goes on under its id (not worth it for functions of microseconds)."""
+    """``losses``: objectives by name to numbers to be minimised. ``migration``: probability after each own
+    evaluation; ``emigrants[i]``: how many then go to island i; ``copy``: pollination, the original stays.
+    ``durable_starts``: put starts on disk too, so that an interrupted evaluation goes on under its id (not
+    worth it for functions of microseconds)."""
 
     seed: int
     losses: Callable[[dict[str, float]], tuple[float, ...]]
@@ -164,8 +165,8 @@ class Clockwork:
 
     @property
     def ahead(self) -> int:
-        """Individuals to hold beyond the running one: none while an answer costs under a hundredth of an evaluation, since
-        what is bred later knows more; else enough to bridge two answers."""
+        """Individuals to hold beyond the running one: none while an answer costs under a hundredth of an
+        evaluation, since what is bred later knows more; else enough to bridge two answers."""
         if self.cycle_s is None or self.answer_s is None or self.answer_s < 0.01 * self.cycle_s:
             return 0
         return min(MOST_AHEAD, math.ceil(2.0 * self.answer_s / max(self.cycle_s, 1e-6)))
@@ -180,11 +181,11 @@ class _Unpublished:
 
 
 class Leader:
-    """One worker's leader. Feed it messages with ``receive`` and call ``step`` whenever something may have happened.
+    """One worker's leader. Feed it messages with ``receive`` and call ``step`` whenever something may have
+    happened.
 
-    ``peers``: leaders of the same island; ``islands[i]``: leaders of island i; ``forget``: called with the id of an individual
-    whose checkpoints nobody needs any more.
-    """
+    ``peers``: leaders of the same island; ``islands[i]``: leaders of island i; ``forget``: called with the id
+    of an individual whose checkpoints nobody needs any more."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class Leader:
         self.started = False
         self.end: End | None = None
 
-    # --- life ---------------------------------------------------------------------------------------------------------
+    # --- life -----------------------------------------------------------------------------------------------
 
     def begin(self, start: Start) -> None:
         """Take over what earlier launches left and ask for the first individual."""
@@ -260,7 +261,7 @@ class Leader:
         elif isinstance(message, Migrant):
             self._immigrate(evaluated(message.evaluated))
         elif isinstance(message, Recall):
-            count = min(message.count, len(self._queue))
+            count = min(message.number, len(self._queue))
             self._send(self._coordinator, Returned([self._queue.pop().token for _ in range(count)]))
         elif isinstance(message, Stop):
             self._halt(message)
@@ -305,7 +306,7 @@ class Leader:
         """Whether ``step`` would evaluate something at once."""
         return self._stop is None and self._running is None and bool(self._queue) and self._crew.ready
 
-    # --- breeding and claiming ----------------------------------------------------------------------------------------
+    # --- breeding and claiming ------------------------------------------------------------------------------
 
     def _request(self) -> None:
         """Breed and claim as many as are needed to never run dry."""
@@ -345,9 +346,8 @@ class Leader:
     def _breed(self, candidate: Candidate) -> None:
         """Give ``candidate`` a configuration that is allowed and, as far as known here, new.
 
-        Where breeding proposes only known ones, random ones are tried; when those are used up too the claim says so, and the
-        coordinator answers with an unseen configuration or ends the campaign.
-        """
+        Where breeding proposes only known ones, random ones are tried; when those are used up too the claim
+        says so, and the coordinator answers with an unseen configuration or ends the campaign."""
         settings = self._settings
         rng = self._rng
         rng.seed(f"{settings.seed}/{candidate.id}/{candidate.attempts}")
@@ -401,7 +401,7 @@ class Leader:
             # What was begun before, and what the user asked for, comes before what is bred.
             self._queue.appendleft(candidate)
 
-    # --- evaluating ---------------------------------------------------------------------------------------------------
+    # --- evaluating -----------------------------------------------------------------------------------------
 
     def _launch(self, candidate: Candidate) -> None:
         candidate.started = self._transport.now()
@@ -458,7 +458,9 @@ class Leader:
         losses: list[float] | None = None
         if outcome.status == COMPLETED and outcome.objectives is not None:
             losses = list(self._settings.losses(outcome.objectives))
-        self._unpublished.results.append([candidate.token, candidate.id, outcome.status, losses, now - candidate.started])
+        self._unpublished.results.append(
+            [candidate.token, candidate.id, outcome.status, losses, now - candidate.started]
+        )
         if outcome.status != INTERRUPTED:
             record = Evaluated(candidate.id, list(candidate.genome), losses, outcome.status, [])
             member = self._learn(record)
@@ -479,7 +481,7 @@ class Leader:
             self._kept.sort()
             self._forget(self._kept.pop()[1])
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- telling --------------------------------------------------------------------------------------------
 
     def _publish_when_due(self) -> None:
         if self._unpublished.results and (
@@ -516,7 +518,7 @@ class Leader:
         self.population.add(member)
         return member
 
-    # --- migrating ----------------------------------------------------------------------------------------------------
+    # --- migrating ------------------------------------------------------------------------------------------
 
     def _own(self, member: Member) -> None:
         """Only its owner may send an individual away, so that no two leaders send the same one."""
@@ -526,11 +528,11 @@ class Leader:
             del self._owned[worst.id]
 
     def _emigrate(self, cause: Member, news: _Unpublished) -> list[tuple[int, Member]]:
-        """With the probability of the campaign, send own individuals to other islands after the evaluation of ``cause``.
+        """With the probability of the campaign, send own individuals to other islands after the evaluation of
+        ``cause``.
 
-        Migration moves the best own individual, pollination copies it (Taubert et al. 2023, Propulate); an individual is not
-        sent where it has been, or it would travel in circles.
-        """
+        Migration moves the best own individual, pollination copies it (Taubert et al. 2023, Propulate); an
+        individual is not sent where it has been, or it would travel in circles."""
         settings = self._settings
         if not settings.migration or not any(settings.emigrants):
             return []
@@ -581,7 +583,7 @@ class Leader:
         for peer in self._peers:
             self._transport.send(peer, data)
 
-    # --- stopping -----------------------------------------------------------------------------------------------------
+    # --- stopping -------------------------------------------------------------------------------------------
 
     def _halt(self, stop: Stop) -> None:
         self._stop = stop

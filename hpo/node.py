@@ -1,9 +1,9 @@
 """One rank's event loop: whatever parts this rank plays, served from one thread that never waits long.
 
-A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to wait on: it is
-looked at often while messages flow, and less and less often, down to a hundred times a second, when none do. An idle rank
-so needs about a tenth of a per cent of a core, and a message waits for ten milliseconds at the most.
-"""
+A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to
+wait on: it is looked at often while messages flow, and less and less often, down to a hundred times a second,
+when none do. An idle rank so needs about a tenth of a per cent of a core, and a message waits for ten
+milliseconds at the most."""
 
 from __future__ import annotations
 
@@ -17,7 +17,18 @@ from typing import Protocol
 
 from hpo.coordinator import STOPPED, Coordinator
 from hpo.island import Leader
-from hpo.messages import Claim, End, Finished, Message, MessageError, Returned, StopRequest, Worker, decode, encode
+from hpo.messages import (
+    Claim,
+    End,
+    Finished,
+    Message,
+    MessageError,
+    Returned,
+    StopRequest,
+    Worker,
+    decode,
+    encode,
+)
 from hpo.transport import Transport
 
 _FASTEST_S = 0.0001
@@ -61,8 +72,8 @@ class Signals:
 
 
 class Node:
-    """The parts of one rank. ``filenos``: what to wait on beside messages; ``housekeeping``: called each turn with the time, for
-    what is not the protocol's (display, lock)."""
+    """The parts of one rank. ``filenos``: what to wait on beside messages; ``housekeeping``: called each turn
+    with the time, for what is not the protocol's (display, lock)."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""What a leader knows of its island: bounded, so that breeding costs the same at the hundredth and the millionth evaluation."""
+"""What a leader knows of its island: bounded, so that breeding costs the same at the hundredth and the
+millionth evaluation."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from hpo.individual import COMPLETED
 class Member:
     """An evaluated individual as breeding sees it.
 
-    ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be minimised, None
-    unless completed. ``history``: islands that it left. ``age``: how many members this population had seen before it.
-    """
+    ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be
+    minimised, None unless completed. ``history``: islands that it left. ``age``: how many members this
+    population had seen before it."""
 
     id: str
     genome: tuple[float | int, ...]
@@ -33,9 +34,9 @@ class Member:
 class Population:
     """The best, the most recent and the last failed members of one island.
 
-    ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members dominate one.
-    Ties go to the older member, so that order does not depend on the order of arrival within equal values.
-    """
+    ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members
+    dominate one. Ties go to the older member, so that order does not depend on the order of arrival within
+    equal values."""
 
     def __init__(self, *, best: int = 64, recent: int = 64, failures: int = 64) -> None:
         self.best: list[Member] = []
@@ -93,7 +94,8 @@ class Population:
             del self.best[self._best_limit :]
 
     def discard(self, identity: str) -> None:
-        """Forget the individual (it emigrated); unknown ones are ignored, they may be long out of the bounds."""
+        """Forget the individual (it emigrated); unknown ones are ignored, they may be long out of the
+        bounds."""
         self._recent.pop(identity, None)
         for index, member in enumerate(self.best):
             if member.id == identity:

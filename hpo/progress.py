@@ -77,7 +77,9 @@ class Display:
     def _best(self, best: tuple[tuple[float, ...], str] | None) -> str:
         if best is None:
             return "none yet"
-        values = [-loss if direction == "maximize" else loss for loss, direction in zip(best[0], self._directions)]
+        values = [
+            -loss if direction == "maximize" else loss for loss, direction in zip(best[0], self._directions)
+        ]
         return " ".join(f"{value:.6g}" for value in values) + f" ({best[1]})"
 
     def _left(self, final: int, rate: float, seconds: float) -> str:
@@ -96,7 +98,9 @@ class Display:
 def _rate(rate: float) -> str:
     if rate <= 0:
         return ""
-    return f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min" if rate * 60 >= 1 else f"{rate * 3600:.1f}/h"
+    return (
+        f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min" if rate * 60 >= 1 else f"{rate * 3600:.1f}/h"
+    )
 
 
 def _duration(seconds: float) -> str:

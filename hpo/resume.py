@@ -1,9 +1,8 @@
 """What a new launch must know of the earlier ones: a fold over their journals, of bounded size.
 
-Kept are the keys of all configurations (so that none is evaluated twice), the unfinished individuals, the first free
-sequence numbers, and of each island what its leaders would know; not the records themselves, so that a launch after 100 000
-evaluations needs no more memory than one after a hundred.
-"""
+Kept are the keys of all configurations (so that none is evaluated twice), the unfinished individuals, the
+first free sequence numbers, and of each island what its leaders would know; not the records themselves, so
+that a launch after 100 000 evaluations needs no more memory than one after a hundred."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ _KEPT = 256
 
 @dataclass
 class Earlier:
-    """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the last launch."""
+    """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
+    last launch."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -43,7 +43,8 @@ def fold(
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
 ) -> Earlier:
-    """State of the campaign after ``records``; individuals of islands that no longer exist go to island number modulo ``islands``."""
+    """State of the campaign after ``records``; individuals of islands that no longer exist go to island
+    number modulo ``islands``."""
     earlier = Earlier()
     final: set[str] = set()
     open_: dict[str, tuple[Mapping[str, Any], bool]] = {}
@@ -54,7 +55,11 @@ def fold(
     for record in records:
         kind = record["type"]
         if kind == "migrated":
-            moves.setdefault(record["id"], {})[record["hop"]] = (record["source"], record["target"], record["copy"])
+            moves.setdefault(record["id"], {})[record["hop"]] = (
+                record["source"],
+                record["target"],
+                record["copy"],
+            )
             continue
         if kind not in ("started", "finished"):
             continue
@@ -110,7 +115,8 @@ def _all(population: Population) -> list[Member]:
 
 
 def _homes(birthplace: int, hops: Mapping[int, tuple[int, int, bool]], islands: int) -> set[int]:
-    """The islands on which an individual lives after its moves: where the last one took it, and where a copy stayed."""
+    """The islands on which an individual lives after its moves: where the last one took it, and where a copy
+    stayed."""
     homes = {birthplace % islands}
     for hop in sorted(hops):
         source, target, copy = hops[hop]

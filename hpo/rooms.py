@@ -1,4 +1,5 @@
-"""The individuals' own directories, ``DIR/evaluations/ID/``: what they print, and checkpoints as long as they are needed."""
+"""The individuals' own directories, ``DIR/evaluations/ID/``: what they print, and checkpoints as long as they
+are needed."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Rooms:
             path.rmdir()
 
     def keep_only_best(self, keep: int) -> None:
-        """Remove the checkpoints of all but the ``keep`` best of the campaign; to be called when it is complete.
+        """Remove the checkpoints of all but the ``keep`` best of the campaign; to be called when it is
+        complete.
 
         Each leader has kept the best of its own; which of them are the best of all is known only now.
         """

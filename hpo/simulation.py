@@ -1,8 +1,9 @@
-"""The island protocol in virtual time: the same coordinator and leaders, thousands of them, in one process and in seconds.
+"""The island protocol in virtual time: the same coordinator and leaders, thousands of them, in one process
+and in seconds.
 
-Messages take time, messages of different pairs of ranks overtake one another, those of one pair do not; evaluations last as
-long as the caller says and cost nothing. One seed decides everything, so that a run can be repeated exactly.
-"""
+Messages take time, messages of different pairs of ranks overtake one another, those of one pair do not;
+evaluations last as long as the caller says and cost nothing. One seed decides everything, so that a run can
+be repeated exactly."""
 
 from __future__ import annotations
 
@@ -130,8 +131,8 @@ class SimulatedCrew:
 
 @dataclass
 class Report:
-    """What a simulated campaign did. ``busy`` is the share of worker time spent evaluating until the end, ``busy_admitting`` until the
-    last individual was started."""
+    """What a simulated campaign did. ``busy`` is the share of worker time spent evaluating until the end,
+    ``busy_admitting`` until the last individual was started."""
 
     seconds: float
     evaluations: int
@@ -143,8 +144,9 @@ class Report:
 
 
 class Simulation:
-    """A campaign of one-rank workers. ``duration(k)``: seconds of the k-th individual to be started; ``latency_s``: mean time of a
-    message; ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to simulate)."""
+    """A campaign of one-rank workers. ``duration(k)``: seconds of the k-th individual to be started;
+    ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew (else it is fixed for
+    each pair of ranks, and much faster to simulate)."""
 
     def __init__(
         self,
@@ -229,7 +231,7 @@ class Simulation:
         )
         self._starts: list[Start] = start_messages(layout, earlier, 1, [""] * workers)
 
-    # --- the network --------------------------------------------------------------------------------------------------
+    # --- the network ----------------------------------------------------------------------------------------
 
     def post(self, source: int, destination: int, data: bytes) -> None:
         """Deliver ``data`` later; what is sent to many is decoded once."""
@@ -264,10 +266,11 @@ class Simulation:
         self._count += 1
         heapq.heappush(self._events, (when, self._count, 0, 0, action))
 
-    # --- running ------------------------------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------------------
 
     def run(self, until: float = math.inf) -> Report | None:
-        """Run to the end and report; None where the job is killed at ``until`` before it. What was not committed is lost then.
+        """Run to the end and report; None where the job is killed at ``until`` before it. What was not
+        committed is lost then.
 
         Raises:
             RuntimeError: nothing can happen any more, and the end has not come.
@@ -295,7 +298,9 @@ class Simulation:
                 if isinstance(message, End):
                     ended += 1
         if ended != len(leaders):
-            raise RuntimeError(f"the simulated campaign came to a standstill at {self.time} s; {ended} of {len(leaders)} ended")
+            raise RuntimeError(
+                f"the simulated campaign came to a standstill at {self.time} s; {ended} of {len(leaders)} ended"
+            )
         return self._report()
 
     def _report(self) -> Report:

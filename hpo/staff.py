@@ -1,4 +1,5 @@
-"""Puts evaluators behind the protocol: which processes a rank starts, and how a candidate becomes their job."""
+"""Puts evaluators behind the protocol: which processes a rank starts, and how a candidate becomes their
+job."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class Staff:
 
 
 def trial_seed(seed: int, identity: str) -> int:
-    """The same for an individual however often and wherever it is evaluated; 31 bits, as every library takes."""
+    """The same for an individual however often and wherever it is evaluated; 31 bits, as every library
+    takes."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{identity}".encode(), digest_size=4).digest(), "big") >> 1
 
 
@@ -111,7 +113,8 @@ def make_follower(
     hosts: Sequence[str],
     source: TaskSource,
 ) -> Follower:
-    """What rank ``worker_rank`` of the worker at ``place`` does: keep its evaluator, and speak with its leader."""
+    """What rank ``worker_rank`` of the worker at ``place`` does: keep its evaluator, and speak with its
+    leader."""
     return Follower(
         worker_rank=worker_rank,
         child_factory=child_factory(settings, place.ranks, worker_rank, hosts, source),
@@ -123,7 +126,8 @@ def make_follower(
 def child_factory(
     settings: Settings, ranks: Sequence[int], worker_rank: int, hosts: Sequence[str], source: TaskSource
 ) -> Callable[[], ChildProcess]:
-    """Starts the evaluator of worker rank ``worker_rank``. ``ranks``: the worker's, ``hosts``: by world rank."""
+    """Starts the evaluator of worker rank ``worker_rank``. ``ranks``: the worker's, ``hosts``: by world
+    rank."""
     mine = hosts[ranks[worker_rank]]
     context = RankContext(
         worker_rank=worker_rank,

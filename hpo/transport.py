@@ -1,8 +1,7 @@
 """How a rank's messages travel: the seam under the island protocol, and its implementation by MPI.
 
-The protocol uses point-to-point sends that never block, and a poll that never waits. Nothing else of MPI is on the
-campaign's path, so that no rank ever waits for a slow or dead one.
-"""
+The protocol uses point-to-point sends that never block, and a poll that never waits. Nothing else of MPI is
+on the campaign's path, so that no rank ever waits for a slow or dead one."""
 
 from __future__ import annotations
 
@@ -63,7 +62,8 @@ class LocalTransport:
 
 
 class MpiTransport(LocalTransport):
-    """Point-to-point messages over an MPI communicator (mpi4py), with non-blocking sends and matched probes."""
+    """Point-to-point messages over an MPI communicator (mpi4py), with non-blocking sends and matched
+    probes."""
 
     def __init__(self, communicator: MPI.Comm) -> None:
         from mpi4py import MPI
@@ -93,14 +93,15 @@ class MpiTransport(LocalTransport):
             if message is None:
                 break
             buffer = bytearray(status.Get_count(self._mpi.BYTE))
-            # Not Recv: a message above the eager limit completes only when its sender makes progress, and the sender
-            # may be inside an inline evaluation for minutes.
+            # Not Recv: a message above the eager limit completes only when its sender makes progress, and the
+            # sender may be inside an inline evaluation for minutes.
             self._receiving.append((message.Irecv([buffer, self._mpi.BYTE]), status.Get_source(), buffer))
         if self._receiving:
             unfinished: list[tuple[MPI.Request, int, bytearray]] = []
             blocked: set[int] = set()
             for request, source, buffer in self._receiving:
-                # What follows an incomplete message of the same sender waits for it: order between a pair is kept.
+                # What follows an incomplete message of the same sender waits for it: order between a pair is
+                # kept.
                 if source in blocked or not request.Test():
                     blocked.add(source)
                     unfinished.append((request, source, buffer))

@@ -1,4 +1,5 @@
-"""Every kind of breeder proposes valid offspring, repeatably, and gets better than chance; Propulate composes as its users do."""
+"""Every kind of breeder proposes valid offspring, repeatably, and gets better than chance; Propulate composes
+as its users do."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ SPHERE = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(4)})
 
 
 def settings(kind, **changes):
-    return SimpleNamespace(**{"kind": kind, "pool": None, "crossover": 0.7, "mutation": 0.4, "random": 0.1, **changes})
+    return SimpleNamespace(
+        **{"kind": kind, "pool": None, "crossover": 0.7, "mutation": 0.4, "random": 0.1, **changes}
+    )
 
 
 def loss(params):
@@ -96,7 +99,8 @@ def test_parents_are_named():
 
 
 def test_genetic_is_propulates_default_propagator():
-    """The same population and generator state: the same child as from ``get_default_propagator`` (its own composition)."""
+    """The same population and generator state: the same child as from ``get_default_propagator`` (its own
+    composition)."""
     code = """
 import random, sys
 from propulate.utils import get_default_propagator
@@ -145,7 +149,9 @@ print("fine")
 
 def test_mutation_changes_only_what_exists_and_steps_to_neighbours():
     space = hpo.SearchSpace(
-        kind=hpo.Categorical("a", "b"), inner=hpo.Float(0, 1, when={"kind": "b"}), size=hpo.Ordinal(1, 2, 4, 8, 16)
+        kind=hpo.Categorical("a", "b"),
+        inner=hpo.Float(0, 1, when={"kind": "b"}),
+        size=hpo.Ordinal(1, 2, 4, 8, 16),
     )
     population = Population()
     for number in range(20):

@@ -94,7 +94,9 @@ def test_a_migrant_leaves_its_island_and_pollen_does_not(copy):
     for leader in simulation.leaders:
         for member in leader.population:
             if not copy:
-                hops = sorted((move for move in moves if move["id"] == member.id), key=lambda move: move["hop"])
+                hops = sorted(
+                    (move for move in moves if move["id"] == member.id), key=lambda move: move["hop"]
+                )
                 assert list(member.history) == [move["source"] for move in hops]
 
 
@@ -110,7 +112,9 @@ def test_the_same_seed_replays_the_same_campaign():
 
 @pytest.mark.parametrize("workers", [1, 4, 9])
 def test_a_finite_space_that_is_used_up_ends_the_campaign(workers):
-    space = hpo.SearchSpace(a=hpo.Ordinal(1, 2, 3), b=hpo.Categorical("x", "y"), c=hpo.Int(0, 4, when={"b": "x"}))
+    space = hpo.SearchSpace(
+        a=hpo.Ordinal(1, 2, 3), b=hpo.Categorical("x", "y"), c=hpo.Int(0, 4, when={"b": "x"})
+    )
     assert space.size == 18
     simulation, _ = make(
         5, space=space, goal=lambda params: params["a"], workers=workers, islands=1, evaluations=100
@@ -146,11 +150,15 @@ def test_a_job_that_is_killed_again_and_again_loses_nothing_and_repeats_only_wha
         workers = rng.randint(1, 8)
         earlier = fold(records, space=SPACE, islands=1, losses=lambda objectives: tuple(objectives.values()))
         islands = rng.randint(1, workers)
-        earlier = fold(records, space=SPACE, islands=islands, losses=lambda objectives: tuple(objectives.values()))
+        earlier = fold(
+            records, space=SPACE, islands=islands, losses=lambda objectives: tuple(objectives.values())
+        )
         simulation, settings = make(seed, workers=workers, islands=islands, evaluations=50, earlier=earlier)
         before = {record["id"] for record in records if record["type"] == "finished"}
         ended = simulation.run(until=rng.expovariate(0.5))
-        again = [record["id"] for record in records_of(simulation) if record["type"] in ("started", "finished")]
+        again = [
+            record["id"] for record in records_of(simulation) if record["type"] in ("started", "finished")
+        ]
         assert not before.intersection(again), "a recorded evaluation was done again"
         records += records_of(simulation)
         if ended is not None:
@@ -222,5 +230,8 @@ def test_evolution_is_better_than_random_search():
         simulation.run()
         return min(record["objectives"]["value"] for record in finished(simulation))
 
-    wins = sum(best(lambda rank: TypedBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s) for s in range(10))
+    wins = sum(
+        best(lambda rank: TypedBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s)
+        for s in range(10)
+    )
     assert wins >= 8

@@ -1,9 +1,10 @@
-"""How the protocol scales: 10 000 workers in 100 islands in virtual time, against an ideal global queue on the same draws.
+"""How the protocol scales: 10 000 workers in 100 islands in virtual time, against an ideal global queue on
+the same draws.
 
     python tests/benchmarks/scale.py
 
-The code of leaders and coordinator is the real one; only time, network and evaluations are simulated. Evaluations last minutes
-(lognormal, median 3 min, σ = 0.5), ten for each worker. Ends in one line of JSON.
+The code of leaders and coordinator is the real one; only time, network and evaluations are simulated.
+Evaluations last minutes (lognormal, median 3 min, σ = 0.5), ten for each worker. Ends in one line of JSON.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def simulate(workers: int, islands: int, each: int, seed: int) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=10_000)
     parser.add_argument("--islands", type=int, default=100)
     parser.add_argument("--each", type=int, default=10, help="evaluations a worker")
@@ -61,7 +64,10 @@ def main() -> None:
     growth = []
     for per_island in (10, 30, 100, 300):
         row = simulate(4 * per_island, 4, options.each, seed=1)
-        growth.append({key: row[key] for key in ("messages_per_evaluation", "bytes_per_evaluation")} | {"workers_per_island": per_island})
+        growth.append(
+            {key: row[key] for key in ("messages_per_evaluation", "bytes_per_evaluation")}
+            | {"workers_per_island": per_island}
+        )
         print(
             f"{per_island:5d} workers an island: {row['messages_per_evaluation']:7.1f} messages, "
             f"{row['bytes_per_evaluation']:9.0f} bytes an evaluation"

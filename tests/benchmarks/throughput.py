@@ -1,12 +1,13 @@
-"""Evaluations a second where an evaluation costs nothing: ten floats, 4 ranks in 2 islands, beside Propulate and Optuna.
+"""Evaluations a second where an evaluation costs nothing: ten floats, 4 ranks in 2 islands, beside Propulate
+and Optuna.
 
     python tests/benchmarks/throughput.py [--evaluations 4000] [--repeat 3]
 
-Every system is counted in the same way: from the first evaluation of the worker that was last to begin one (so that imports
-do not count) to the last evaluation, evaluations begun in that time over its length. Ours runs Propulate's own genetic
-operators (kind "genetic") and the default kind. Optuna gets four processes on one journal file and its random sampler, its
-fastest. A profile of one of our ranks tells where our time goes. Ends in one line of JSON.
-"""
+Every system is counted in the same way: from the first evaluation of the worker that was last to begin one
+(so that imports do not count) to the last evaluation, evaluations begun in that time over its length. Ours
+runs Propulate's own genetic operators (kind "genetic") and the default kind. Optuna gets four processes on
+one journal file and its random sampler, its fastest. A profile of one of our ranks tells where our time goes.
+Ends in one line of JSON."""
 
 from __future__ import annotations
 
@@ -116,7 +117,10 @@ def optuna(directory: Path, evaluations: int) -> None:
     peer.logging.set_verbosity(peer.logging.ERROR)
     storage = peer.storages.JournalStorage(JournalFileBackend(str(directory / "optuna.log")))
     study = peer.create_study(
-        study_name="sphere", storage=storage, load_if_exists=True, sampler=peer.samplers.RandomSampler(seed=os.getpid())
+        study_name="sphere",
+        storage=storage,
+        load_if_exists=True,
+        sampler=peer.samplers.RandomSampler(seed=os.getpid()),
     )
     watch = Stopwatch(directory)
 
@@ -136,7 +140,9 @@ def where_time_goes(directory: Path) -> dict[str, float]:
         if "propulate" in file:
             module = "propulate"
         elif file == "~":
-            module = next((word for word in ("fsync", "poll", "select", "MPI", "deepcopy") if word in name), "builtins")
+            module = next(
+                (word for word in ("fsync", "poll", "select", "MPI", "deepcopy") if word in name), "builtins"
+            )
         elif "hpo" not in Path(file).parts:
             module = "standard library, numpy"
         spent[module] += own
@@ -149,7 +155,17 @@ def run(role: str, evaluations: int, *extra: str) -> tuple[float, int, Path]:
     from hpo.launch import command, environment, find_mpirun
 
     directory = Path(tempfile.mkdtemp(prefix=f"throughput-{role}-"))
-    arguments = [sys.executable, __file__, "--role", role, "--directory", str(directory), "--evaluations", str(evaluations), *extra]
+    arguments = [
+        sys.executable,
+        __file__,
+        "--role",
+        role,
+        "--directory",
+        str(directory),
+        "--evaluations",
+        str(evaluations),
+        *extra,
+    ]
     child_environment = environment({**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
     if role == "optuna":
         processes = [subprocess.Popen(arguments, env=child_environment) for _ in range(RANKS)]
@@ -170,7 +186,9 @@ def run(role: str, evaluations: int, *extra: str) -> tuple[float, int, Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--evaluations", type=int, default=4000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--role", choices=["ours", "propulate", "optuna"])
@@ -192,7 +210,8 @@ def main() -> None:
             ("propulate", "propulate", ()),
             ("optuna", "optuna", ()),
         ):
-            # Optuna's rate falls with the number of trials too; a quarter of them flatters it and saves minutes.
+            # Optuna's rate falls with the number of trials too; a quarter of them flatters it and saves
+            # minutes.
             count = options.evaluations // 4 if role == "optuna" else options.evaluations
             found, total, _ = run(role, count, *extra)
             rates[name].append(found)

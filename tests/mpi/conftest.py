@@ -1,0 +1,43 @@
+"""Runs scripts under mpirun, as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpo.launch import command, environment, find_mpirun
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def mpirun() -> Run:
+    """``mpirun(ranks, script, *arguments)``; fails on a non-zero return code unless ``check=False``."""
+
+    def run(
+        ranks: int, *arguments: object, check: bool = True, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        line = command(find_mpirun(), "Open MPI 5", ranks, [sys.executable, *map(str, arguments)])
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        done = subprocess.run(
+            line,
+            env=environment(base),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert not check or done.returncode == 0, (
+            f"mpirun returned {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
+        return done
+
+    return run

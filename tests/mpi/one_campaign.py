@@ -1,0 +1,70 @@
+"""A user's plain script: ``mpirun -n N python one_campaign.py '{"directory": …}'``; every rank prints what it
+got."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import hpo
+
+keywords = json.loads(sys.argv[1])
+space = hpo.SearchSpace(
+    x=hpo.Float(-5, 5),
+    rate=hpo.Float(1e-4, 1e-1, log=True),
+    size=hpo.Ordinal(16, 32, 64),
+    kind=hpo.Categorical("a", "b"),
+    inner=hpo.Int(1, 5, when={"kind": "b"}),
+)
+task_name = keywords.pop("task", "cheap")
+
+
+def cheap(trial):
+    return trial.params["x"] ** 2 + trial.params.get("inner", 3)
+
+
+def grouped(trial):
+    """All ranks of the worker take part, and rank 0's value is what counts."""
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([float(trial.rank + 1)])
+    dist.all_reduce(total)
+    assert total.item() == trial.size * (trial.size + 1) / 2
+    print(f"rank {trial.rank} of {trial.size} evaluates {trial.id}")
+    trial.report(0, 1.0)
+    trial.log(ranks=dist.get_world_size(), pid=os.getpid())
+    return trial.params["x"] ** 2 if trial.rank == 0 else float("nan")
+
+
+def with_comm(trial):
+    """MPI code of the task's own, over the worker's communicator."""
+    assert trial.comm.size == trial.size and trial.comm.rank == trial.rank
+    total = trial.comm.allreduce(trial.rank + 1)
+    trial.report(0, 1.0)
+    return trial.params["x"] ** 2 + total
+
+
+def slow(trial):
+    time.sleep(0.05)
+    return trial.params["x"] ** 2
+
+
+def two_goals(trial):
+    return {"error": trial.params["x"] ** 2, "gain": trial.params["x"], "note": "kept"}
+
+
+objectives = {"error": "minimize", "gain": "maximize"} if task_name == "two_goals" else None
+task = hpo.Task(
+    space,
+    globals()[task_name],
+    objectives=objectives,
+    default={"x": 1.0, "rate": 0.01, "size": 32, "kind": "a"},
+)
+result = hpo.Campaign(task, **keywords).run()
+frame = result.dataframe()
+best = [one.id for one in result.front] if objectives else [result.best.id, result.best.value]
+# One write a line: the ranks' lines must not mix.
+sys.stdout.write("RESULT " + json.dumps({"reason": result.reason, "rows": len(frame), "best": best}) + "\n")

@@ -1,0 +1,141 @@
+"""Whole campaigns under mpirun on 1, 2, 4 and 8 ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hpo import results
+
+SCRIPT = Path(__file__).with_name("one_campaign.py")
+
+
+def run(mpirun, ranks, directory, **keywords):
+    """The campaign's record, and what each rank printed of its result."""
+    done = mpirun(ranks, SCRIPT, json.dumps({"directory": str(directory), **keywords}))
+    printed = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert len(printed) == ranks
+    assert all(one == printed[0] for one in printed), "the ranks disagree on the result"
+    return results.load(directory), printed[0]
+
+
+def check(record, evaluations):
+    individuals = record.individuals
+    assert len(individuals) == evaluations
+    assert len({one.id for one in individuals}) == evaluations
+    assert len({json.dumps(one.params) for one in individuals}) == evaluations
+    assert Counter(one.status for one in individuals) == {"completed": evaluations}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "islands", "kind"),
+    [(1, 1, "default"), (2, 2, "genetic"), (4, 2, "default"), (4, 1, "cmaes"), (8, 3, "pso")],
+)
+def test_inline(mpirun, tmp_path, ranks, islands, kind):
+    record, printed = run(
+        mpirun,
+        ranks,
+        tmp_path / "run",
+        evaluations=120,
+        islands=islands,
+        isolation="inline",
+        kind=kind,
+        migration=0.5,
+    )
+    check(record, 120)
+    assert printed["reason"] == "done" and printed["rows"] == 120
+    assert {one.island for one in record.individuals} == set(range(islands))
+    assert any(one.operator == "default" and one.params["x"] == 1.0 for one in record.individuals)
+    if islands > 1:
+        assert any(one.migrations for one in record.individuals)
+
+
+@pytest.mark.parametrize(("ranks", "ranks_per_worker"), [(2, 2), (8, 4)])
+def test_inline_workers_of_several_ranks_share_a_communicator(mpirun, tmp_path, ranks, ranks_per_worker):
+    record, _ = run(
+        mpirun,
+        ranks,
+        tmp_path / "run",
+        task="with_comm",
+        evaluations=40,
+        ranks_per_worker=ranks_per_worker,
+        isolation="inline",
+    )
+    check(record, 40)
+    total = ranks_per_worker * (ranks_per_worker + 1) / 2
+    for one in record.individuals:
+        assert one.value == pytest.approx(one.params["x"] ** 2 + total)
+
+
+def test_warm_workers_of_two_ranks(mpirun, tmp_path):
+    record, _ = run(
+        mpirun, 4, tmp_path / "run", task="grouped", evaluations=12, islands=2, ranks_per_worker=2
+    )
+    check(record, 12)
+    for one in record.individuals:
+        assert one.metrics["ranks"] == 2
+        assert one.value == pytest.approx(one.params["x"] ** 2)
+        output = tmp_path / "run" / "evaluations" / one.id / "output-1.txt"
+        assert output.read_text() == f"rank 1 of 2 evaluates {one.id}\n"
+    # Warm: as many evaluators as workers, however many evaluations.
+    assert len({one.metrics["pid"] for one in record.individuals}) == 2
+
+
+def test_a_campaign_goes_on_with_other_numbers_of_ranks_and_islands(mpirun, tmp_path):
+    directory = tmp_path / "run"
+    for total, ranks, islands, ranks_per_worker in (
+        (20, 4, 2, 1),
+        (50, 2, 1, 2),
+        (90, 8, 4, 2),
+        (120, 1, 1, 1),
+    ):
+        record, printed = run(
+            mpirun,
+            ranks,
+            directory,
+            evaluations=total,
+            islands=islands,
+            ranks_per_worker=ranks_per_worker,
+            isolation="inline",
+            migration=0.5,
+        )
+        check(record, total)
+        assert printed["reason"] == "done"
+
+
+def test_several_objectives(mpirun, tmp_path):
+    record, printed = run(mpirun, 2, tmp_path / "run", task="two_goals", evaluations=60, isolation="inline")
+    check(record, 60)
+    front = [one for one in record.individuals if one.id in printed["best"]]
+    assert front
+    for one in front:
+        assert not any(
+            other.objectives["error"] < one.objectives["error"]
+            and other.objectives["gain"] > one.objectives["gain"]
+            for other in record.individuals
+        )
+    assert all(one.metrics["note"] == "kept" for one in record.individuals)
+
+
+def test_a_deadline_alone_ends_a_campaign(mpirun, tmp_path):
+    record, printed = run(mpirun, 2, tmp_path / "run", task="slow", deadline=2.0, isolation="inline")
+    assert printed["reason"] == "deadline"
+    check(record, len(record.individuals))
+    assert 10 < len(record.individuals) < 120
+
+
+def test_an_impossible_layout_names_the_sizes_that_fit(mpirun, tmp_path):
+    keywords = {
+        "directory": str(tmp_path / "run"),
+        "evaluations": 5,
+        "islands": 2,
+        "ranks_per_worker": 2,
+        "isolation": "inline",
+    }
+    done = mpirun(3, SCRIPT, json.dumps(keywords), check=False)
+    assert done.returncode != 0
+    assert "UsageError" in done.stderr and "4" in done.stderr
+    assert not (tmp_path / "run").exists()
