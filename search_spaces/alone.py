@@ -1,0 +1,213 @@
+"""One configuration of a task from the command line, alone or under torchrun, without any campaign."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hpo
+
+if TYPE_CHECKING:
+    from hpo.individual import Scalar
+    from hpo.space import Parameter
+
+MakeTask = Callable[..., hpo.Task]
+
+
+def main(
+    module: str,
+    make_task: MakeTask,
+    test: Callable[..., float] | None = None,
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Evaluate one configuration and print, as JSON on rank 0, what it brought; returns the exit code.
+
+    Every parameter of the space is an option, and so is every keyword of ``make_task``. What is not given is
+    as in the task's default point, or in the file named by --config. With --config, ``test`` is called too:
+    test(params, ranks=…, device=…, **keywords of make_task).
+    """
+    try:
+        return _main(module, make_task, test, arguments)
+    except hpo.HpoError as error:
+        print(f"{module}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """This process among those of torchrun, or alone."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: str
+
+
+def _main(
+    module: str, make_task: MakeTask, test: Callable[..., float] | None, arguments: Sequence[str] | None
+) -> int:
+    parser = _parser(module, make_task)
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    keywords = {name[1:]: value for name, value in given.items() if name[0] == ":"}
+    chosen = {name[1:]: value for name, value in given.items() if name[0] == "="}
+    task = make_task(**keywords)
+    start = _read(given["config"]) if "config" in given else task.default or {}
+    params = _completed(task.space, start, chosen)
+    with _placed() as place, _directory(given.get("directory"), place) as directory:
+        trial = hpo.Trial.alone(
+            params,
+            directory=directory,
+            seed=given["seed"],
+            rank=place.rank,
+            size=place.size,
+            local_rank=place.local_rank,
+            device=place.device,
+        )
+        returned = task.evaluate(trial)
+        found: dict[str, object] = {"params": params}
+        found.update(returned if isinstance(returned, Mapping) else {"value": returned})
+        if test is not None and "config" in given:
+            found["test"] = test(params, ranks=place.size, device=place.device, **keywords)
+        if place.rank == 0:
+            print(json.dumps(found, indent=2))
+    return 0
+
+
+def _parser(module: str, make_task: MakeTask) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description="Train one configuration, here or on the ranks of torchrun.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a configuration as `hpo best --json` prints it; it is tested, too",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the training (default 0)")
+    parser.add_argument(
+        "--directory", type=Path, help="where the run is saved, for a second call to go on (default: nowhere)"
+    )
+    options = parser.add_argument_group("options of the task")
+    for name, keyword in inspect.signature(make_task).parameters.items():
+        kind = (
+            str if isinstance(keyword.default, str) else float if isinstance(keyword.default, float) else int
+        )
+        options.add_argument(
+            _flag(name), dest=f":{name}", metavar="", type=kind, help=f"(default: {keyword.default})"
+        )
+    parameters = parser.add_argument_group("parameters")
+    for name, parameter in make_task().space.parameters.items():
+        described = ", ".join(f"{key} {value}" for key, value in parameter.describe().items())
+        parameters.add_argument(
+            _flag(name),
+            dest=f"={name}",
+            metavar="",
+            type=_reader(parameter),
+            help=described.replace("%", "%%"),
+        )
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _reader(parameter: Parameter) -> Callable[[str], Scalar]:
+    """From an argument's text to a value of ``parameter``."""
+
+    def read(text: str) -> Scalar:
+        choices = getattr(parameter, "choices", None)
+        value: object
+        if choices is not None:
+            value = {**{str(c): c for c in choices}, **{json.dumps(c): c for c in choices}}.get(text, text)
+        else:
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = text
+        try:
+            return parameter.canonical(value)
+        except ValueError as rule:
+            raise argparse.ArgumentTypeError(f"{text}: must be {rule}") from rule
+
+    return read
+
+
+def _read(path: Path) -> Mapping[str, Scalar]:
+    """The parameters in a file: alone, under "params", or in the first of a list of such."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise hpo.UsageError(f"{path}: {error}. Name a JSON file, as from: hpo best DIR --json") from error
+    if isinstance(content, list) and content:
+        content = content[0]
+    if isinstance(content, dict) and isinstance(content.get("params"), dict):
+        content = content["params"]
+    if not isinstance(content, dict):
+        raise hpo.UsageError(f"{path} holds no configuration. Name a JSON file, as from: hpo best DIR --json")
+    return content
+
+
+def _completed(
+    space: hpo.SearchSpace, start: Mapping[str, Scalar], chosen: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    """``start`` with ``chosen`` in it; what exists only now is in the middle of its range, or the first
+    choice.
+    """
+    if not chosen:
+        return space.validate(start)
+    params = space.decode(space.encode({**space.validate(start), **chosen}))
+    # Complains of a chosen parameter that does not exist beside the others.
+    return space.validate({**params, **chosen})
+
+
+@contextmanager
+def _placed() -> Iterator[_Place]:
+    """Join the group of torchrun, if it started this process."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_torchelastic_launched():
+        yield _Place(rank=0, size=1, local_rank=0, device="cuda:0" if torch.cuda.is_available() else "cpu")
+        return
+    local_rank = dist.get_node_local_rank()
+    device = f"cuda:{local_rank}" if local_rank < torch.cuda.device_count() else "cpu"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device != "cpu" else "gloo", timeout=timedelta(minutes=10)
+    )
+    try:
+        yield _Place(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=local_rank, device=device)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _directory(named: Path | None, place: _Place) -> Iterator[Path]:
+    """The named directory, or one of rank 0's that all ranks use and that is gone afterwards."""
+    if named is not None:
+        yield named
+        return
+    import torch
+    import torch.distributed as dist
+
+    with tempfile.TemporaryDirectory(prefix="alone-") as own:
+        if place.size == 1:
+            yield Path(own)
+            return
+        length = 256
+        name = torch.frombuffer(bytearray(own.encode().ljust(length, b"\0")), dtype=torch.uint8)
+        dist.broadcast(name, src=0)
+        yield Path(bytes(name.tolist()).rstrip(b"\0").decode())
+        # Rank 0 must not remove what another rank still writes into.
+        dist.barrier()

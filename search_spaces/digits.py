@@ -1,0 +1,240 @@
+"""A small residual network on small images, trained data-parallel: optimizer, learning rate, schedule and
+architecture.
+
+The fitness is the accuracy on a validation part that no training sees. The test part takes no part in the
+search: it is read by ``test_accuracy`` alone, for a configuration that has already been chosen.
+
+    hpo run jobs/digits.toml                                       the search python -m search_spaces.digits
+    --lr 0.1                        one configuration, the others as in ``default`` torchrun --nproc-per-node
+    2 -m search_spaces.digits --lr 0.1   the same on two ranks python -m search_spaces.digits --config
+    best.json              the test accuracy of what `hpo best --json` printed
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hpo
+from search_spaces import alone
+
+# torch is imported by the functions that train: the ranks that search read this module for its space, and
+# need no torch.
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    import trainers
+    from hpo.individual import Scalar
+    from search_spaces.image_data import ImageData
+
+space = hpo.SearchSpace(
+    # The network
+    width=hpo.Ordinal(4, 8, 12, 16, 24, 32),  # filters of the first block
+    activation=hpo.Categorical("relu", "elu", "selu", "swish", "softplus", "tanh"),
+    order=hpo.Categorical(  # where a block normalises and activates, He et al. 2016
+        "original",
+        "norm-after-addition",
+        "activation-before-addition",
+        "activation-only-pre-activation",
+        "full-pre-activation",
+    ),
+    # The optimizer, and what only some have
+    optimizer=hpo.Categorical("sgd", "rmsprop", "adagrad", "adam", "adamw"),
+    lr=hpo.Float(1e-4, 1.0, log=True),
+    momentum=hpo.Float(0.5, 0.99, when={"optimizer": "sgd"}),
+    nesterov=hpo.Categorical(False, True, when={"optimizer": "sgd"}),
+    smoothing=hpo.Float(0.8, 0.999, when={"optimizer": "rmsprop"}),
+    beta1=hpo.Float(0.8, 0.98, when={"optimizer": ("adam", "adamw")}),
+    beta2=hpo.Float(0.9, 0.9999, when={"optimizer": ("adam", "adamw")}),
+    weight_decay=hpo.Float(1e-6, 1e-1, log=True, when={"optimizer": ("sgd", "adamw")}),
+    # The learning rate's schedule
+    schedule=hpo.Categorical("constant", "cosine", "exponential", "inverse-time", "polynomial"),
+    warmup_epochs=hpo.Int(0, 4),
+    k_decay=hpo.Float(0.2, 5.0, log=True, when={"schedule": "cosine"}),
+    final_fraction=hpo.Float(1e-3, 0.5, log=True, when={"schedule": ("exponential", "inverse-time")}),
+    power=hpo.Float(0.5, 4.0, when={"schedule": "polynomial"}),
+)
+
+default: dict[str, Scalar] = {
+    "width": 16,
+    "activation": "relu",
+    "order": "original",
+    "optimizer": "adam",
+    "lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "schedule": "constant",
+    "warmup_epochs": 0,
+}
+"""The original network with torch's own choices for Adam."""
+
+
+def make_task(
+    *, data: str = "digits", epochs: int = 24, batch_size: int = 32, train_samples: int | None = None
+) -> hpo.Task:
+    """The task for these options, which are the ``[task_options]`` of a campaign file.
+
+    ``data``: "digits" or "fashion-mnist". ``batch_size``: of all ranks together, so that their number does
+    not matter. ``train_samples``: how many images to train with; None: all of the training part.
+    """
+
+    def evaluate(trial: hpo.Trial) -> dict[str, float]:
+        import trainers
+        from search_spaces.image_data import load_images
+
+        try:
+            _, result = _fit(
+                trial.params,
+                load_images(data, train_samples=train_samples),
+                epochs=epochs,
+                batch_size=batch_size,
+                seed=trial.seed,
+                ranks=trial.size,
+                device=trial.device,
+                # An individual that goes on with another number of ranks begins anew.
+                checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
+                report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
+                interrupt=trial.should_checkpoint,
+            )
+        except trainers.Interrupted as saved:
+            raise hpo.Interrupted(str(saved)) from saved
+        accuracy = result.metrics["accuracy"] if result.reason != "diverged" else math.nan
+        return {"value": accuracy, **{name: result.metrics[name] for name in RECORDED}}
+
+    return hpo.Task(space, evaluate, direction="maximize", default=default)
+
+
+RECORDED = ("train_loss", "validation_loss", "train_s", "wait_s", "bytes_inside_nodes", "bytes_between_nodes")
+"""Metrics of the trainer that a campaign keeps beside the fitness."""
+
+
+def test_accuracy(
+    params: Mapping[str, Scalar],
+    *,
+    data: str = "digits",
+    epochs: int = 24,
+    batch_size: int = 32,
+    train_samples: int | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    ranks: int = 1,
+    device: str = "cpu",
+) -> float:
+    """Mean accuracy on the test part of ``params`` trained anew with each of ``seeds``; for a chosen
+    configuration only.
+    """
+    import trainers
+    from search_spaces.image_data import load_images
+
+    images = load_images(data, train_samples=train_samples)
+    found = []
+    for seed in seeds:
+        model, _ = _fit(
+            params, images, epochs=epochs, batch_size=batch_size, seed=seed, ranks=ranks, device=device
+        )
+        found.append(
+            trainers.evaluate(model, images.test, metrics={"accuracy": _accuracy}, batch_size=256)["accuracy"]
+        )
+    return sum(found) / len(found)
+
+
+def _fit(
+    params: Mapping[str, Scalar],
+    images: ImageData,
+    *,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    ranks: int,
+    device: str,
+    checkpoint: Path | None = None,
+    report: Callable[[int, dict[str, float]], None] | None = None,
+    interrupt: Callable[[], bool] | None = None,
+) -> tuple[nn.Module, trainers.Result]:
+    """The model that ``params`` describe, trained on the training part and watched on the validation part."""
+    import torch
+
+    import trainers
+    from search_spaces.models import ResNet
+
+    p: dict[str, Any] = dict(params)
+    torch.manual_seed(seed)
+    model = ResNet(
+        channels=images.channels,
+        classes=images.classes,
+        width=p["width"],
+        activation=p["activation"],
+        order=p["order"],
+    ).to(device)
+    result = trainers.train(
+        model,
+        images.train,
+        images.validation,
+        loss=torch.nn.functional.cross_entropy,
+        metrics={"accuracy": _accuracy},
+        optimizer=lambda parameters: _optimizer(parameters, p),
+        schedule=_schedule(p, epochs),
+        epochs=epochs,
+        batch_size=-(-batch_size // ranks),
+        evaluation_batch_size=256,
+        checkpoint=checkpoint,
+        # A run of seconds is saved only when it is interrupted, and at its end.
+        checkpoint_every=sys.maxsize,
+        report=report,
+        interrupt=interrupt,
+        seed=seed,
+    )
+    return model, result
+
+
+def _optimizer(parameters: Iterable[nn.Parameter], p: dict[str, Any]) -> Optimizer:
+    from torch import optim
+
+    lr, decay = p["lr"], p.get("weight_decay", 0.0)
+    if p["optimizer"] == "sgd":
+        return optim.SGD(
+            parameters, lr=lr, momentum=p["momentum"], nesterov=p["nesterov"], weight_decay=decay
+        )
+    if p["optimizer"] == "rmsprop":
+        return optim.RMSprop(parameters, lr=lr, alpha=p["smoothing"])
+    if p["optimizer"] == "adagrad":
+        return optim.Adagrad(parameters, lr=lr)
+    betas = p["beta1"], p["beta2"]
+    if p["optimizer"] == "adam":
+        return optim.Adam(parameters, lr=lr, betas=betas)
+    return optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=decay)
+
+
+def _schedule(p: dict[str, Any], epochs: int) -> trainers.Schedule:
+    import trainers
+
+    # A run shorter than its warm-up would never get to the schedule.
+    warmup_epochs = min(p["warmup_epochs"], epochs / 2)
+    if p["schedule"] == "cosine":
+        return trainers.Cosine(warmup_epochs=warmup_epochs, k_decay=p["k_decay"])
+    if p["schedule"] == "polynomial":
+        return trainers.Polynomial(warmup_epochs=warmup_epochs, power=p["power"])
+    decaying = epochs - warmup_epochs
+    if p["schedule"] == "exponential":
+        return trainers.Exponential(
+            warmup_epochs=warmup_epochs, rate_factor=p["final_fraction"], every_epochs=decaying
+        )
+    if p["schedule"] == "inverse-time":
+        return trainers.InverseTime(
+            warmup_epochs=warmup_epochs, decay=1 / p["final_fraction"] - 1, every_epochs=decaying
+        )
+    return trainers.Constant(warmup_epochs=warmup_epochs)
+
+
+def _accuracy(outputs: torch.Tensor, classes: torch.Tensor) -> float:
+    return (outputs.argmax(dim=1) == classes).double().mean().item()
+
+
+task = make_task()
+
+if __name__ == "__main__":
+    sys.exit(alone.main("search_spaces.digits", make_task, test_accuracy))
