@@ -8,13 +8,19 @@ from difflib import get_close_matches
 _LISTED = 12
 
 
+def nearest(word: object, valid: Iterable[str]) -> str | None:
+    """The valid name that ``word`` was most likely meant to be; None when none is near."""
+    folded = {name.casefold(): name for name in reversed(list(valid))}
+    near = get_close_matches(str(word).casefold(), folded, n=1, cutoff=0.6)
+    return folded[near[0]] if near else None
+
+
 def suggestion(word: object, valid: Iterable[str]) -> str:
     """A sentence that names the valid name nearest to ``word``, or the valid names when none is near."""
     names = list(valid)
-    folded = {name.casefold(): name for name in reversed(names)}
-    near = get_close_matches(str(word).casefold(), folded, n=1, cutoff=0.6)
-    if near:
-        return f'Did you mean "{folded[near[0]]}"?'
+    near = nearest(word, names)
+    if near is not None:
+        return f'Did you mean "{near}"?'
     if not names:
         return "There is none to choose from."
     shown = ", ".join(names[:_LISTED])

@@ -1,0 +1,175 @@
+"""A campaign's settings: every key, its default and its rule, once.
+
+A key has the same name in a file, where it stands in its section, and as a keyword of ``hpo.Campaign``,
+where there are no sections.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
+
+from hpo.errors import UsageError
+from hpo.layout import topology_matrix
+
+_UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")
+_DURATION_RULE = 'a duration above 0, such as 90 (seconds), "90s", "30min", "1h30m" or "2d"'
+_SHARE_RULE = "a number from 0 to 1"
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, str) and (parts := _DURATION.findall(value.strip())):
+        units = [unit[0] for _, unit in parts]
+        if not _DURATION.sub("", value.strip()) and len(set(units)) == len(units):
+            return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    return value
+
+
+def _path(value: object) -> object:
+    return Path(value).expanduser() if isinstance(value, (str, os.PathLike)) and str(value) else value
+
+
+def _tuples(value: object) -> object:
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _one_of(choices: object) -> str:
+    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(choices))
+
+
+def _same(value: object) -> object:
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Kind = Literal["default", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+Exchange = Literal["migration", "pollination"]
+Isolation = Literal["warm", "fresh", "inline"]
+
+
+class Section(BaseModel):
+    """Frozen settings; a field's description is its rule, as errors word it after "must be"."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        populate_by_name=True,
+    )
+
+
+class LayoutSettings(Section):
+    """How the ranks are divided, and which island sends to which."""
+
+    islands: int = Field(default=1, ge=1, description="a whole number from 1")
+    ranks_per_worker: int = Field(default=1, ge=1, description="a whole number from 1")
+    topology: Annotated[
+        str | tuple[tuple[int, ...], ...], PlainValidator(_tuples), PlainSerializer(_same)
+    ] = Field(
+        default="ring", description='"ring", "full" or a matrix with a row and a column for each island'
+    )
+
+
+class SearchSettings(Section):
+    """Breeding and migration. ``pool``: individuals to breed from; None leaves it to the kind."""
+
+    kind: Kind = Field(default="default", description=_one_of(Kind))
+    crossover: Share = Field(default=0.7, description=_SHARE_RULE)
+    mutation: Share = Field(default=0.4, description=_SHARE_RULE)
+    random: Share = Field(default=0.1, description=_SHARE_RULE)
+    migration: Share = Field(default=0.9, description=_SHARE_RULE)
+    exchange: Exchange = Field(default="migration", description=_one_of(Exchange))
+    pool: int | None = Field(default=None, ge=2, description="a whole number from 2")
+    duplicates: bool = Field(default=False, description="true or false")
+
+
+class EvaluationSettings(Section):
+    """How one individual is evaluated. ``interface``: the network interface between the hosts of a worker."""
+
+    isolation: Isolation = Field(default="warm", description=_one_of(Isolation))
+    timeout_s: Seconds | None = Field(
+        default=None, gt=0, validation_alias="timeout", description=_DURATION_RULE
+    )
+    retries: int = Field(default=1, ge=0, description="a whole number from 0")
+    grace_s: Seconds = Field(
+        default=60.0, ge=0, validation_alias="grace", description=f"0, or {_DURATION_RULE}"
+    )
+    start_timeout_s: Seconds = Field(
+        default=300.0, gt=0, validation_alias="start_timeout", description=_DURATION_RULE
+    )
+    interface: str | None = Field(
+        default=None, min_length=1, description='the name of a network interface, such as "ib0"'
+    )
+
+    @model_validator(mode="after")
+    def _no_timeout_inline(self) -> EvaluationSettings:
+        if self.isolation == "inline" and self.timeout_s is not None:
+            raise ValueError(
+                'timeout cannot be kept with isolation = "inline", where nothing could end the evaluation. '
+                'Remove timeout or use isolation = "warm".'
+            )
+        return self
+
+
+class Settings(Section):
+    """Everything that a campaign file or the keywords of ``hpo.Campaign`` say."""
+
+    task: str | None = Field(
+        default=None, min_length=1, description='"package.module:name" or "file.py:name"'
+    )
+    directory: Annotated[Path, BeforeValidator(_path)] = Field(description="the path of a directory")
+    evaluations: int | None = Field(default=None, ge=1, description="a whole number from 1")
+    deadline_s: Seconds | None = Field(
+        default=None, gt=0, validation_alias="deadline", description=_DURATION_RULE
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1")
+    keep: int = Field(default=3, ge=0, description="a whole number from 0")
+    layout: LayoutSettings = LayoutSettings()
+    search: SearchSettings = SearchSettings()
+    island: tuple[SearchSettings, ...] = Field(
+        default=(), strict=False, description="one [[island]] table an island"
+    )
+    evaluation: EvaluationSettings = EvaluationSettings()
+    task_options: dict[str, JsonValue] = Field(
+        default_factory=dict, description="strings, numbers, true, false, and lists and tables of these"
+    )
+
+    def search_of(self, island: int) -> SearchSettings:
+        """[search] with what the island's own [[island]] table says instead."""
+        if island >= len(self.island):
+            return self.search
+        own = self.island[island]
+        return self.search.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
+
+    @model_validator(mode="after")
+    def _agree(self) -> Settings:
+        problems = []
+        islands = self.layout.islands
+        if len(self.island) > islands:
+            problems.append(
+                f"there are {len(self.island)} [[island]] tables and islands = {islands}: table i is for "
+                f"island i. Remove {len(self.island) - islands} or raise islands."
+            )
+        try:
+            topology_matrix(self.layout.topology, islands)
+        except UsageError as error:
+            problems.append(str(error))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
