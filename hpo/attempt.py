@@ -17,12 +17,15 @@ from typing import Any
 from hpo import tables
 from hpo.campaign import Campaign
 from hpo.errors import CampaignError
-from hpo.evaluation import Crew, Follower, InlineCrew, Job
+from hpo.evaluation import Crew
+from hpo.follower import Follower
 from hpo.individual import COMPLETED, PRUNED
+from hpo.inline import InlineCrew
 from hpo.outcome import Outcome
 from hpo.rooms import OUTPUT
 from hpo.staff import child_factory
 from hpo.task import Task
+from hpo.trial import Job
 
 
 def attempt(file: Path) -> int:

@@ -21,8 +21,10 @@ from hpo.breeding import make_breeder
 from hpo.coordinator import STOPPED, Assignment, Coordinator
 from hpo.directory import Lock
 from hpo.errors import CampaignError, HpoError, UsageError
-from hpo.evaluation import InlineCrew
+from hpo.evaluation import Crew
+from hpo.follower import Follower
 from hpo.individual import Scalar
+from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Hello, Start, decode, encode
@@ -30,7 +32,7 @@ from hpo.node import Node, Signals
 from hpo.progress import Display
 from hpo.results import Result
 from hpo.rooms import Rooms
-from hpo.staff import Staff, make_crew, make_follower
+from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.task import Task, TaskSource, load_task
 from hpo.transport import LocalTransport, MpiTransport, Transport
 
@@ -261,15 +263,22 @@ class Campaign:
     ) -> End:
         place, worker_rank = layout.place_of(transport.rank)
         settings = self.settings
+        inline = settings.evaluation.isolation == "inline"
         if worker_rank:
-            follower = make_follower(
-                settings,
-                transport=transport,
-                place=place,
-                worker_rank=worker_rank,
-                hosts=start.hosts,
-                source=self.source,
-            )
+            follower: Follower | InlineFollower
+            if inline:
+                follower = make_inline_follower(
+                    transport=transport, place=place, worker_rank=worker_rank, task=self.task
+                )
+            else:
+                follower = make_follower(
+                    settings,
+                    transport=transport,
+                    place=place,
+                    worker_rank=worker_rank,
+                    hosts=start.hosts,
+                    source=self.source,
+                )
             node = Node(
                 transport=transport,
                 coordinator_rank=0,
@@ -287,9 +296,23 @@ class Campaign:
             journal.journal_path(settings.directory, leg=start.leg, island=place.island, worker=place.worker),
             journal.header(leg=start.leg, island=place.island, worker=place.worker),
         )
-        crew = self._staff(transport, place, start.hosts)
+        crew: Crew | InlineCrew
+        if inline:
+            crew = make_inline_crew(
+                transport=transport, place=place, task=self.task, stopping=lambda: signals.count > 0
+            )
+        else:
+            crew = make_crew(
+                settings,
+                transport=transport,
+                place=place,
+                hosts=start.hosts,
+                source=self.source,
+                objectives=tuple(self.task.objectives),
+            )
+        staff = Staff(crew, Rooms(settings.directory), settings.seed)
         try:
-            leader = self._leader(transport, layout, place, crew, writer)
+            leader = self._leader(transport, layout, place, staff, writer)
             coordinator = None
             housekeeping = None
             if earlier is not None and lock is not None:
@@ -362,16 +385,6 @@ class Campaign:
             stop_requested=stop_file.exists,
             ended=ended,
         )
-
-    def _staff(self, transport: Transport, place: Place, hosts: list[str]) -> Staff:
-        settings, objectives = self.settings, tuple(self.task.objectives)
-        rooms = Rooms(settings.directory)
-        if settings.evaluation.isolation == "inline":
-            return Staff(InlineCrew(evaluate=self.task.evaluate, objectives=objectives), rooms, settings.seed)
-        crew = make_crew(
-            settings, transport=transport, place=place, hosts=hosts, source=self.source, objectives=objectives
-        )
-        return Staff(crew, rooms, settings.seed)
 
     def _leader(
         self,

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import config
 from hpo.child import ChildProcess, RankContext
-from hpo.evaluation import Crew, Follower, InlineCrew, Job
+from hpo.evaluation import Crew
+from hpo.follower import Follower
+from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Candidate
 from hpo.messages import Worker, encode
 from hpo.rooms import Rooms
-from hpo.transport import Transport
+from hpo.transport import MpiTransport, Transport
+from hpo.trial import Job
 
 if TYPE_CHECKING:
     from hpo.config import Settings
     from hpo.layout import Place
     from hpo.outcome import Outcome
-    from hpo.task import TaskSource
+    from hpo.task import Task, TaskSource
 
 
 class Staff:
@@ -120,6 +123,40 @@ def make_follower(
         child_factory=child_factory(settings, place.ranks, worker_rank, hosts, source),
         send=lambda message: transport.send(place.leader, encode(Worker(message))),
         clock=transport.now,
+    )
+
+
+def make_inline_crew(
+    *, transport: Transport, place: Place, task: Task, stopping: Callable[[], bool]
+) -> InlineCrew:
+    """Like ``make_crew``, for evaluations inside the ranks; collective over the worker where it has several."""
+
+    def send(worker_rank: int, message: dict[str, Any]) -> None:
+        transport.send(place.ranks[worker_rank], encode(Worker(message)))
+
+    return InlineCrew(
+        evaluate=task.evaluate,
+        objectives=tuple(task.objectives),
+        size=len(place.ranks),
+        comm=transport.communicator(place.ranks) if isinstance(transport, MpiTransport) else None,
+        send=send,
+        stopping=stopping,
+    )
+
+
+def make_inline_follower(
+    *, transport: Transport, place: Place, worker_rank: int, task: Task
+) -> InlineFollower:
+    """Like ``make_follower``, for evaluations inside the ranks; collective over the worker."""
+    if not isinstance(transport, MpiTransport):
+        raise TypeError("a worker of several ranks needs MPI")
+    return InlineFollower(
+        worker_rank=worker_rank,
+        size=len(place.ranks),
+        evaluate=task.evaluate,
+        objectives=tuple(task.objectives),
+        comm=transport.communicator(place.ranks),
+        send=lambda message: transport.send(place.leader, encode(Worker(message))),
     )
 
 

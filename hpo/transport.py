@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -114,6 +115,11 @@ class MpiTransport(LocalTransport):
             if not request.Test():
                 self._sending.append((request, data))
         return arrived
+
+    def communicator(self, ranks: Sequence[int]) -> MPI.Comm:
+        """A communicator of ``ranks`` alone, for tasks that bring MPI code; collective over these ranks."""
+        group = self._comm.Get_group().Incl(list(ranks))
+        return self._comm.Create_group(group, TAG)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all sends have completed, at most ``timeout_s``; False when some have not.
