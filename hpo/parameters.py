@@ -37,7 +37,7 @@ class Parameter(ABC):
     """One axis of a space; ``when`` maps a parent's name to the values under which this parameter exists."""
 
     kind: ClassVar[str]
-    when: When = field(hash=False)
+    when: When = field(hash=False, repr=False)
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -162,7 +162,7 @@ class Float(Parameter):
     def _log_decoder(self) -> Decoder:
         low, high, exp, log_low = self.low, self.high, math.exp, math.log(self.low)
         log_width = math.log(high) - log_low
-        lowest, highest = low * (1 + 1e-12), high * (1 - 1e-12)
+        lowest, highest = low * (1 + 5e-13), high * (1 - 5e-13)
 
         # On the widest range, 1e-300 to 1e300, the roundings of log, -, /, * and + add up to 4.2e-13 in the
         # exponent; the half step of 12 significant digits is at least 5e-13 of the value.
