@@ -39,6 +39,8 @@ def test_inline(mpirun, tmp_path, ranks, islands, kind):
         mpirun,
         ranks,
         tmp_path / "run",
+        # Slow enough that no worker uses the budget up before the others have begun.
+        task="slow" if islands > 1 else "cheap",
         evaluations=120,
         islands=islands,
         isolation="inline",
