@@ -18,7 +18,7 @@ import orjson
 
 from hpo import config, directory, journal, resume
 from hpo.breeding import make_breeder
-from hpo.coordinator import STOPPED, Assignment, Coordinator
+from hpo.coordinator import STOPPED, UNFIT, Assignment, Coordinator
 from hpo.directory import Lock
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.evaluation import Crew
@@ -165,6 +165,11 @@ class Campaign:
         if isinstance(transport, MpiTransport):
             transport.flush(10.0)
         self.exit_code = end.exit_code
+        if end.reason == UNFIT:
+            raise CampaignError(
+                f"no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend this "
+                f"and give the same command again: {end.error}"
+            )
         return Result(settings.directory, end.reason)
 
     def _run_first(self, transport: Transport, layout: Layout, signals: Signals) -> End:

@@ -13,13 +13,27 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpo.individual import COMPLETED, FINAL, Scalar
-from hpo.messages import Claim, End, Finished, Grant, Message, Recall, Returned, Stop, StopRequest, encode
+from hpo.messages import (
+    Claim,
+    End,
+    Finished,
+    Grant,
+    Message,
+    Recall,
+    Returned,
+    Stop,
+    StopRequest,
+    Unfit,
+    encode,
+)
 from hpo.transport import Transport
 
 UNLIMITED = 1 << 62
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
+UNFIT = "unfit"
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
 
@@ -42,6 +56,21 @@ class Assignment:
     retries: int = 0
     resumed: bool = False
     admitted: bool = False
+
+    @classmethod
+    def from_wire(cls, fields: list[Any]) -> Assignment:
+        """An individual that was begun; raises TypeError for anything else."""
+        identity, params, key, operator, parents, retries, resumed = fields
+        return cls(
+            id=identity,
+            params=params,
+            key=key,
+            operator=operator,
+            parents=tuple(parents),
+            retries=retries,
+            resumed=resumed,
+            admitted=True,
+        )
 
     def to_wire(self) -> list[object]:
         return [self.id, self.params, self.key, self.operator, list(self.parents), self.retries, self.resumed]
@@ -113,6 +142,8 @@ class Coordinator:
         self._idle: deque[tuple[int, int, str]] = deque()
         self._later: dict[int, list[tuple[int, str]]] = {}
         self._exhausted = False
+        self.unfit: dict[int, str] = {}
+        """What stands in the way of evaluators, by leader of a worker that cannot start any."""
         self.stopping: str | None = None
         self._stop_time = 0.0
         self._urgent = False
@@ -141,6 +172,8 @@ class Coordinator:
             self._answer(source, message)
         elif isinstance(message, Returned):
             self._take_back(source, message.tokens)
+        elif isinstance(message, Unfit):
+            self._dismiss(source, message)
         elif isinstance(message, StopRequest):
             self.stop(message.reason, urgent=message.urgent)
 
@@ -191,12 +224,33 @@ class Coordinator:
             item = mine.pop(token, None)
             if item is None:
                 continue
-            self.running -= 1
-            if isinstance(item, Assignment):
-                self._assignments.appendleft(item)
-            else:
-                self.remaining += 1
-                self._keys.discard(item)
+            self._give_back(item)
+        self._left(leader)
+
+    def _give_back(self, item: Assignment | str) -> None:
+        """What was granted and not begun is free again."""
+        self.running -= 1
+        if isinstance(item, Assignment):
+            self._assignments.appendleft(item)
+        else:
+            self.remaining += 1
+            self._keys.discard(item)
+
+    def _dismiss(self, leader: int, message: Unfit) -> None:
+        """A worker that cannot start evaluators is out; what it had begun goes to others, while there are any."""
+        mine = self._outstanding[leader]
+        for token, fields in message.unfinished:
+            if mine.pop(token, None) is not None:
+                self.running -= 1
+                self._assignments.append(Assignment.from_wire(fields))
+        for item in mine.values():
+            self._give_back(item)
+        mine.clear()
+        self.unfit[leader] = message.error
+        self._idle = deque(entry for entry in self._idle if entry[0] != leader)
+        self._later.pop(leader, None)
+        if len(self.unfit) == len(self._outstanding) and self.stopping is None:
+            self.stop(UNFIT)
         self._left(leader)
 
     def _left(self, leader: int) -> None:
@@ -321,7 +375,8 @@ class Coordinator:
             # Somebody raised Interrupted unasked: that individual is still to be finished.
             reason = INCOMPLETE
         finished = complete or reason == EXHAUSTED or (reason == DEADLINE and self._evaluations is None)
-        self.end = End(reason, 0 if finished else EXIT_RESUMABLE, None)
+        code = 0 if finished else 1 if reason == UNFIT else EXIT_RESUMABLE
+        self.end = End(reason, code, next(iter(self.unfit.values()), None) if reason == UNFIT else None)
         self._ended(self.end)
         for rank in self._everyone:
             self._send(rank, self.end)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hpo.individual import COMPLETED, CRASHED, INTERRUPTED, Scalar, make_id
+from hpo.coordinator import UNFIT
+from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, Scalar, make_id
 from hpo.messages import (
     Claim,
     End,
@@ -28,6 +29,7 @@ from hpo.messages import (
     Returned,
     Start,
     Stop,
+    Unfit,
     Worker,
     encode,
     evaluated,
@@ -45,6 +47,7 @@ COMMIT_INTERVAL_S = 0.02
 MOST_AHEAD = 64
 _OWNED = 64
 _ATTEMPTS = 200
+_START_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class Crew(Protocol):
     def busy(self) -> bool: ...
     @property
     def ready(self) -> bool: ...
+    @property
+    def failed_starts(self) -> int: ...
     def start(self, candidate: Candidate) -> None: ...
     def poll(self) -> Sequence[Outcome]: ...
     def receive(self, worker_rank: int, content: dict[str, object]) -> None: ...
@@ -388,7 +393,9 @@ class Leader:
         if again:
             self._claim(again, now)
         for token, identity, params, key, operator, parents, retries, resumed in grant.takes:
-            candidate = self._claimed.pop(token)
+            candidate = self._claimed.pop(token, None)
+            if candidate is None:  # this worker has given up meanwhile, and the coordinator takes it back
+                continue
             self._claim_times.pop(token, None)
             if identity is not None:
                 island, worker, sequence = (int(part) for part in identity.split("-"))
@@ -433,6 +440,9 @@ class Leader:
         candidate, self._running = self._running, None
         if candidate is None:
             return
+        if self._crew.failed_starts and outcome.status in (CRASHED, FAILED):
+            self._bench(candidate, outcome)
+            return
         now = self._transport.now()
         if outcome.status == CRASHED and candidate.retries < self._settings.retries and self._stop is None:
             self._journal.append(
@@ -470,6 +480,28 @@ class Leader:
                 self._own(member)
                 self._unpublished.own.append(member)
             self._tidy(candidate.id, losses)
+
+    def _bench(self, candidate: Candidate, outcome: Outcome) -> None:
+        """Evaluators could not be started: that is not the individual's fault, and must not use up the budget.
+
+        After a few tries this worker gives up and hands on what it has begun; the others go on.
+        """
+        if self._crew.failed_starts < _START_ATTEMPTS and self._stop is None:
+            self._queue.appendleft(candidate)
+            return
+        begun = [
+            candidate.id,
+            candidate.params,
+            candidate.key,
+            candidate.operator,
+            list(candidate.parents),
+            candidate.retries,
+            candidate.resumed,
+        ]
+        self._publish()
+        self._halt(Stop(UNFIT, False))
+        error = outcome.error or "no evaluator could be started"
+        self._send(self._coordinator, Unfit(error, [[candidate.token, begun]]))
 
     def _tidy(self, identity: str, losses: list[float] | None) -> None:
         """Let go of the checkpoints of all but the best few; those of failures at once."""

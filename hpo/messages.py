@@ -84,6 +84,14 @@ class Returned(NamedTuple):
     tokens: list[int]
 
 
+class Unfit(NamedTuple):
+    """Leader to coordinator: no evaluator can be started here, this worker takes no more part. ``unfinished``: what it
+    had begun, pairs (token, assignment), for others to evaluate."""
+
+    error: str
+    unfinished: list[list[Any]]
+
+
 class Records(NamedTuple):
     """Leader to the leaders of its island: newly finished individuals, and ids that emigrated."""
 
@@ -133,6 +141,7 @@ Message = (
     | Finished
     | Recall
     | Returned
+    | Unfit
     | Records
     | Migrant
     | Worker
@@ -149,6 +158,7 @@ _FIELDS: dict[Any, tuple[Any, ...]] = {
     Finished: (list,),
     Recall: (int,),
     Returned: (list,),
+    Unfit: (str, list),
     Records: (list, list),
     Migrant: (list,),
     Worker: (dict,),

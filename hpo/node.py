@@ -25,6 +25,7 @@ from hpo.messages import (
     MessageError,
     Returned,
     StopRequest,
+    Unfit,
     Worker,
     decode,
     encode,
@@ -33,7 +34,7 @@ from hpo.transport import Transport
 
 _FASTEST_S = 0.0001
 _SLOWEST_S = 0.01
-_FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest)
+_FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest, Unfit)
 
 
 class Member(Protocol):

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpo.coordinator import Coordinator
-from hpo.individual import COMPLETED, Scalar
+from hpo.individual import COMPLETED, FAILED, Scalar
 from hpo.island import Breeder, Candidate, Leader, LeaderSettings
 from hpo.layout import Layout, topology_matrix
-from hpo.messages import Claim, Counter, End, Finished, Message, Returned, Start, StopRequest, decode
+from hpo.messages import Claim, Counter, End, Finished, Message, Returned, Start, StopRequest, Unfit, decode
 from hpo.resume import Earlier, start_messages
 from hpo.space import SearchSpace
 
-_FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest)
+_FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest, Unfit)
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,9 @@ class SimulatedCrew:
         self._over = math.inf
         self._killed: str | None = None
         self.ready = True
+        self.failed_starts = 0
+        self.fit_for: float = math.inf
+        """How many evaluations can be started here."""
 
     @property
     def busy(self) -> bool:
@@ -98,6 +101,12 @@ class SimulatedCrew:
     def start(self, candidate: Candidate) -> None:
         simulation = self._simulation
         self._candidate = candidate
+        if self.fit_for <= 0:
+            self.failed_starts += 1
+            self._over = simulation.time
+            simulation.wake(self._rank, simulation.time)
+            return
+        self.fit_for -= 1
         seconds = simulation.duration(simulation.started)
         simulation.started += 1
         simulation.evaluations.append((simulation.time, seconds))
@@ -111,6 +120,8 @@ class SimulatedCrew:
             return ()
         candidate, self._candidate = self._candidate, None
         self._over = math.inf
+        if self.failed_starts:
+            return (SimulatedOutcome(FAILED, None, error="no evaluators to be had"),)
         if self._killed is not None:
             return (SimulatedOutcome(self._killed, None),)
         return (self._simulation.evaluate(candidate),)
@@ -191,9 +202,12 @@ class Simulation:
         groups = [[place.leader for place in layout.of_island(island)] for island in range(islands)]
         self.journals: list[MemoryJournal] = []
         self.leaders: list[Leader] = []
+        self.crews: list[SimulatedCrew] = []
         for place in layout.workers:
             journal = MemoryJournal() if keep_journals else _DiscardingJournal()
             self.journals.append(journal)
+            crew = SimulatedCrew(self, place.leader)
+            self.crews.append(crew)
             self.leaders.append(
                 Leader(
                     place=place,
@@ -203,7 +217,7 @@ class Simulation:
                     transport=SimulatedTransport(self, place.leader),
                     space=space,
                     breeder=breeder(place.leader),
-                    crew=SimulatedCrew(self, place.leader),
+                    crew=crew,
                     journal=journal,
                     settings=LeaderSettings(
                         seed=seed,

@@ -38,6 +38,10 @@ class Staff:
         return self._crew.busy
 
     @property
+    def failed_starts(self) -> int:
+        return self._crew.failed_starts if isinstance(self._crew, Crew) else 0
+
+    @property
     def ready(self) -> bool:
         return self._crew.ready
 

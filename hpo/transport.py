@@ -66,7 +66,7 @@ class MpiTransport(LocalTransport):
     """Point-to-point messages over an MPI communicator (mpi4py), with non-blocking sends and matched
     probes."""
 
-    def __init__(self, communicator: MPI.Comm) -> None:
+    def __init__(self, communicator: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
         super().__init__()
@@ -116,7 +116,7 @@ class MpiTransport(LocalTransport):
                 self._sending.append((request, data))
         return arrived
 
-    def communicator(self, ranks: Sequence[int]) -> MPI.Comm:
+    def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm:
         """A communicator of ``ranks`` alone, for tasks that bring MPI code; collective over these ranks."""
         group = self._comm.Get_group().Incl(list(ranks))
         return self._comm.Create_group(group, TAG)

@@ -10,7 +10,7 @@ import pytest
 
 import hpo
 from hpo.breeding import RandomBreeder, TypedBreeder
-from hpo.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED
+from hpo.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
 from hpo.messages import StopRequest, encode
 from hpo.resume import fold
 from hpo.simulation import Report, Simulation, ideal_queue
@@ -184,6 +184,28 @@ def check_that_it_completes(records, settings, seed):
     begun = {r["id"]: r["params"] for r in everything if r["type"] == "started"}
     done = {r["id"]: r["params"] for r in final}
     assert begun == {identity: done[identity] for identity in begun}
+
+
+@pytest.mark.parametrize("unfit", [[1], [0, 2], [0, 1, 2, 3]])
+def test_workers_that_cannot_start_evaluators_hand_on_what_they_have_and_use_up_no_budget(unfit):
+    simulation, _ = make(1, workers=4, islands=2, evaluations=30)
+    for rank in unfit:
+        crew = simulation.crews[rank]
+        # From its third evaluation on, every start fails.
+        crew.fit_for = 2
+    simulation.run()
+    records = finished(simulation)
+    end = simulation.coordinator.end
+    if len(unfit) == 4:
+        assert (end.reason, end.exit_code) == (UNFIT, 1)
+        assert "no evaluators" in end.error
+        assert len(records) == 8
+    else:
+        assert (end.reason, end.exit_code) == (DONE, 0)
+        assert len(records) == len({record["id"] for record in records}) == 30
+    begun = {r["id"] for j in simulation.journals for r in j.committed if r["type"] == "started"}
+    left = begun - {record["id"] for record in records}
+    assert bool(left) == (len(unfit) == 4), "what was begun must be handed on as long as there is anybody"
 
 
 def test_idle_workers_get_what_busy_ones_hold_ahead():
