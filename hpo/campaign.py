@@ -336,6 +336,8 @@ class Campaign:
             leader.begin(start)
             end = node.run()
             writer.commit()
+            if self._display is not None and coordinator is not None:
+                self._display.finish(coordinator, end.reason, transport.now())
         finally:
             crew.close(10.0)
             writer.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import re
 import sys
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ else:
 
 __all__ = [
     "STARTED_BY",
+    "TERMINAL",
     "EvaluationSettings",
     "Launcher",
     "LayoutSettings",
@@ -40,10 +42,10 @@ __all__ = [
     "from_keywords",
     "launcher",
     "read_file",
-    "shows_terminal",
 ]
 
 STARTED_BY = "HPO_STARTED_BY"
+TERMINAL = "HPO_TERMINAL_COLUMNS"
 """The environment variable by which ``hpo run`` tells the ranks that mpirun starts that it is watching."""
 
 # Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
@@ -140,9 +142,17 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def shows_terminal() -> bool:
-    """Whether standard error is a terminal that can move its cursor."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+def terminal_columns() -> int | None:
+    """Width of the terminal that standard error reaches, None where it reaches none that can move its cursor.
+
+    mpirun carries the ranks' output to the terminal of the ``hpo run`` that started it, which says so by TERMINAL.
+    """
+    if os.environ.get("TERM", "dumb") == "dumb":
+        return None
+    if sys.stderr.isatty():
+        return shutil.get_terminal_size().columns
+    told = os.environ.get(TERMINAL, "")
+    return int(told) if told.isdecimal() else None
 
 
 # --- what is wrong, in sentences ----------------------------------------------------------------------------

@@ -108,6 +108,9 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     """For mpirun: root may run it (in containers there is nobody else), and the ranks know who started
     them."""
     added = {config.STARTED_BY: str(os.getpid())}
+    columns = config.terminal_columns()
+    if columns is not None:
+        added[config.TERMINAL] = str(columns)
     if os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**base, **added}

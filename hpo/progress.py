@@ -32,7 +32,7 @@ class Display:
         self._next = 0.0
         self._final_at_start = 0
         self._live: Live | None = None
-        self._terminal = config.shows_terminal()
+        self._columns = config.terminal_columns()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Show the state if it is time to; cheap otherwise."""
@@ -42,23 +42,25 @@ class Display:
             self._began = now
             self._final_at_start = coordinator.tally.final
             # The first line of a log soon after the start tells that it works; then one a minute.
-            self._next = now + (_LIVE_S if self._terminal else 5.0)
+            self._next = now + (_LIVE_S if self._columns else 5.0)
         else:
-            self._next = now + (_LIVE_S if self._terminal else _LINE_S)
+            self._next = now + (_LIVE_S if self._columns else _LINE_S)
         text = self.line(coordinator, now)
-        if not self._terminal:
+        if self._columns is None:
             print(text, file=sys.stderr, flush=True)
             return
         if self._live is None:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=sys.stderr, force_terminal=True), auto_refresh=False)
+            self._live = Live(
+                console=Console(file=sys.stderr, force_terminal=True, width=self._columns), auto_refresh=False
+            )
             self._live.start()
         self._live.update(text, refresh=True)
 
-    def line(self, coordinator: Coordinator, now: float) -> str:
-        """One line: done, best, rate, workers busy, failures, time left."""
+    def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
+        """One line: done, best, rate, failures, and while it runs workers busy and time left."""
         tally, counts = coordinator.tally, coordinator.counts
         final = tally.final
         seconds = now - (self._began or now)
@@ -66,12 +68,13 @@ class Display:
         parts = [f"{final}/{self._evaluations} evaluated" if self._evaluations else f"{final} evaluated"]
         parts.append(f"best {self._best(tally.best)}")
         parts.append(f"{_rate(rate)}")
-        parts.append(f"{coordinator.busy}/{self._workers} workers busy")
         failures = sum(count for status, count in counts.items() if status in FINAL and status != COMPLETED)
         parts.append(f"{failures} failed")
-        parts.append(self._left(final, rate, seconds))
-        if coordinator.stopping:
-            parts.append(f"stopping ({coordinator.stopping})")
+        if not ended:
+            parts.append(f"{coordinator.busy}/{self._workers} workers busy")
+            parts.append(self._left(final, rate, seconds))
+            if coordinator.stopping:
+                parts.append(f"stopping ({coordinator.stopping})")
         return "  ".join(part for part in parts if part)
 
     def _best(self, best: tuple[tuple[float, ...], str] | None) -> str:
@@ -87,6 +90,18 @@ class Display:
         if self._evaluations is not None and rate > 0:
             left.append((self._evaluations - final) / rate)
         return f"{_duration(max(0.0, min(left)))} left" if left else ""
+
+    def finish(self, coordinator: Coordinator, reason: str, now: float) -> None:
+        """The last line: how it stands now, and why it ended."""
+        self._next = 0.0
+        self._evaluations = (
+            None if self._evaluations is None else max(self._evaluations, coordinator.tally.final)
+        )
+        text = f"{reason}: {self.line(coordinator, now, ended=True)}"
+        if self._live is not None:
+            self._live.update(text, refresh=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
