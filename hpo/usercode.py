@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pkgutil
 import sys
 import traceback
 from pathlib import Path
@@ -50,7 +49,7 @@ def import_user_module(reference: str, *, base: Path) -> ModuleType:
         remedy = f'Write "{place}.py:{name}" for the file in {base}.'
     else:
         folders = list(getattr(sys.modules.get(parent), "__path__", [])) if parent else [str(Path.cwd())]
-        remedy = suggestion(last, [module.name for module in pkgutil.iter_modules(folders)])
+        remedy = suggestion(last, _modules_in(folders))
     raise CampaignError(
         f'task = "{reference}": there is no module "{last}" in {parent or Path.cwd()}. {remedy}'
     )
@@ -101,6 +100,13 @@ def _import_file(reference: str, path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
         raise explained(reference, "the file", error) from error
+
+
+def _modules_in(folders: list[str]) -> list[str]:
+    # pkgutil would leave out packages without __init__.py, which can be imported too.
+    entries = [entry for folder in folders if Path(folder).is_dir() for entry in Path(folder).iterdir()]
+    modules = {entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir()}
+    return sorted(name for name in modules if name.isidentifier() and not name.startswith("__"))
 
 
 def _put_first(directory: Path) -> None:
