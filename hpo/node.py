@@ -1,9 +1,10 @@
 """One rank's event loop: whatever parts this rank plays, served from one thread that never waits long.
 
-A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to
-wait on: it is looked at often while messages flow, and less and less often, down to a hundred times a second,
-when none do. An idle rank so needs about a tenth of a per cent of a core, and a message waits for ten
-milliseconds at the most."""
+A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to wait
+on, so it is looked at now and then: after a hundredth of the time for which nothing has happened, between 0.1 and
+50 ms. A message so costs at most a hundredth of the evaluation that it ends or begins, and an idle rank next to
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from hpo.messages import (
 from hpo.transport import Transport
 
 _FASTEST_S = 0.0001
-_SLOWEST_S = 0.01
+_SLOWEST_S = 0.05
+_SHARE = 0.01
 _FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest, Unfit)
 
 
@@ -103,13 +105,15 @@ class Node:
 
     def run(self) -> End:
         """Serve until the coordinator says that the launch is over."""
-        pause = _FASTEST_S
+        last = self._transport.now()
         while self.end is None:
             active = self._turn()
             if self._leader is not None and self._leader.can_work:
                 continue
-            pause = _FASTEST_S if active else min(pause * 1.3, _SLOWEST_S)
-            self._wait(self._limit(pause))
+            now = self._transport.now()
+            if active:
+                last = now
+            self._wait(self._limit(min(max(_FASTEST_S, _SHARE * (now - last)), _SLOWEST_S)))
         return self.end
 
     def _turn(self) -> bool:
