@@ -181,6 +181,10 @@ def _placed() -> Iterator[_Place]:
     if not dist.is_torchelastic_launched():
         yield _Place(rank=0, size=1, local_rank=0, device="cuda:0" if torch.cuda.is_available() else "cpu")
         return
+    # Its functions have the group as a default argument: imported later, by the first optimizer, they would
+    # keep it and its threads alive, which may abort the process as it exits.
+    import torch.distributed.nn.functional
+
     local_rank = dist.get_node_local_rank()
     device = f"cuda:{local_rank}" if local_rank < torch.cuda.device_count() else "cpu"
     dist.init_process_group(

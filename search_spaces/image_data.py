@@ -36,7 +36,7 @@ def load_images(name: str, *, train_samples: int | None = None) -> ImageData:
     """The set of this name. Its parts are always the same; ``train_samples`` keeps so many of the first.
 
     - "digits": 1 797 images of 8×8 from scikit-learn; an eighth to train with, three for validation, half for
-      the test. With more to train with, nearly every configuration gets 98 % right, and with fewer to validate
+      the test. With more to train with, nearly every configuration gets 98 % right; with fewer to validate
       with, chance would choose among them.
     - "fashion-mnist": 60 000 of 28×28 in Debian's package, 10 000 of them for validation, and its 10 000 for
       the test.

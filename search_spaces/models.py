@@ -22,7 +22,7 @@ ORDERS = (
     "activation-only-pre-activation",
     "full-pre-activation",
 )
-"""Where a residual block normalises and activates: figure 4 (a) to (e) of He et al. 2016 (arXiv 1603.05027)."""
+"""Where a block normalises and activates: figure 4 (a) to (e) of He et al. 2016 (arXiv 1603.05027)."""
 
 _PRE = ("activation-only-pre-activation", "full-pre-activation")
 

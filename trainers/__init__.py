@@ -10,6 +10,7 @@ from trainers.communication import CommunicationError, Topology
 from trainers.data import Disjoint
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping
+from trainers.evaluation import evaluate
 from trainers.loop import Interrupted, Result, train
 from trainers.schedules import (
     Constant,
@@ -40,5 +41,6 @@ __all__ = [
     "Setup",
     "Strategy",
     "Topology",
+    "evaluate",
     "train",
 ]

@@ -264,6 +264,9 @@ class Communicator:
         for group in self._own_groups:
             dist.destroy_process_group(group)
         self._own_groups.clear()
+        for channel in self._channels.values():
+            # A reference would keep the group, and its threads, alive after the caller has destroyed it.
+            channel.group = None
         self._channels.clear()
 
     def _register(self, name: str, ranks: Ranks, group: dist.ProcessGroup | None) -> Channel:

@@ -262,14 +262,14 @@ class _Run:
         self.communicator = communicator
         self.model = settings.model
         self.optimizer = optimizer
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
         self.steps_per_epoch = len(self._plan(epoch=0))
         self.full_parameters = sum(p.numel() for p in self.model.parameters())
         self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.position = _Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
         self.best: _Best | None = None
-        self.identity = {**settings.identity(), "method": repr(method), "optimizer": type(optimizer).__name__}
+        self.identity = {**settings.identity(), "method": repr(method), **_described(optimizer)}
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
         self.progress = ProgressLine(
             shown=progress,
             rank=communicator.rank,
@@ -534,3 +534,12 @@ class _Run:
         # First the strategy: it may have to give the model other shapes.
         self.strategy.load(saved["strategy"])
         self.model.load_state_dict(saved["model"])
+
+
+def _described(optimizer: Optimizer) -> dict[str, str]:
+    """The optimizer's kind, and the settings of its parameter groups by name."""
+    described = {"optimizer": type(optimizer).__name__}
+    for index, group in enumerate(optimizer.param_groups):
+        settings = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+        described.update({f"{name} of group {index}": repr(value) for name, value in settings.items()})
+    return described

@@ -1,0 +1,97 @@
+"""Run a function on several ranks of a gloo group on this machine, with a hard time-out."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+# Forked from a server that has imported torch already: starting a rank takes milliseconds, not seconds.
+_context = multiprocessing.get_context("forkserver")
+# torch._dynamo comes with the first optimizer.
+_context.set_forkserver_preload(["torch", "torch._dynamo", "trainers"])
+
+
+def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60) -> list[Any]:
+    """What ``function(rank, *arguments)`` returned on each rank; AssertionError with the traceback of one
+    that failed.
+
+    ``function`` is defined at the top of a module.
+    """
+    outcomes = outcomes_of_ranks(size, function, *arguments, timeout_s=timeout_s)
+    failed = [text for kind, text in outcomes if kind != "returned"]
+    assert not failed, "\n".join(failed)
+    return [value for _, value in outcomes]
+
+
+def outcomes_of_ranks(
+    size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60
+) -> list[tuple[str, Any]]:
+    """("returned", value), ("raised", traceback), ("ended", exit code) or ("hung", "") of each rank."""
+    deadline = time.monotonic() + timeout_s
+    with tempfile.TemporaryDirectory() as directory:
+        processes, ends = [], {}
+        for rank in range(size):
+            mine, theirs = _context.Pipe(duplex=False)
+            process = _context.Process(
+                target=_rank, args=(theirs, directory, rank, size, function, arguments), daemon=True
+            )
+            process.start()
+            theirs.close()
+            processes.append(process)
+            ends[mine] = rank
+        outcomes: list[tuple[str, Any]] = [
+            ("hung", f"rank {rank} was killed after {timeout_s} s") for rank in range(size)
+        ]
+        try:
+            while ends and (left := deadline - time.monotonic()) > 0:
+                for end in wait(list(ends), timeout=left):
+                    assert isinstance(end, Connection)
+                    rank = ends.pop(end)
+                    try:
+                        outcomes[rank] = pickle.loads(end.recv_bytes())
+                    except EOFError:
+                        processes[rank].join(5)
+                        outcomes[rank] = ("ended", f"rank {rank} ended with {processes[rank].exitcode}")
+        finally:
+            for process in processes:
+                process.join(max(0.0, min(5.0, deadline - time.monotonic())))
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+    return outcomes
+
+
+def _rank(
+    end: Connection,
+    directory: str,
+    rank: int,
+    size: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    try:
+        store = dist.FileStore(str(Path(directory) / "store"), size)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
+        )
+        # Plain bytes: torch would hand over tensors as shared memory, which is gone when this process is.
+        end.send_bytes(pickle.dumps(("returned", function(rank, *arguments))))
+        dist.destroy_process_group()
+    except BaseException:
+        end.send_bytes(pickle.dumps(("raised", f"rank {rank}:\n{traceback.format_exc()}")))
+    finally:
+        end.close()

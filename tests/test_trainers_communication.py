@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import outcomes_of_ranks, run_ranks
+from torch import Tensor, nn
+
+from trainers.communication import (
+    CommunicationError,
+    Communicator,
+    GradientAverager,
+    Topology,
+    average_tensors,
+    broadcast_tensors,
+    buckets,
+    reconcile_buffers,
+)
+
+CPU = torch.device("cpu")
+
+
+def communicator(ranks_per_node: int | None = None, timeout_s: float = 30) -> Communicator:
+    return Communicator(
+        topology=Topology(ranks_per_node=ranks_per_node), timeout=timedelta(seconds=timeout_s), device=CPU
+    )
+
+
+def test_topology() -> None:
+    assert Topology().nodes("aabbb") == ((0, 1), (2, 3, 4))
+    assert Topology().nodes("abab") == ((0, 2), (1, 3))
+    assert Topology(ranks_per_node=2).nodes("xxxxxx") == ((0, 1), (2, 3), (4, 5))
+    for wrong in (4, 0, -1):
+        with pytest.raises(ValueError, match="6 ranks are no multiple"):
+            Topology(ranks_per_node=wrong).nodes("xxxxxx")
+
+
+def test_alone_everything_is_free() -> None:
+    alone = communicator()
+    tensor = torch.tensor([3.0])
+    alone.world.all_reduce(tensor).wait()
+    alone.world.broadcast(tensor).wait()
+    alone.world.barrier(CPU)
+    average_tensors(alone.world, [tensor])
+    assert alone.world.all_gather(tensor) == [tensor]
+    assert tensor.item() == 3.0
+    assert alone.nodes == ((0,),)
+    assert alone.node.size == alone.across.size == 1
+    assert alone.counters()["world"] == {"bytes_inside": 0, "bytes_between": 0, "wait_s": 0, "operations": 0}
+
+
+def test_buckets_hold_every_tensor_once_and_close_when_full() -> None:
+    tensors = [
+        torch.arange(n, dtype=dtype)
+        for n, dtype in ((5, torch.float32), (3, torch.int64), (700, torch.float32))
+    ]
+    tensors += [torch.zeros((), dtype=torch.float32), torch.randn(2, 3)]
+    made = buckets(tensors, bucket_bytes=1000)
+    assert [[id(t) for t in bucket.tensors] for bucket in made] == [
+        [id(tensors[0]), id(tensors[2])],
+        [id(tensors[3]), id(tensors[4])],
+        [id(tensors[1])],
+    ]
+    before = [tensor.clone() for tensor in tensors]
+    for bucket in made:
+        bucket.pack(bucket.tensors)
+        for tensor in bucket.tensors:
+            tensor.zero_()
+        bucket.unpack(bucket.tensors)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+    narrow = buckets(tensors, wire_dtype=torch.bfloat16)
+    assert {bucket.flat.dtype for bucket in narrow} == {torch.bfloat16, torch.int64}
+
+
+class Uneven(nn.Module):
+    """Uses ``rare`` on rank 0 only, in another order than elsewhere, and ``never`` nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.rare, self.never = (nn.Linear(4, 4).double() for _ in range(4))
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: Tensor, rank: int) -> Tensor:
+        if rank == 0:
+            return (self.second(self.first(x)) + self.rare(x)).sum()
+        return (self.first(self.second(x)) * 2).sum()
+
+
+def gradients_of(model: nn.Module) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def averaged_beside_plain(rank: int, bucket_bytes: int) -> None:
+    torch.manual_seed(0)
+    model, comm = Uneven(), communicator()
+    x = torch.randn(5, 4, dtype=torch.float64) + rank
+    model(x, rank).backward()
+    plain = []
+    for gradient, parameter in zip(gradients_of(model), model.parameters(), strict=True):
+        total = torch.zeros_like(parameter) if gradient is None else gradient
+        dist.all_reduce(total)
+        plain.append(total / comm.size)
+    averager = GradientAverager(model.parameters(), comm.world, bucket_bytes=bucket_bytes)
+    for _ in range(2):
+        model.zero_grad()
+        averager.arm()
+        model(x, rank).backward()
+        averager.finish()
+        for parameter, expected in zip(model.parameters(), plain, strict=True):
+            if parameter.requires_grad:
+                assert parameter.grad is not None
+                torch.testing.assert_close(parameter.grad, expected, rtol=1e-14, atol=1e-14)
+            else:
+                assert parameter.grad is None
+    averager.close()
+    model.zero_grad()
+    model(x, rank).backward()
+    assert model.never.weight.grad is None
+    comm.close()
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 200, 10**6])
+def test_averager_is_the_plain_average_whatever_order_gradients_come_in(bucket_bytes: int) -> None:
+    run_ranks(3, averaged_beside_plain, bucket_bytes)
+
+
+def sparse(rank: int) -> str:
+    embedding, comm = nn.Embedding(5, 2, sparse=True), communicator()
+    averager = GradientAverager(embedding.parameters(), comm.world)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError) as caught:
+        averager.finish()
+    return str(caught.value)
+
+
+def test_sparse_gradients_are_refused_with_a_remedy() -> None:
+    assert "sparse=False" in run_ranks(2, sparse)[0]
+
+
+def reconciled(rank: int) -> dict[str, list[float]]:
+    norm, comm = nn.BatchNorm1d(2), communicator()
+    norm.running_mean = torch.tensor([rank, 10.0 * rank])
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.fill_(3 + rank)
+    reconcile_buffers(comm.world, norm)
+    weights = [torch.full((3,), float(rank)), torch.tensor([rank])]
+    broadcast_tensors(comm.world, weights, source=1)
+    return {
+        "mean": norm.running_mean.tolist(),
+        "count": [norm.num_batches_tracked.item()],
+        "broadcast": [*weights[0].tolist(), weights[1].item()],
+    }
+
+
+def test_buffers_agree_and_broadcasts_come_from_their_source() -> None:
+    for found in run_ranks(3, reconciled):
+        assert found == {"mean": [1.0, 10.0], "count": [3], "broadcast": [1.0, 1.0, 1.0, 1]}
+
+
+def counted(rank: int) -> dict[str, Any]:
+    comm = communicator(ranks_per_node=2)
+    comm.world.all_reduce(torch.zeros(1000)).wait()
+    comm.node.all_reduce(torch.zeros(1000)).wait()
+    reduced = comm.across.all_reduce(torch.full((1000,), float(rank), dtype=torch.bfloat16)).wait()
+    gathered = comm.node.all_gather(torch.tensor([rank]))
+    comm.service.barrier(CPU)
+    counters = comm.counters()
+    other = communicator(ranks_per_node=2)
+    other.set_counters(counters)
+    assert other.counters()["world"] == counters["world"]
+    comm.close()
+    return {
+        "counters": counters,
+        "nodes": comm.nodes,
+        "sum": reduced[0].item(),
+        "gathered": [part.item() for part in gathered],
+    }
+
+
+def test_groups_and_their_bytes_over_two_nodes_of_two() -> None:
+    found = run_ranks(4, counted)
+    assert found[0]["nodes"] == ((0, 1), (2, 3))
+    assert [one["sum"] for one in found] == [2.0, 4.0, 2.0, 4.0]
+    assert [one["gathered"] for one in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+    def total(channel: str, what: str) -> float:
+        return sum(one["counters"][channel][what] for one in found)
+
+    # A ring of four: two of its four links cross, each carrying 2 · 4000 · 3/4 bytes: 6 a parameter and node.
+    assert total("world", "bytes_between") == 2 * 6000
+    assert total("world", "bytes_inside") == 2 * 6000
+    assert total("node", "bytes_between") == 0
+    assert total("node", "bytes_inside") == 4 * 4000 + 4 * 8
+    # Two ranks on two nodes, two bytes a number.
+    assert total("across", "bytes_between") == 4 * 2000
+    assert total("across", "bytes_inside") == 0
+    assert all(one["counters"]["world"]["wait_s"] > 0 for one in found)
+
+
+def two_gpus_here_one_there(rank: int) -> tuple[str, str]:
+    comm = communicator()
+    comm.nodes = ((0, 1), (2,))
+    with pytest.raises(ValueError) as uneven:
+        _ = comm.across
+    with pytest.raises(ValueError) as wrong:
+        comm.group("wrong", [(0, 1)])
+    return str(uneven.value), str(wrong.value)
+
+
+def test_groups_that_cannot_be_are_refused() -> None:
+    uneven, wrong = run_ranks(3, two_gpus_here_one_there)[0]
+    assert "The nodes have 2, 1 ranks" in uneven
+    assert "must hold each of 3 ranks once" in wrong
+
+
+def with_a_dead_peer(rank: int) -> str:
+    comm = communicator(timeout_s=10)
+    comm.world.barrier(CPU)
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(CommunicationError) as caught:
+        for _ in range(3):
+            comm.world.all_reduce(torch.ones(10)).wait()
+    return str(caught.value)
+
+
+def test_a_dead_peer_ends_the_wait_with_a_sentence() -> None:
+    survivor, dead = outcomes_of_ranks(2, with_a_dead_peer)
+    assert dead == ("ended", "rank 1 ended with 3")
+    assert survivor[0] == "returned", survivor[1]
+    assert "Rank 0 of 2 on " in survivor[1]
+    assert "Most likely another rank ended" in survivor[1]

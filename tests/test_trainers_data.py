@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from trainers.data import Batch, Disjoint, in_order, load, share
+from trainers.randomness import derive, generators_kept, seed_generators
+
+CPU = torch.device("cpu")
+
+
+def plans(
+    samples: int, ranks: int, *, epoch: int = 0, seed: int = 0, **keywords: int
+) -> list[list[list[Batch]]]:
+    """Of each rank the steps, of each step the batches."""
+    given_or_one = {"batch_size": 1, "accumulate": 1, **keywords}
+    return [
+        Disjoint().epoch(samples=samples, epoch=epoch, seed=seed, rank=rank, ranks=ranks, **given_or_one)
+        for rank in range(ranks)
+    ]
+
+
+def step_samples(plan: list[list[list[Batch]]]) -> list[set[int]]:
+    """The samples of each step, over all ranks and passes."""
+    return [
+        {index for rank in ranks for batch in rank for index in batch.indices.tolist()}
+        for ranks in zip(*plan, strict=True)
+    ]
+
+
+@given(st.integers(1, 300), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3), st.integers(0, 3))
+def test_disjoint_covers_every_sample_once_in_even_batches(
+    samples: int, ranks: int, batch_size: int, accumulate: int, epoch: int
+) -> None:
+    if samples < ranks * accumulate:
+        with pytest.raises(ValueError, match="every batch needs a sample"):
+            plans(samples, ranks, batch_size=batch_size, accumulate=accumulate)
+        return
+    plan = plans(samples, ranks, batch_size=batch_size, accumulate=accumulate, epoch=epoch)
+    batches = [batch for steps in plan for passes in steps for batch in passes]
+    assert sorted(index for batch in batches for index in batch.indices.tolist()) == list(range(samples))
+    assert len({len(steps) for steps in plan}) == 1
+    assert all(len(passes) == accumulate for steps in plan for passes in steps)
+    sizes = [len(batch.indices) for batch in batches]
+    assert min(sizes) >= 1
+    assert max(sizes) <= max(batch_size, 2)
+    assert max(sizes) - min(sizes) <= 1
+    if samples % (ranks * accumulate * batch_size) == 0:
+        assert set(sizes) == {batch_size}
+
+
+@given(st.integers(24, 300), st.integers(1, 20))
+def test_a_step_s_samples_do_not_depend_on_who_shares_them(samples: int, per_step: int) -> None:
+    whole = step_samples(plans(samples, 1, batch_size=per_step * 6))
+    for ranks, accumulate in ((6, 1), (3, 2), (2, 3), (1, 6)):
+        if samples // 6 >= len(whole):
+            assert step_samples(plans(samples, ranks, accumulate=accumulate, batch_size=per_step)) == whole
+
+
+@given(st.integers(6, 200), st.integers(1, 3), st.integers(2, 9), st.integers(1, 2))
+def test_weights_make_the_average_of_means_the_mean_of_all(
+    samples: int, ranks: int, batch_size: int, accumulate: int
+) -> None:
+    values = torch.randn(samples, dtype=torch.float64, generator=torch.Generator().manual_seed(samples))
+    plan = plans(samples, ranks, batch_size=batch_size, accumulate=accumulate)
+    for indices, step in zip(step_samples(plan), zip(*plan, strict=True), strict=True):
+        parts = [values[batch.indices].mean() * batch.weight for rank in step for batch in rank]
+        assert torch.stack(parts).mean().item() == pytest.approx(values[list(indices)].mean().item())
+
+
+def test_epochs_and_seeds_shuffle_anew_and_the_same_ones_alike() -> None:
+    first = step_samples(plans(64, 2, batch_size=8))
+    assert first == step_samples(plans(64, 2, batch_size=8))
+    assert first != step_samples(plans(64, 2, batch_size=8, epoch=1))
+    assert first != step_samples(plans(64, 2, batch_size=8, seed=1))
+
+
+@given(st.integers(0, 50), st.integers(1, 7))
+def test_share_is_a_partition_in_order(samples: int, ranks: int) -> None:
+    parts = [list(share(samples, rank=rank, ranks=ranks)) for rank in range(ranks)]
+    assert [index for part in parts for index in part] == list(range(samples))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+class Noisy(Dataset[Any]):
+    """Augments with each of the three global generators."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], int]:
+        noise = [random.random(), np.random.rand(), torch.rand(()).item()]
+        return {"x": torch.tensor([index, *noise], dtype=torch.float64)}, index
+
+
+def noisy_batches(processes: int) -> list[tuple[Tensor, Tensor]]:
+    batches = [batch for passes in plans(20, 1, batch_size=6)[0] for batch in passes]
+    return [
+        (inputs["x"], targets)  # type: ignore[index]
+        for inputs, targets in load(Noisy(), batches, device=CPU, processes=processes)
+    ]
+
+
+def test_augmentation_hangs_on_the_batch_and_leaves_the_generators_alone() -> None:
+    seed_generators(7)
+    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    seed_generators(7)
+    first = noisy_batches(0)
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
+    second = noisy_batches(0)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+    # Different from sample to sample and from batch to batch.
+    noise = torch.cat([inputs[:, 1:] for inputs, _ in first])
+    assert len(noise.unique()) == noise.numel()
+
+
+def test_reading_processes_change_nothing() -> None:
+    for (x, y), (other_x, other_y) in zip(noisy_batches(0), noisy_batches(1), strict=True):
+        assert torch.equal(x, other_x)
+        assert torch.equal(y, other_y)
+
+
+def test_a_tensor_data_set_is_read_as_item_by_item() -> None:
+    x, y = torch.arange(40.0).view(10, 4), torch.arange(10)
+
+    class Slow(Dataset[Any]):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            return x[index], y[index]
+
+    batches = in_order(range(3, 10), batch_size=3)
+    fast = list(load(TensorDataset(x, y), batches, device=CPU, processes=0))
+    slow = list(load(Slow(), batches, device=CPU, processes=0))
+    assert [len(targets) for _, targets in fast] == [3, 3, 1]
+    for (a, b), (c, d) in zip(fast, slow, strict=True):
+        assert isinstance(a, Tensor)
+        assert isinstance(c, Tensor)
+        assert torch.equal(a, c)
+        assert torch.equal(b, d)
+
+
+def test_items_must_be_pairs() -> None:
+    with pytest.raises(TypeError, match="no pair of inputs and target"):
+        list(
+            load(TensorDataset(torch.zeros(3, 2)), in_order(range(3), batch_size=3), device=CPU, processes=0)
+        )
+
+
+def test_derived_seeds_differ_by_every_part() -> None:
+    seeds = {derive(s, name, number) for s in range(5) for name in ("a", "b") for number in range(5)}
+    assert len(seeds) == 50
+    assert derive(1, "ab", 1) != derive(1, "a", "b1")
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_generators_are_given_back_after_an_error() -> None:
+    seed_generators(3)
+    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    seed_generators(3)
+    with pytest.raises(RuntimeError), generators_kept():
+        seed_generators(99)
+        raise RuntimeError
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected

@@ -1,0 +1,611 @@
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gloo import outcomes_of_ranks, run_ranks
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, TensorDataset
+
+import trainers
+from trainers.communication import Communicator
+from trainers.strategy import Setup, Strategy
+
+STEPS_PER_EPOCH = 5
+EPOCHS = 3
+STEPS = STEPS_PER_EPOCH * EPOCHS
+
+
+def data(samples: int = 40) -> TensorDataset:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(samples, 6, generator=generator)
+    return TensorDataset(x, (x[:, :2].sum(1) > 0).long())
+
+
+class Noisy(Dataset[Any]):
+    """``data`` with noise from the global generator on each image."""
+
+    def __init__(self) -> None:
+        self._x, self._y = data().tensors
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._x[index] + 0.1 * torch.randn(6), self._y[index]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(16, 16),
+        nn.ReLU(),
+        nn.Linear(16, 2),
+    )
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float:
+    return (outputs.argmax(1) == targets).double().mean().item()
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def train(net: nn.Module, **changed: Any) -> trainers.Result:
+    settings: dict[str, Any] = {
+        "train_set": Noisy(),
+        "validation_set": data(),
+        "loss": cross_entropy,
+        "metrics": {"accuracy": accuracy},
+        "optimizer": adamw,
+        "epochs": EPOCHS,
+        "batch_size": 8,
+        "schedule": trainers.Cosine(warmup_epochs=1),
+    }
+    return trainers.train(net, **{**settings, **changed})
+
+
+def without_times(result: trainers.Result) -> list[dict[str, float]]:
+    return [{name: v for name, v in entry.items() if not name.endswith("_s")} for entry in result.history]
+
+
+def state_of(net: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+class After:
+    """True from the given call on."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+METHODS = {
+    "ddp": trainers.DDP(),
+    "bf16": trainers.DDP(compression="bf16"),
+    "powersgd": trainers.DDP(compression="powersgd", powersgd_rank=2),
+}
+
+
+def resumed_and_not(rank: int, directory: str, method: str, stops: list[int]) -> tuple[Any, ...]:
+    """States and histories of one run in a piece and one that is interrupted after each of ``stops`` further
+    steps."""
+    batch_size = 8 if not torch.distributed.is_initialized() else 4
+    whole = model()
+    keywords = {"method": METHODS[method], "batch_size": batch_size, "clip_norm": 1.0}
+    expected = train(whole, **keywords)
+    for stop in stops:
+        with pytest.raises(trainers.Interrupted):
+            train(model(), checkpoint=directory, interrupt=After(stop), **keywords)
+    pieces = model()
+    found = train(pieces, checkpoint=directory, **keywords)
+    assert found.metrics["bytes_inside_nodes"] == expected.metrics["bytes_inside_nodes"]
+    return state_of(whole), without_times(expected), state_of(pieces), without_times(found)
+
+
+@pytest.mark.parametrize("stops", [[0], [3], [5, 2, 5], [STEPS - 1]], ids=str)
+def test_resumes_bit_for_bit_from_any_step(tmp_path: Path, stops: list[int]) -> None:
+    whole, expected, pieces, found = resumed_and_not(0, str(tmp_path), "ddp", stops)
+    assert found == expected
+    assert len(found) == EPOCHS
+    assert_identical(whole, pieces)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_ranks_resume_bit_for_bit(tmp_path: Path, method: str) -> None:
+    for whole, expected, pieces, found in run_ranks(2, resumed_and_not, str(tmp_path), method, [3, 6]):
+        assert found == expected
+        assert_identical(whole, pieces)
+
+
+def killed_at(rank: int, directory: str, step: int) -> None:
+    """Both ranks die at once, without any warning, before ``step``."""
+    calls = After(step)
+
+    def die() -> bool:
+        if calls():
+            os._exit(9)
+        return False
+
+    train(model(), checkpoint=directory, checkpoint_every=4, batch_size=4, interrupt=die)
+
+
+def uninterrupted(rank: int, directory: str | None) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    net = model()
+    result = train(net, checkpoint=directory, checkpoint_every=4, batch_size=4)
+    return state_of(net), without_times(result)
+
+
+def test_killed_without_warning_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    expected = run_ranks(2, uninterrupted, None)
+    for step in (3, 7, 6):
+        assert {kind for kind, _ in outcomes_of_ranks(2, killed_at, str(tmp_path), step)} == {"ended"}
+        # What a rank was writing when it was killed.
+        (tmp_path / "latest.partial").write_text("no number")
+        (tmp_path / "step-000000099").mkdir(exist_ok=True)
+    found = run_ranks(2, uninterrupted, str(tmp_path))
+    for (state, history), (expected_state, expected_history) in zip(found, expected, strict=True):
+        assert history == expected_history
+        assert_identical(state, expected_state)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{STEPS:09d}"]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first, again = model(), model()
+    expected = train(first, checkpoint=tmp_path)
+
+    def no_step() -> bool:
+        raise AssertionError
+
+    found = train(again, checkpoint=tmp_path, interrupt=no_step)
+    assert (found.metrics, found.history, found.reason) == (expected.metrics, expected.history, "finished")
+    assert_identical(state_of(first), state_of(again))
+
+
+def test_a_checkpoint_of_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
+    train(model(), checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="batch_size was 8, is 4") as caught:
+        train(model(), checkpoint=tmp_path, batch_size=4, seed=1)
+    assert "seed was 0, is 1" in str(caught.value)
+    with pytest.raises(ValueError, match=r"lr of group 0 was 0\.01, is 0\.02"):
+        train(model(), checkpoint=tmp_path, optimizer=lambda p: torch.optim.AdamW(p, lr=0.02))
+
+
+def of_other_ranks(rank: int, directory: str) -> None:
+    with pytest.raises(ValueError, match="written by 1 ranks and is read by 2"):
+        train(model(), checkpoint=directory)
+
+
+def test_a_checkpoint_of_other_ranks_is_refused(tmp_path: Path) -> None:
+    train(model(), checkpoint=tmp_path)
+    run_ranks(2, of_other_ranks, str(tmp_path))
+
+
+def test_a_checkpoint_holds_no_code(tmp_path: Path) -> None:
+    train(model(), checkpoint=tmp_path)
+    (saved,) = tmp_path.glob("step-*")
+
+    class Exploit:
+        def __reduce__(self) -> tuple[Callable[..., None], tuple[int]]:
+            return os._exit, (77,)
+
+    torch.save({"ranks": 1, "identity": Exploit()}, saved / "shared.pt")
+    with pytest.raises(Exception, match="weights_only"):
+        train(model(), checkpoint=tmp_path)
+
+
+def trained_like_any(rank: int) -> tuple[dict[str, Tensor], list[dict[str, float]], str]:
+    net = model()
+    result = train(net, batch_size=4)
+    return state_of(net), without_times(result), result.reason
+
+
+def test_ranks_end_with_the_same_model_and_numbers() -> None:
+    (state, history, reason), *others = run_ranks(3, trained_like_any)
+    for other in others:
+        assert_identical(other[0], state)
+        assert other[1:] == (history, reason)
+
+
+def test_the_same_seed_gives_the_same_run_whatever_was_drawn_before() -> None:
+    first, second, third = model(), model(), model()
+    one = train(first)
+    torch.rand(7)
+    two = train(second)
+    three = train(third, seed=5)
+    assert without_times(one) == without_times(two)
+    assert_identical(state_of(first), state_of(second))
+    assert without_times(one) != without_times(three)
+
+
+def test_generators_are_as_before_the_call() -> None:
+    net = model()
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    train(net)
+    assert torch.equal(torch.rand(3), expected)
+
+
+# Evaluation
+
+
+class Seen(nn.Module):
+    """Returns its input, so that a metric sees what was evaluated, and in which order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def evaluated(rank: int, samples: int) -> list[float]:
+    x = torch.arange(2.0 * samples).view(samples, 2)
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def keep(outputs: Tensor, targets: Tensor) -> float:
+        seen.append((outputs.clone(), targets.clone()))
+        return float(rank)
+
+    found = trainers.evaluate(
+        Seen(), TensorDataset(x, torch.arange(samples)), metrics={"rank": keep}, batch_size=2
+    )
+    ((outputs, targets),) = seen
+    assert torch.equal(outputs, x)
+    assert torch.equal(targets, torch.arange(samples))
+    return [found["rank"]]
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 10, 11])
+def test_metrics_get_all_in_the_order_of_the_set_and_rank_0_s_values_count(samples: int) -> None:
+    assert run_ranks(3, evaluated, samples) == [[0.0]] * 3
+    assert evaluated(0, samples) == [0.0]
+
+
+def test_evaluation_leaves_the_mode_and_the_statistics_as_they_were() -> None:
+    net = model().train()
+    before = state_of(net)
+    trainers.evaluate(net, data(), metrics={"accuracy": accuracy}, batch_size=7)
+    assert net.training
+    assert_identical(state_of(net), before)
+    net.eval()
+    trainers.evaluate(net, data(), metrics={"accuracy": accuracy}, batch_size=7)
+    assert not net.training
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * scale
+        return out
+
+
+class PairSet(Dataset[Any]):
+    def __init__(self, named: bool) -> None:
+        self.named = named
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        parts = {"x": torch.full((3,), float(index)), "scale": torch.tensor([2.0])}
+        return (parts if self.named else tuple(parts.values())), index % 2
+
+
+def test_several_inputs_become_the_model_s_arguments() -> None:
+    found = []
+    for named in (True, False):
+        torch.manual_seed(0)
+        found.append(train(Pair(), train_set=PairSet(named), validation_set=PairSet(named), batch_size=4))
+    assert without_times(found[0]) == without_times(found[1])
+
+
+# Stopping
+
+
+def scripted(values: list[float], **changed: Any) -> tuple[trainers.Result, list[dict[str, Tensor]]]:
+    """A run whose metric ``f1`` takes ``values`` one after the other, and the model's state after each
+    epoch."""
+    script = iter(values)
+    net = model()
+    states: list[dict[str, Tensor]] = []
+    result = train(
+        net,
+        metrics={"f1": lambda outputs, targets: next(script)},
+        report=lambda epoch, metrics: states.append(state_of(net)),
+        epochs=len(values),
+        **changed,
+    )
+    states.append(state_of(net))
+    return result, states
+
+
+def test_early_stopping_ends_the_run() -> None:
+    stopping = trainers.EarlyStopping(metric="f1", direction="maximize", patience=2)
+    result, states = scripted([0.1, 0.5, 0.4, 0.5, 0.9, 0.9], early_stopping=stopping)
+    assert result.reason == "stopped early"
+    assert [entry["f1"] for entry in result.history] == [0.1, 0.5, 0.4, 0.5]
+    assert result.metrics == result.history[-1]
+    assert_identical(states[-1], states[-2])
+
+
+def test_the_best_epoch_can_be_restored(tmp_path: Path) -> None:
+    stopping = trainers.EarlyStopping(metric="f1", direction="maximize", patience=2, restore_best=True)
+    values = [0.1, 0.5, 0.4, 0.5, 0.9]
+    result, states = scripted(values, early_stopping=stopping, checkpoint=tmp_path)
+    assert len(result.history) == 4
+    assert (result.metrics["epoch"], result.metrics["f1"]) == (2.0, 0.5)
+    assert result.metrics["train_s"] == result.history[-1]["train_s"]
+    assert_identical(states[-1], states[1])
+    again, restored = scripted(values, early_stopping=stopping, checkpoint=tmp_path)
+    assert again == result
+    assert_identical(restored[-1], states[1])
+
+
+def test_a_run_that_diverges_ends_after_that_epoch_and_says_so() -> None:
+    result = train(model(), optimizer=lambda p: torch.optim.SGD(p, lr=1e30), schedule=None)
+    assert result.reason == "diverged"
+    assert len(result.history) == 1
+    assert not math.isfinite(result.history[0]["train_loss"] + result.history[0]["validation_loss"])
+
+
+def test_report_gets_each_epoch_and_what_it_raises_ends_the_run() -> None:
+    class Enough(Exception):
+        pass
+
+    reported = []
+
+    def report(epoch: int, metrics: dict[str, float]) -> None:
+        reported.append((epoch, metrics["accuracy"]))
+        if epoch == 2:
+            raise Enough
+
+    with pytest.raises(Enough):
+        train(model(), report=report)
+    assert [epoch for epoch, _ in reported] == [1, 2]
+    assert reported == [(entry["epoch"], entry["accuracy"]) for entry in train(model(), epochs=3).history[:2]]
+
+
+def test_without_a_checkpoint_an_interrupted_run_still_stops() -> None:
+    with pytest.raises(trainers.Interrupted, match="epoch 2 after 1 steps"):
+        train(model(), interrupt=After(STEPS_PER_EPOCH + 1))
+
+
+# The optimizer, precision and metrics
+
+
+def test_the_optimizer_follows_the_schedule_and_gets_what_is_trained() -> None:
+    net = model()
+    net[4].weight.requires_grad_(False)
+    frozen = net[4].weight.clone()
+    rates: list[float] = []
+
+    class Recording(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            rates.append(self.param_groups[0]["lr"])
+            assert all(p.requires_grad for p in self.param_groups[0]["params"])
+            super().step()
+
+    schedule = trainers.Polynomial(power=2, warmup_epochs=1)
+    train(net, optimizer=lambda p: Recording(p, lr=0.3), schedule=schedule)
+    expected = [schedule.rate(0.3, epoch=step / STEPS_PER_EPOCH, epochs=EPOCHS) for step in range(STEPS)]
+    assert rates == pytest.approx(expected)
+    assert torch.equal(net[4].weight, frozen)
+
+
+def test_parameter_groups_keep_their_own_rates() -> None:
+    net = model()
+    seen: list[tuple[float, float]] = []
+
+    def grouped(parameters: Any) -> torch.optim.Optimizer:
+        first, *others = parameters
+        return torch.optim.SGD([{"params": [first], "lr": 1.0}, {"params": others}], lr=0.1)
+
+    train(
+        net,
+        optimizer=grouped,
+        schedule=trainers.Exponential(rate_factor=0.5),
+        report=lambda epoch, metrics: seen.append((epoch, metrics["lr"])),
+        epochs=2,
+    )
+    # The first group's, at the last step of the epoch.
+    assert seen == [(1, pytest.approx(0.5**0.8)), (2, pytest.approx(0.5**1.8))]
+
+
+def test_bf16_is_autocast_with_full_precision_weights() -> None:
+    dtypes = set()
+
+    class Watching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x)
+            dtypes.add((self.training, out.dtype))
+            return out
+
+    net = Watching()
+    result = train(net, precision="bf16")
+    assert dtypes == {(True, torch.bfloat16), (False, torch.bfloat16)}
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+    assert math.isfinite(result.metrics["validation_loss"])
+
+
+def test_metrics_are_plain_numbers_and_complete() -> None:
+    net = model()
+    net[0].weight.requires_grad_(False)
+    result = train(net)
+    assert {type(v) for entry in (result.metrics, *result.history) for v in entry.values()} == {float}
+    assert set(result.metrics) == {
+        "epoch", "lr", "train_loss", "validation_loss", "accuracy", "train_s", "evaluation_s", "wait_s",
+        "bytes_between_nodes", "bytes_inside_nodes",
+        "trainable_fraction", "compression_ratio", "decomposition_s",
+    }  # fmt: skip
+    assert result.metrics["trainable_fraction"] == 1.0
+    assert result.metrics["compression_ratio"] == 1.0
+    assert train(model(), validation_set=None, metrics=None).metrics.keys() == set(result.metrics) - {
+        "validation_loss", "accuracy", "evaluation_s"
+    } | {"evaluation_s"}  # fmt: skip
+
+
+def test_bytes_of_ddp_are_the_gradients_and_the_buffers() -> None:
+    net = model()
+    ranks = run_ranks(2, bytes_of_two)
+    parameters = sum(p.numel() for p in net.parameters())
+    # On two nodes of one rank, each sends 2 · 4 · 1/2 bytes a parameter and step; 32 running statistics and,
+    # as a broadcast of 8 bytes of which each sends half in the mean, the batch count, an epoch.
+    expected = 2 * (STEPS * 4 * parameters + EPOCHS * (4 * 32 + 8 / 2))
+    assert ranks == [(expected, 0.0)] * 2
+
+
+def bytes_of_two(rank: int) -> tuple[float, float]:
+    metrics = train(model(), batch_size=4, topology=trainers.Topology(ranks_per_node=1)).metrics
+    return metrics["bytes_between_nodes"], metrics["bytes_inside_nodes"]
+
+
+# The seam
+
+
+class Spy(Strategy):
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        self.calls.append(("pass", step, last))
+
+    def reduce_gradients(self, step: int) -> None:
+        self.calls.append(("reduce", step))
+
+    def learning_rate(self, step: int, scheduled: float) -> float:
+        return scheduled / 2
+
+    def after_step(self, step: int, loss: Tensor) -> None:
+        self.calls.append(("after", step))
+        assert loss.dim() == 0
+        assert not loss.requires_grad
+
+    def end_epoch(self, epoch: int, train_loss: float) -> None:
+        self.calls.append(("end", epoch))
+
+    def finalise(self) -> None:
+        self.calls.append(("finalise",))
+
+    def metrics(self) -> dict[str, float]:
+        return {"stability": 0.5, "decomposition_s": 2.0}
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+class Spying:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __repr__(self) -> str:
+        return "Spying()"
+
+    def start(self, setup: Setup) -> Strategy:
+        assert setup.total_steps == 2 * 5
+        assert isinstance(setup.communicator, Communicator)
+        return Spy(self.calls)
+
+
+def test_the_hooks_are_called_in_order() -> None:
+    method = Spying()
+    result = train(model(), method=method, batch_size=4, accumulate=2, epochs=2, schedule=trainers.Constant())
+    step = [("pass", 0, False), ("pass", 0, True), ("reduce", 0), ("after", 0)]
+    assert method.calls[:4] == step
+    numbers = [call[1] for call in method.calls if call[0] == "after"]
+    assert numbers == list(range(10))
+    assert [call for call in method.calls if call[0] in ("end", "finalise", "close")] == [
+        ("end", 0), ("end", 1), ("finalise",), ("close",)
+    ]  # fmt: skip
+    assert result.metrics["lr"] == 0.005
+    assert result.metrics["stability"] == 0.5
+    assert result.metrics["decomposition_s"] == 2.0
+
+
+def test_hooks_are_taken_off_when_the_run_fails() -> None:
+    method = Spying()
+
+    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        train(model(), method=method, batch_size=8, epochs=2, loss=broken)
+    assert method.calls[-1] == ("close",)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"epochs": 0}, "epochs = 0: must be a whole number of at least 1"),
+        ({"batch_size": 2.5}, "batch_size = 2.5: must be a whole number"),
+        ({"accumulate": True}, "accumulate = True"),
+        ({"checkpoint_every": 0}, "checkpoint_every = 0"),
+        ({"precision": "fp16"}, "precision = 'fp16'"),
+        ({"clip_norm": 0.0}, "clip_norm = 0.0"),
+        ({"metrics": {"lr": accuracy}}, "the loop itself records 'lr'"),
+        ({"validation_set": None}, "metrics need a validation set"),
+        ({"train_set": TensorDataset(torch.zeros(0, 6), torch.zeros(0))}, "is empty"),
+        ({"batch_size": 1, "accumulate": 41}, "40 samples for 1 ranks with 41 accumulated batches"),
+        ({"topology": trainers.Topology(ranks_per_node=2)}, "1 ranks are no multiple"),
+        ({"early_stopping": trainers.EarlyStopping(metric="f1")}, "this run records epoch, lr, train_loss"),
+    ],
+)
+def test_refuses(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        train(model(), **changed)
+    assert message in str(caught.value)
+
+
+def test_refuses_models_that_cannot_be_trained() -> None:
+    frozen = model().requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to train"):
+        train(frozen)
+    with pytest.raises(ValueError, match="no parameters"):
+        train(nn.Identity())
+
+    class Two(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return x, x
+
+    with pytest.raises(TypeError, match="returned tuple"):
+        train(Two(6, 2))
+
+
+def test_progress_is_one_line_that_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    train(model(), progress=True)
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "epoch 3/3" in shown.rsplit("\r", 1)[1]
+    assert "accuracy" in shown
+    train(model(), progress=None)
+    assert capsys.readouterr().err == ""
