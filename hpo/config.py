@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -145,7 +145,8 @@ def environment() -> dict[str, str]:
 def terminal_columns() -> int | None:
     """Width of the terminal that standard error reaches, None where it reaches none that can move its cursor.
 
-    mpirun carries the ranks' output to the terminal of the ``hpo run`` that started it, which says so by TERMINAL.
+    mpirun carries the ranks' output to the terminal of the ``hpo run`` that started it, which says so by
+    TERMINAL.
     """
     if os.environ.get("TERM", "dumb") == "dumb":
         return None
@@ -243,8 +244,9 @@ class _Reader:
         place, kind = detail["loc"], detail["type"]
         section = str(place[0]) if place and place[0] in _RULES else _TOP
         if kind == "value_error":
-            told = str(detail["ctx"]["error"]).splitlines()
-            self.problems += [self._start(section) + sentence for sentence in told]
+            for sentence in str(detail["ctx"]["error"]).splitlines():
+                first_word = sentence.replace(",", " ").split()[0]
+                self.problems.append(self._start(_SECTION_OF.get(first_word, _TOP)) + sentence)
             return
         island = int(place[1]) if place[0] == "island" else None
         key = str(place[2] if island is not None else place[1] if section else place[0])

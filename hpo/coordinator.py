@@ -237,7 +237,8 @@ class Coordinator:
             self._keys.discard(item)
 
     def _dismiss(self, leader: int, message: Unfit) -> None:
-        """A worker that cannot start evaluators is out; what it had begun goes to others, while there are any."""
+        """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
+        any."""
         mine = self._outstanding[leader]
         for token, fields in message.unfinished:
             if mine.pop(token, None) is not None:

