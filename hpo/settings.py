@@ -17,7 +17,6 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    PlainSerializer,
     PlainValidator,
     model_validator,
 )
@@ -43,16 +42,12 @@ def _path(value: object) -> object:
     return Path(value).expanduser() if isinstance(value, (str, os.PathLike)) and str(value) else value
 
 
-def _tuples(value: object) -> object:
-    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+def _lists(value: object) -> object:
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _one_of(choices: object) -> str:
     return "one of " + ", ".join(f'"{choice}"' for choice in get_args(choices))
-
-
-def _same(value: object) -> object:
-    return value
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
@@ -79,9 +74,7 @@ class LayoutSettings(Section):
 
     islands: int = Field(default=1, ge=1, description="a whole number from 1")
     ranks_per_worker: int = Field(default=1, ge=1, description="a whole number from 1")
-    topology: Annotated[
-        str | tuple[tuple[int, ...], ...], PlainValidator(_tuples), PlainSerializer(_same)
-    ] = Field(
+    topology: Annotated[str | list[list[int]], PlainValidator(_lists)] = Field(
         default="ring", description='"ring", "full" or a matrix with a row and a column for each island'
     )
 
