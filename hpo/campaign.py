@@ -10,7 +10,9 @@ import hashlib
 import os
 import random
 import socket
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +66,7 @@ class Campaign:
         self._reference: str | None = None
         self._source: TaskSource | None = None
         self._display: Display | None = None
+        self._serving = False
         self.exit_code = 0
 
     @classmethod
@@ -82,6 +85,7 @@ class Campaign:
         campaign._reference = settings.task
         campaign._source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
         campaign._display = None
+        campaign._serving = False
         campaign.exit_code = 0
         return campaign
 
@@ -163,10 +167,13 @@ class Campaign:
         if settings.evaluation.isolation != "inline":
             _ = self.source  # an unpicklable function is reported before anything starts
         with Signals() as signals:
-            if transport.rank == 0:
-                end = self._run_first(transport, layout, signals)
-            else:
-                end = self._run_other(transport, layout, signals)
+            try:
+                run = self._run_first if transport.rank == 0 else self._run_other
+                end = run(transport, layout, signals)
+            except Exception as error:
+                if self._serving and isinstance(transport, MpiTransport):
+                    _give_up(transport, error)
+                raise
         if isinstance(transport, MpiTransport):
             transport.flush(10.0)
         self.exit_code = end.exit_code
@@ -218,16 +225,20 @@ class Campaign:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
         deadline = time.monotonic() + 2 * _GREETING_S
         while time.monotonic() < deadline:
-            for _, data in transport.poll():
+            arrived = transport.poll()
+            for position, (_, data) in enumerate(arrived, start=1):
                 message = decode(data)
                 if isinstance(message, End):
                     raise _refusal(message)
                 if isinstance(message, Start):
+                    # A quick leader's first words may have come in together with it.
+                    transport.put_back(arrived[position:])
                     return self._serve(transport, layout, signals, message, None, None)
             time.sleep(0.002)
         raise CampaignError(
             f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {2 * _GREETING_S:.0f} s. "
-            "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes blocked"
+            "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes "
+            "blocked"
         )
 
     def _fingerprint(self) -> str:
@@ -250,7 +261,8 @@ class Campaign:
                 if hello.fingerprint != mine:
                     raise CampaignError(
                         f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {hosts[0]}. "
-                        "All ranks must see the same campaign file and the same code: check that both lie on a shared file system"
+                        "All ranks must see the same campaign file and the same code: check that both lie on a shared "
+                        "file system"
                     )
                 hosts[source] = hello.host
             if time.monotonic() > deadline:
@@ -273,6 +285,7 @@ class Campaign:
     ) -> End:
         place, worker_rank = layout.place_of(transport.rank)
         settings = self.settings
+        self._serving = True
         inline = settings.evaluation.isolation == "inline"
         if worker_rank:
             follower: Follower | InlineFollower
@@ -484,6 +497,13 @@ def connect() -> Transport:
             "(python -m mpi4py --mpi-lib-version)"
         )
     return transport
+
+
+def _give_up(transport: MpiTransport, error: Exception) -> None:
+    """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
+    text = str(error) if isinstance(error, HpoError) else "".join(traceback.format_exception(error))
+    print(f"hpo: rank {transport.rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
+    transport.abort(1)
 
 
 def _refusal(end: End) -> HpoError:

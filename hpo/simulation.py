@@ -73,6 +73,9 @@ class SimulatedTransport:
     def poll(self) -> list[tuple[int, bytes]]:
         return []  # the simulation delivers by itself
 
+    def put_back(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        raise NotImplementedError("the simulation delivers by itself")
+
     def failed(self) -> frozenset[int]:
         return frozenset()
 

@@ -5,6 +5,7 @@ on the campaign's path, so that no rank ever waits for a slow or dead one."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -13,8 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TAG = 7391
-"""Distinguishes our messages from those of a task's own MPI code on the same communicator."""
+_FIRST_TAG = 7391
+_TAGS = 1000
+"""Our tags are far from those that a task's own MPI code on the same communicator is likely to use. Each transport of
+a process takes the next: all ranks run their campaigns in the same order, and a late message of one must not reach
+the next."""
+
+
+_made = itertools.count()
 
 
 class Transport(Protocol):
@@ -28,6 +35,9 @@ class Transport(Protocol):
 
     def poll(self) -> list[tuple[int, bytes]]:
         """All messages that have arrived, as (source, data); never waits."""
+
+    def put_back(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        """Have the next ``poll`` begin with ``messages``, which an earlier one returned."""
 
     def failed(self) -> frozenset[int]:
         """Ranks known to be dead; empty where the transport cannot tell."""
@@ -55,6 +65,9 @@ class LocalTransport:
         self._inbox.clear()
         return arrived
 
+    def put_back(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        self._inbox.extendleft(reversed(messages))
+
     def failed(self) -> frozenset[int]:
         return frozenset()
 
@@ -71,6 +84,7 @@ class MpiTransport(LocalTransport):
 
         super().__init__()
         self._mpi = MPI
+        self._tag = _FIRST_TAG + next(_made) % _TAGS
         self._comm = communicator
         self.rank = communicator.Get_rank()
         self.size = communicator.Get_size()
@@ -82,7 +96,7 @@ class MpiTransport(LocalTransport):
         if destination == self.rank:
             self._inbox.append((self.rank, data))
             return
-        request = self._comm.Isend([data, self._mpi.BYTE], dest=destination, tag=TAG)
+        request = self._comm.Isend([data, self._mpi.BYTE], dest=destination, tag=self._tag)
         if not request.Test():
             self._sending.append((request, data))
 
@@ -90,7 +104,7 @@ class MpiTransport(LocalTransport):
         arrived = super().poll()
         status = self._mpi.Status()
         while True:
-            message = self._mpi.Message.Iprobe(self._comm, self._mpi.ANY_SOURCE, TAG, status)
+            message = self._mpi.Message.Iprobe(self._comm, self._mpi.ANY_SOURCE, self._tag, status)
             if message is None:
                 break
             buffer = bytearray(status.Get_count(self._mpi.BYTE))
@@ -119,7 +133,11 @@ class MpiTransport(LocalTransport):
     def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm:
         """A communicator of ``ranks`` alone, for tasks that bring MPI code; collective over these ranks."""
         group = self._comm.Get_group().Incl(list(ranks))
-        return self._comm.Create_group(group, TAG)
+        return self._comm.Create_group(group, self._tag)
+
+    def abort(self, code: int) -> None:
+        """End all ranks at once; does not return."""
+        self._comm.Abort(code)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all sends have completed, at most ``timeout_s``; False when some have not.

@@ -141,3 +141,55 @@ def test_an_impossible_layout_names_the_sizes_that_fit(mpirun, tmp_path):
     assert done.returncode != 0
     assert "UsageError" in done.stderr and "4" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_campaigns_one_after_the_other_in_one_script_do_not_hear_each_other(mpirun, tmp_path):
+    script = tmp_path / "several.py"
+    script.write_text(
+        """
+import sys
+import hpo
+
+space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+task = hpo.Task(space, lambda trial: trial.params["x"])
+for number in range(8):
+    keywords = {"evaluations": 60, "islands": 2, "isolation": "inline", "migration": 1.0}
+    result = hpo.Campaign(task, directory=f"{sys.argv[1]}/{number}", **keywords).run()
+    assert len(result.individuals) == 60
+sys.stdout.write("fine\\n")
+"""
+    )
+    done = mpirun(4, script, tmp_path)
+    assert done.stdout.count("fine") == 4
+
+
+def test_a_rank_that_cannot_go_on_ends_the_launch_with_a_sentence_and_the_journals_stay_whole(mpirun, tmp_path):
+    script = tmp_path / "odd.py"
+    script.write_text(
+        """
+import sys
+import hpo
+
+calls = 0
+
+def constraint(params):
+    global calls
+    calls += 1
+    if len(sys.argv) > 2 and calls > 300:
+        raise ValueError("odd")
+    return True
+
+space = hpo.SearchSpace(x=hpo.Float(0, 1))
+task = hpo.Task(space, lambda trial: trial.params["x"], constraints=[constraint])
+hpo.Campaign(task, directory=sys.argv[1], evaluations=3000, isolation="inline").run()
+"""
+    )
+    done = mpirun(3, script, tmp_path / "run", "odd", check=False)
+    assert done.returncode == 1
+    assert "raised ValueError: odd" in done.stderr and "hpo: rank" in done.stderr
+    recorded = {one.id for one in results.load(tmp_path / "run").individuals}
+    assert recorded
+    mpirun(3, script, tmp_path / "run")
+    record = results.load(tmp_path / "run")
+    check(record, 3000)
+    assert recorded <= {one.id for one in record.individuals}
