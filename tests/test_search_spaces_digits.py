@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gloo import run_ranks
+
+import hpo
+from search_spaces import alone, digits, image_data, models
+from search_spaces.image_data import load_images
+
+FAST = {"epochs": 1, "train_samples": 40, "batch_size": 20}
+
+
+def trial(params: dict[str, Any], directory: Path) -> hpo.Trial:
+    return hpo.Trial.alone(params, directory=directory)
+
+
+def chosen(**values: Any) -> dict[str, Any]:
+    """The default with ``values``, and what exists only then in the middle of its range."""
+    return digits.space.decode(digits.space.encode({**digits.default, **values}))
+
+
+def test_the_space_is_read_without_torch() -> None:
+    code = "import sys, search_spaces.digits as d; assert d.task.default; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_the_default_is_a_point_of_the_space_and_the_choices_are_those_of_the_model() -> None:
+    assert digits.task.default == digits.space.validate(digits.default)
+    assert digits.task.objectives == {"value": "maximize"}
+    parameters = digits.space.parameters
+    assert parameters["order"].choices == models.ORDERS  # type: ignore[attr-defined]
+    assert set(parameters["activation"].choices) == set(models.ACTIVATIONS)  # type: ignore[attr-defined]
+
+
+# Every activation and order takes a step in test_search_spaces_models.
+@pytest.mark.parametrize("schedule", list(digits.space.parameters["schedule"].values()))
+@pytest.mark.parametrize("optimizer", list(digits.space.parameters["optimizer"].values()))
+def test_every_optimizer_and_schedule_trains(optimizer: str, schedule: str, tmp_path: Path) -> None:
+    params = chosen(optimizer=optimizer, schedule=schedule, lr=0.01, warmup_epochs=1, width=4)
+    found = digits.make_task(**FAST).evaluate(trial(params, tmp_path))
+    assert isinstance(found, dict)
+    assert 0 <= found["value"] <= 1
+    assert math.isfinite(found["train_loss"])
+
+
+def test_optimizers_get_their_own_parameters() -> None:
+    def made(**values: Any) -> torch.optim.Optimizer:
+        return digits._optimizer([torch.nn.Parameter(torch.zeros(1))], chosen(**values))
+
+    sgd = made(optimizer="sgd", lr=0.5, momentum=0.75, nesterov=True, weight_decay=0.01)
+    assert isinstance(sgd, torch.optim.SGD)
+    assert {
+        "lr": 0.5,
+        "momentum": 0.75,
+        "nesterov": True,
+        "weight_decay": 0.01,
+    }.items() <= sgd.defaults.items()
+    assert made(optimizer="rmsprop", smoothing=0.9).defaults["alpha"] == 0.9
+    adamw = made(optimizer="adamw", beta1=0.85, beta2=0.95, weight_decay=0.02)
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert (adamw.defaults["betas"], adamw.defaults["weight_decay"]) == ((0.85, 0.95), 0.02)
+    assert not isinstance(made(optimizer="adam"), torch.optim.AdamW)
+    assert isinstance(made(optimizer="adagrad"), torch.optim.Adagrad)
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "inverse-time"])
+def test_final_fraction_is_what_is_left_at_the_end(schedule: str) -> None:
+    made = digits._schedule(chosen(schedule=schedule, final_fraction=0.02, warmup_epochs=2), 24)
+    assert made.rate(0.5, epoch=2, epochs=24) == pytest.approx(0.5)
+    assert made.rate(0.5, epoch=24, epochs=24) == pytest.approx(0.01)
+
+
+def test_warm_up_leaves_half_of_a_short_run() -> None:
+    assert digits._schedule(chosen(warmup_epochs=4), 4).warmup_epochs == 2
+
+
+def test_random_points_evaluate(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    task = digits.make_task(**FAST)
+    for i in range(5):
+        params = digits.space.decode(digits.space.sample(rng))
+        found = task.evaluate(trial(params, tmp_path / str(i)))
+        assert isinstance(found, dict)
+        assert set(found) == {"value", *digits.RECORDED}
+
+
+def test_a_run_that_diverges_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = dict(chosen(optimizer="sgd", momentum=0.99, weight_decay=1e-6), lr=1e30)
+    found = digits.make_task(**FAST).evaluate(trial(params, tmp_path))
+    assert isinstance(found, dict)
+    assert math.isnan(found["value"])
+
+
+def test_the_search_never_reads_the_test_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_images("digits", train_samples=40)
+    blind = image_data.ImageData(**{**vars(whole), "test": None})
+    monkeypatch.setattr(image_data, "load_images", lambda data, train_samples=None: blind)
+    digits.make_task(**FAST).evaluate(trial(dict(digits.default), tmp_path))
+    with pytest.raises(TypeError, match="NoneType has no length"):
+        digits.test_accuracy(digits.default, **FAST)
+
+
+class Stopping(hpo.Trial):
+    """Is asked to stop before the given step."""
+
+    __slots__ = ("left",)
+
+    def should_checkpoint(self) -> bool:
+        self.left -= 1
+        return bool(self.left < 0)
+
+
+def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
+    options = {**FAST, "epochs": 3}
+    task = digits.make_task(**options)
+    expected = task.evaluate(trial(dict(digits.default), tmp_path / "whole"))
+    stopped = Stopping.alone(dict(digits.default), directory=tmp_path / "pieces")
+    assert isinstance(stopped, Stopping)
+    stopped.left = 3
+    with pytest.raises(hpo.Interrupted):
+        task.evaluate(stopped)
+    found = task.evaluate(trial(dict(digits.default), tmp_path / "pieces"))
+    assert isinstance(found, dict)
+    assert isinstance(expected, dict)
+    assert {k: v for k, v in found.items() if k[-2:] != "_s"} == {
+        k: v for k, v in expected.items() if k[-2:] != "_s"
+    }
+
+
+def test_epochs_are_reported(tmp_path: Path) -> None:
+    watched = trial(dict(digits.default), tmp_path)
+    found = digits.make_task(**{**FAST, "epochs": 2}).evaluate(watched)
+    assert isinstance(found, dict)
+    assert watched.last_report == (2, found["value"])
+
+
+def evaluated(rank: int, directory: str) -> dict[str, float]:
+    size = torch.distributed.get_world_size()
+    both = hpo.Trial.alone(dict(digits.default), directory=directory, rank=rank, size=size)
+    found = digits.make_task(epochs=8).evaluate(both)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_two_ranks_share_the_work_and_agree(tmp_path: Path) -> None:
+    one, other = run_ranks(2, evaluated, str(tmp_path / "two"))
+    assert one["value"] == other["value"]
+    assert one["bytes_inside_nodes"] > 0
+    alone_found = digits.make_task(epochs=8).evaluate(trial(dict(digits.default), tmp_path / "one"))
+    assert isinstance(alone_found, dict)
+    # The same batches; only batch normalisation sees half of each.
+    assert one["value"] > 0.6
+    assert abs(one["value"] - alone_found["value"]) < 0.1
+
+
+# The data
+
+
+def test_digits_parts_are_disjoint_and_whole() -> None:
+    images = load_images("digits")
+    parts = (images.train, images.validation, images.test)
+    assert [len(part) for part in parts] == [224, 674, 899]
+    shape = images.train.tensors[0].shape[1:]
+    assert shape == (1, 8, 8)
+    from sklearn.datasets import load_digits
+
+    table = load_digits()
+    mean, deviation = images_statistics(table.images, images)
+    seen = torch.cat([part.tensors[0] for part in parts]) * deviation + mean
+    own = torch.from_numpy(table.images).float()
+    # As multisets of (image, class).
+    ours = sorted(
+        (*row, c) for row, c in zip(seen.round().view(-1, 64).tolist(), classes_of(parts), strict=True)
+    )
+    theirs = sorted(
+        (*row, c) for row, c in zip(own.view(-1, 64).tolist(), table.target.tolist(), strict=True)
+    )
+    assert ours == theirs
+
+
+def images_statistics(raw: Any, images: image_data.ImageData) -> tuple[float, float]:
+    """Mean and deviation by which the parts were normalised, from the extremes, which are 0 and 16."""
+    values = torch.cat([part.tensors[0].flatten() for part in (images.train, images.validation, images.test)])
+    deviation = 16 / (values.max() - values.min()).item()
+    return -values.min().item() * deviation, deviation
+
+
+def classes_of(parts: Any) -> list[int]:
+    return [c for part in parts for c in part.tensors[1].tolist()]
+
+
+def test_fewer_training_samples_change_nothing_else() -> None:
+    whole, few = load_images("digits"), load_images("digits", train_samples=10)
+    assert len(few.train) == 10
+    assert torch.equal(few.train.tensors[1], whole.train.tensors[1][:10])
+    assert torch.equal(few.test.tensors[1], whole.test.tensors[1])
+
+
+def write_idx(path: Path, array: Any) -> None:
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    path.write_bytes(gzip.compress(b"\0\0\x08" + bytes([array.ndim]) + sizes + array.tobytes(), 1))
+
+
+def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_data, "FASHION_MNIST", tmp_path)
+    load_images.cache_clear()
+    rng = np.random.default_rng(0)
+    classes = {
+        part: rng.integers(0, 10, count, dtype=np.uint8)
+        for part, count in (("train", 60_000), ("t10k", 10_000))
+    }
+    for part, labels in classes.items():
+        # Every pixel of an image has its class as value, so that pairs can be told to have stayed together.
+        write_idx(
+            tmp_path / f"{part}-images-idx3-ubyte.gz",
+            np.broadcast_to(labels[:, None, None], (len(labels), 28, 28)),
+        )
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
+    images = load_images("fashion-mnist", train_samples=1000)
+    assert [len(part) for part in (images.train, images.validation, images.test)] == [1000, 10_000, 10_000]
+    assert images.train.tensors[0].shape == (1000, 1, 28, 28)
+    assert torch.equal(images.test.tensors[1], torch.from_numpy(classes["t10k"]).long())
+    first, labels = images.train.tensors[0][:, 0, 0, 0], images.train.tensors[1]
+    assert torch.corrcoef(torch.stack([first, labels.float()]))[0, 1] > 0.9999
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x0b\1"))
+    load_images.cache_clear()
+    with pytest.raises(ValueError, match="no idx file of bytes"):
+        load_images("fashion-mnist")
+    monkeypatch.setattr(image_data, "FASHION_MNIST", tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
+        load_images("fashion-mnist")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("digit",), "must be 'digits' or 'fashion-mnist'"), (("digits", 225), "has 224 to train with")],
+)
+def test_wrong_data(arguments: tuple[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_images(arguments[0], train_samples=arguments[1] if len(arguments) > 1 else None)
+
+
+# The command line
+
+QUICK = ["--epochs", "1", "--train-samples", "40"]
+
+
+def main(*arguments: str) -> int:
+    return alone.main("search_spaces.digits", digits.make_task, digits.test_accuracy, arguments)
+
+
+def test_one_configuration_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(*QUICK, "--lr", "0.1", "--optimizer", "sgd", "--nesterov", "true", "--width", "8") == 0
+    found = json.loads(capsys.readouterr().out)
+    given = {"lr": 0.1, "optimizer": "sgd", "nesterov": True, "width": 8, "momentum": 0.745}
+    assert given.items() <= found["params"].items()
+    assert digits.space.validate(found["params"]) == found["params"]
+    assert 0 <= found["value"] <= 1
+    assert "test" not in found
+
+
+@pytest.mark.parametrize("form", ["list", "object", "params"])
+def test_a_configuration_from_a_file_is_tested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    params = chosen(lr=0.25)
+    content = {
+        "list": [{"id": "0-0-1", "value": 0.9, "params": params}],
+        "object": {"params": params},
+        "params": params,
+    }
+    path = tmp_path / "best.json"
+    path.write_text(json.dumps(content[form]))
+    assert main(*QUICK, "--config", str(path)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["params"] == params
+    assert 0 <= found["test"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lr", "5"], "argument --lr: 5: must be a number from 0.0001 to 1.0"),
+        (["--lr", "fast"], "argument --lr: fast: must be a number"),
+        (["--optimizer", "adma"], "must be one of 'sgd'"),
+        (["--learning-rate", "5"], "unrecognized arguments"),
+        (["--epochs", "few"], "argument --epochs"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(*arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_parameter_that_does_not_exist_here_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--momentum", "0.9") == 2
+    assert "exists only where optimizer is 'sgd'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "no json", "[]", "3", '{"lr": 1}'])
+def test_wrong_files(tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "best.json"
+    if content is not None:
+        path.write_text(content)
+    assert main("--config", str(path)) == 2
+    assert capsys.readouterr().err.startswith("search_spaces.digits: ")
+
+
+def test_help_names_options_and_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main("--help")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--weight-decay" in shown
+    assert "--train-samples" in shown
+
+
+def test_under_torchrun() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "search_spaces.digits", *QUICK, "--lr", "0.1"]
+    done = subprocess.run(command, timeout=100, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["params"]["lr"] == 0.1
+    assert found["bytes_inside_nodes"] > 0
