@@ -19,9 +19,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UsageError
-from hpo.island import Breeder, Genome, Offspring
 from hpo.parameters import Categorical, Ordinal
 from hpo.population import Member, Population
+from hpo.seams import Breeder, Genome, Offspring
 from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -397,7 +397,8 @@ class TypedBreeder(RandomBreeder):
         if first is not second and rng.random() < self._crossover:
             parents = (first.id, second.id)
             genes = [a if rng.random() < 0.5 else b for a, b in zip(first.genome, second.genome)]
-        active = [index for index, name in enumerate(self._names) if name in self._space.decode(genes)]
+        present = self._space.decode(genes)
+        active = [index for index, name in enumerate(self._names) if name in present]
         open_ = [index for index in active if self._counts[index] != 1]
         mutated = [index for index in open_ if rng.random() < 1.2 / len(open_)]
         if not mutated and open_ and tuple(genes) in (first.genome, second.genome):
