@@ -22,7 +22,7 @@ from hpo import config, directory, journal, resume
 from hpo.breeding import make_breeder
 from hpo.coordinator import STOPPED, UNFIT, Assignment, Coordinator
 from hpo.directory import Lock
-from hpo.errors import CampaignError, HpoError, UsageError
+from hpo.errors import EXIT_TOLD, CampaignError, HpoError, UsageError
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.individual import Scalar
@@ -30,6 +30,7 @@ from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Hello, Start, decode, encode
+from hpo.migration import MigrationSettings
 from hpo.node import Node, Signals
 from hpo.progress import Display
 from hpo.results import Result
@@ -171,7 +172,8 @@ class Campaign:
                 run = self._run_first if transport.rank == 0 else self._run_other
                 end = run(transport, layout, signals)
             except Exception as error:
-                if self._serving and isinstance(transport, MpiTransport):
+                expected = isinstance(error, HpoError) and not self._serving
+                if isinstance(transport, MpiTransport) and not expected:
                     _give_up(transport, error)
                 raise
         if isinstance(transport, MpiTransport):
@@ -436,9 +438,11 @@ class Campaign:
                 seed=settings.seed,
                 losses=self.task.losses,
                 allows=self.task.allows,
-                migration=search.migration,
-                copy=search.exchange == "pollination",
-                emigrants=topology_matrix(settings.layout.topology, layout.islands)[place.island],
+                migration=MigrationSettings(
+                    probability=search.migration,
+                    copy=search.exchange == "pollination",
+                    emigrants=topology_matrix(settings.layout.topology, layout.islands)[place.island],
+                ),
                 retries=settings.evaluation.retries,
                 duplicates=settings.search.duplicates,
                 durable_starts=settings.evaluation.isolation != "inline",
@@ -503,7 +507,7 @@ def _give_up(transport: MpiTransport, error: Exception) -> None:
     """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
     text = str(error) if isinstance(error, HpoError) else "".join(traceback.format_exception(error))
     print(f"hpo: rank {transport.rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
-    transport.abort(1)
+    transport.abort(EXIT_TOLD + HpoError.exit_code)
 
 
 def _refusal(end: End) -> HpoError:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hpo.coordinator import UNFIT
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, Scalar, make_id
@@ -34,116 +34,30 @@ from hpo.messages import (
     encode,
     evaluated,
 )
+from hpo.migration import Migration, MigrationSettings
 from hpo.population import Member, Population
+from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Offspring, Outcome
 from hpo.transport import Transport
 
 if TYPE_CHECKING:
     from hpo.layout import Place
 
-Genome = tuple[float, ...]
-
 COMMIT_INTERVAL_S = 0.02
 """Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
 MOST_AHEAD = 64
-_OWNED = 64
 _ATTEMPTS = 200
 _START_ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Offspring:
-    """What a breeder proposes: a genome, the operator's name and the parents' ids."""
-
-    genome: Genome
-    operator: str
-    parents: tuple[str, ...] = ()
-
-
-class Breeder(Protocol):
-    """Proposes genomes from a population; all randomness comes from ``rng``."""
-
-    def breed(self, population: Population, rng: random.Random) -> Offspring: ...
-    def learn(self, member: Member) -> None: ...
-
-
-class Codec(Protocol):
-    """What the protocol needs of a search space."""
-
-    def decode(self, genome: Sequence[float]) -> dict[str, Scalar]: ...
-    def encode(self, params: Mapping[str, Scalar]) -> Genome: ...
-    def key(self, params: dict[str, Scalar]) -> str: ...
-    def sample(self, rng: random.Random) -> Genome: ...
-
-
-class Outcome(Protocol):
-    """How an evaluation ended (see ``hpo.outcome``)."""
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def objectives(self) -> dict[str, float] | None: ...
-    @property
-    def metrics(self) -> dict[str, Scalar]: ...
-    @property
-    def error(self) -> str | None: ...
-
-
-class Crew(Protocol):
-    """Those who evaluate (see ``hpo.evaluation``); one individual at a time."""
-
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def failed_starts(self) -> int: ...
-    def start(self, candidate: Candidate) -> None: ...
-    def poll(self) -> Sequence[Outcome]: ...
-    def receive(self, worker_rank: int, content: dict[str, object]) -> None: ...
-    def request_checkpoint(self) -> None: ...
-    def kill(self, status: str) -> None: ...
-    def deadline(self) -> float | None: ...
-
-
-class Journal(Protocol):
-    """Where records go (see ``hpo.journal``)."""
-
-    def append(self, record: Mapping[str, object]) -> None: ...
-    def commit(self) -> None: ...
-
-
-@dataclass(slots=True)
-class Candidate:
-    """An individual on its way through this leader."""
-
-    token: int
-    id: str
-    sequence: int
-    genome: Genome
-    params: dict[str, Scalar]
-    key: str
-    operator: str
-    parents: tuple[str, ...] = ()
-    retries: int = 0
-    resumed: bool = False
-    attempts: int = 0
-    started: float = 0.0
-    home: tuple[int, int] = (0, 0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LeaderSettings:
-    """``losses``: objectives by name to numbers to be minimised. ``migration``: probability after each own
-    evaluation; ``emigrants[i]``: how many then go to island i; ``copy``: pollination, the original stays.
-    ``durable_starts``: put starts on disk too, so that an interrupted evaluation goes on under its id (not
-    worth it for functions of microseconds)."""
+    """``losses``: objectives by name to numbers to be minimised. ``durable_starts``: put starts on disk too,
+    so that an interrupted evaluation goes on under its id (not worth it for functions of microseconds)."""
 
     seed: int
     losses: Callable[[dict[str, float]], tuple[float, ...]]
     allows: Callable[[dict[str, Scalar]], bool]
-    migration: float = 0.0
-    copy: bool = False
-    emigrants: tuple[int, ...] = ()
+    migration: MigrationSettings = field(default_factory=MigrationSettings)
     retries: int = 1
     duplicates: bool = False
     durable_starts: bool = True
@@ -209,7 +123,6 @@ class Leader:
     ) -> None:
         self.place = place
         self._peers = tuple(rank for rank in peers if rank != transport.rank)
-        self._islands = [tuple(leaders) for leaders in islands]
         self._coordinator = coordinator
         self._transport = transport
         self._space = space
@@ -219,7 +132,14 @@ class Leader:
         self._settings = settings
         self._forget = forget
         self.population = Population()
-        self._owned: dict[str, Member] = {}
+        self._migration = Migration(
+            settings.migration,
+            seed=settings.seed,
+            here=place.island,
+            islands=islands,
+            journal=journal,
+            clock=transport.now,
+        )
         self._kept: list[tuple[float, str]] = []
         self._known: set[str] = set()
         self._rng = random.Random()
@@ -247,7 +167,7 @@ class Leader:
         for fields in start.population:
             member = self._learn(evaluated(fields))
             if member.id in owned:
-                self._own(member)
+                self._migration.own(member)
         self.started = True
         self._request()
 
@@ -477,7 +397,7 @@ class Leader:
             self._breeder.learn(member)
             self._unpublished.records.append(list(record))
             if losses is not None:
-                self._own(member)
+                self._migration.own(member)
                 self._unpublished.own.append(member)
             self._tidy(candidate.id, losses)
 
@@ -526,9 +446,11 @@ class Leader:
         """Sync the journal; only then does a result count, and is told to the coordinator and the island."""
         # Migration is journalled with the results that caused it, in the same sync.
         news, self._unpublished = self._unpublished, _Unpublished()
-        departures: list[tuple[int, Member]] = []
-        for member in news.own:
-            departures += self._emigrate(member, news)
+        departures = [one for member in news.own for one in self._migration.departures(member)]
+        for departure in departures:
+            if departure.left:
+                self.population.discard(departure.traveller.id)
+                news.emigrated.append(departure.traveller.id)
         self._journal.commit()
         self._last_commit = self._transport.now()
         if news.results:
@@ -537,8 +459,8 @@ class Leader:
             data = encode(Records(news.records, news.emigrated))
             for peer in self._peers:
                 self._transport.send(peer, data)
-        for gateway, member in departures:
-            self._send(gateway, Migrant(_wire(member)))
+        for departure in departures:
+            self._send(departure.gateway, Migrant(departure.traveller.to_wire()))
 
     def _learn(self, record: Evaluated) -> Member:
         member = Member(
@@ -553,66 +475,10 @@ class Leader:
 
     # --- migrating ------------------------------------------------------------------------------------------
 
-    def _own(self, member: Member) -> None:
-        """Only its owner may send an individual away, so that no two leaders send the same one."""
-        self._owned[member.id] = member
-        if len(self._owned) > _OWNED:
-            worst = max(self._owned.values(), key=lambda one: one.losses or (math.inf,))
-            del self._owned[worst.id]
-
-    def _emigrate(self, cause: Member, news: _Unpublished) -> list[tuple[int, Member]]:
-        """With the probability of the campaign, send own individuals to other islands after the evaluation of
-        ``cause``.
-
-        Migration moves the best own individual, pollination copies it (Taubert et al. 2023, Propulate); an
-        individual is not sent where it has been, or it would travel in circles."""
-        settings = self._settings
-        if not settings.migration or not any(settings.emigrants):
-            return []
-        rng = self._rng
-        rng.seed(f"{settings.seed}/{cause.id}/migration")
-        if rng.random() >= settings.migration:
-            return []
-        here = self.place.island
-        departures: list[tuple[int, Member]] = []
-        for target, count in enumerate(settings.emigrants):
-            if target == here or not count or not self._islands[target]:
-                continue
-            fit = (one for one in self._owned.values() if target not in one.history)
-            for member in sorted(fit, key=lambda one: one.losses or (math.inf,))[:count]:
-                gateway = rng.choice(self._islands[target])
-                self._journal.append(
-                    {
-                        "type": "migrated",
-                        "id": member.id,
-                        "source": here,
-                        "target": target,
-                        "hop": len(member.history),
-                        "copy": settings.copy,
-                        "time": self._transport.now(),
-                    }
-                )
-                travelled = Member(
-                    id=member.id,
-                    genome=member.genome,
-                    losses=member.losses,
-                    status=member.status,
-                    history=(*member.history, here),
-                )
-                departures.append((gateway, travelled))
-                if settings.copy:
-                    # Marked as having been there: the same pollen is not sent twice.
-                    member.history = (*member.history, target)
-                else:
-                    del self._owned[member.id]
-                    self.population.discard(member.id)
-                    news.emigrated.append(member.id)
-        return departures
-
     def _immigrate(self, record: Evaluated) -> None:
         member = self._learn(record)
-        self._own(member)
-        data = encode(Records([_wire(member)], []))
+        self._migration.own(member)
+        data = encode(Records([member.to_wire()], []))
         for peer in self._peers:
             self._transport.send(peer, data)
 
@@ -634,8 +500,3 @@ class Leader:
 
     def _send(self, destination: int, message: Message) -> None:
         self._transport.send(destination, encode(message))
-
-
-def _wire(member: Member) -> list[object]:
-    losses = None if member.losses is None else list(member.losses)
-    return [member.id, list(member.genome), losses, member.status, list(member.history)]

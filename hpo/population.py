@@ -27,6 +27,11 @@ class Member:
     age: int = 0
     rank_key: tuple[float, int] = field(default=(0.0, 0))
 
+    def to_wire(self) -> list[object]:
+        """The fields of ``hpo.messages.Evaluated``."""
+        losses = None if self.losses is None else list(self.losses)
+        return [self.id, list(self.genome), losses, self.status, list(self.history)]
+
     def __lt__(self, other: Member) -> bool:
         return self.rank_key < other.rank_key
 

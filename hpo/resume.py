@@ -12,10 +12,10 @@ from typing import Any
 
 from hpo.coordinator import Assignment, Tally
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, Scalar
-from hpo.island import Codec
 from hpo.layout import Layout
 from hpo.messages import Start
 from hpo.population import Member, Population
+from hpo.seams import Codec
 
 _KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""
@@ -136,9 +136,8 @@ def start_messages(layout: Layout, earlier: Earlier, leg: int, hosts: list[str])
         owned: dict[int, list[str]] = {}
         if population is not None:
             owned = share(population, [place.leader for place in places])
-            for member in [*population.failures, *reversed(list(population))]:
-                losses = None if member.losses is None else list(member.losses)
-                members.append([member.id, list(member.genome), losses, member.status, list(member.history)])
+            # Worst first: what comes last counts as most recent.
+            members += [one.to_wire() for one in (*population.failures, *reversed(list(population)))]
         for place in places:
             starts[place.leader] = Start(
                 leg, hosts, earlier.sequence(place.island, place.worker), members, owned.get(place.leader, [])

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 
 from hpo.coordinator import Coordinator
 from hpo.individual import COMPLETED, FAILED, Scalar
-from hpo.island import Breeder, Candidate, Leader, LeaderSettings
+from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, topology_matrix
 from hpo.messages import Claim, Counter, End, Finished, Message, Returned, Start, StopRequest, Unfit, decode
+from hpo.migration import MigrationSettings
 from hpo.resume import Earlier, start_messages
+from hpo.seams import Breeder, Candidate
 from hpo.space import SearchSpace
 
 _FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest, Unfit)
@@ -226,9 +228,9 @@ class Simulation:
                         seed=seed,
                         losses=lambda objectives: tuple(objectives.values()),
                         allows=lambda params: True,
-                        migration=migration,
-                        copy=copy,
-                        emigrants=matrix[place.island],
+                        migration=MigrationSettings(
+                            probability=migration, copy=copy, emigrants=matrix[place.island]
+                        ),
                         durable_starts=durable_starts,
                     ),
                 )

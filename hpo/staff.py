@@ -12,9 +12,9 @@ from hpo.child import ChildProcess, RankContext
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.inline import InlineCrew, InlineFollower
-from hpo.island import Candidate
 from hpo.messages import Worker, encode
 from hpo.rooms import Rooms
+from hpo.seams import Candidate
 from hpo.transport import MpiTransport, Transport
 from hpo.trial import Job
 

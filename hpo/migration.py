@@ -1,0 +1,121 @@
+"""Individuals on their way between islands: migration moves them, pollination copies them (Propulate, Taubert
+et al. 2023)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpo.population import Member
+from hpo.seams import Journal
+
+_OWNED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrationSettings:
+    """``probability``: after each own evaluation; ``emigrants[i]``: how many then go to island i; ``copy``:
+    pollination, the original stays."""
+
+    probability: float = 0.0
+    copy: bool = False
+    emigrants: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Departure:
+    """``traveller`` goes to the leader ``gateway``, which owns it from then on; ``left``: it is no longer on
+    this island."""
+
+    gateway: int
+    traveller: Member
+    left: bool
+
+
+class Migration:
+    """What one leader owns, and what it sends away. ``islands[i]``: leaders of island i.
+
+    Only its owner may send an individual away, so that no two leaders send the same one.
+    """
+
+    def __init__(
+        self,
+        settings: MigrationSettings,
+        *,
+        seed: int,
+        here: int,
+        islands: Sequence[Sequence[int]],
+        journal: Journal,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._seed = seed
+        self._here = here
+        self._islands = [tuple(leaders) for leaders in islands]
+        self._journal = journal
+        self._clock = clock
+        self._owned: dict[str, Member] = {}
+        self._rng = random.Random()
+
+    def own(self, member: Member) -> None:
+        """Take ``member`` into the care of this leader: it was evaluated here, or came from another
+        island."""
+        self._owned[member.id] = member
+        if len(self._owned) > _OWNED:
+            del self._owned[max(self._owned.values(), key=_losses).id]
+
+    def departures(self, cause: Member) -> list[Departure]:
+        """Who leaves after the evaluation of ``cause``: by chance nobody, else the best of the own ones.
+
+        An individual is not sent where it has been, or it would travel in circles. Each departure is appended
+        to the journal, which the caller commits before it sends anyone."""
+        settings = self._settings
+        if not settings.probability or not any(settings.emigrants):
+            return []
+        rng = self._rng
+        rng.seed(f"{self._seed}/{cause.id}/migration")
+        if rng.random() >= settings.probability:
+            return []
+        departures: list[Departure] = []
+        for target, count in enumerate(settings.emigrants):
+            if target == self._here or not count or not self._islands[target]:
+                continue
+            fit = (one for one in self._owned.values() if target not in one.history)
+            departures += [
+                self._send(member, target, rng.choice(self._islands[target]))
+                for member in sorted(fit, key=_losses)[:count]
+            ]
+        return departures
+
+    def _send(self, member: Member, target: int, gateway: int) -> Departure:
+        copy = self._settings.copy
+        self._journal.append(
+            {
+                "type": "migrated",
+                "id": member.id,
+                "source": self._here,
+                "target": target,
+                "hop": len(member.history),
+                "copy": copy,
+                "time": self._clock(),
+            }
+        )
+        traveller = Member(
+            id=member.id,
+            genome=member.genome,
+            losses=member.losses,
+            status=member.status,
+            history=(*member.history, self._here),
+        )
+        if copy:
+            # As if it had been there: the same pollen is not sent twice.
+            member.history = (*member.history, target)
+        else:
+            del self._owned[member.id]
+        return Departure(gateway, traveller, left=not copy)
+
+
+def _losses(member: Member) -> tuple[float, ...]:
+    return member.losses or (math.inf,)

@@ -1,0 +1,96 @@
+"""What the island protocol asks of the world around it, so that it runs on a cluster and in a simulation
+alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpo.individual import Scalar
+from hpo.population import Member, Population
+
+Genome = tuple[float, ...]
+"""One gene a parameter: a number in the unit interval, or the index of a choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offspring:
+    """What a breeder proposes: a genome, the operator's name and the parents' ids."""
+
+    genome: Genome
+    operator: str
+    parents: tuple[str, ...] = ()
+
+
+class Breeder(Protocol):
+    """Proposes genomes from a population; all randomness comes from ``rng``."""
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring: ...
+    def learn(self, member: Member) -> None: ...
+
+
+class Codec(Protocol):
+    """What the protocol needs of a search space."""
+
+    def decode(self, genome: Sequence[float]) -> dict[str, Scalar]: ...
+    def encode(self, params: Mapping[str, Scalar]) -> Genome: ...
+    def key(self, params: dict[str, Scalar]) -> str: ...
+    def sample(self, rng: random.Random) -> Genome: ...
+
+
+class Outcome(Protocol):
+    """How an evaluation ended (see ``hpo.outcome``)."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def objectives(self) -> dict[str, float] | None: ...
+    @property
+    def metrics(self) -> dict[str, Scalar]: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class Crew(Protocol):
+    """Those who evaluate (see ``hpo.evaluation``); one individual at a time."""
+
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def failed_starts(self) -> int: ...
+    def start(self, candidate: Candidate) -> None: ...
+    def poll(self) -> Sequence[Outcome]: ...
+    def receive(self, worker_rank: int, content: dict[str, object]) -> None: ...
+    def request_checkpoint(self) -> None: ...
+    def kill(self, status: str) -> None: ...
+    def deadline(self) -> float | None: ...
+
+
+class Journal(Protocol):
+    """Where records go (see ``hpo.journal``)."""
+
+    def append(self, record: Mapping[str, object]) -> None: ...
+    def commit(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Candidate:
+    """An individual on its way through this leader."""
+
+    token: int
+    id: str
+    sequence: int
+    genome: Genome
+    params: dict[str, Scalar]
+    key: str
+    operator: str
+    parents: tuple[str, ...] = ()
+    retries: int = 0
+    resumed: bool = False
+    attempts: int = 0
+    started: float = 0.0
+    home: tuple[int, int] = (0, 0)
