@@ -18,6 +18,7 @@ _HOME = {
     "Trial": "trial",
     "Campaign": "campaign",
     "Result": "results",
+    "Search": "search",
     "HpoError": "errors",
     "UsageError": "errors",
     "CampaignError": "errors",
@@ -39,6 +40,7 @@ __all__ = [
     "Ordinal",
     "Pruned",
     "Result",
+    "Search",
     "SearchSpace",
     "SpaceExhausted",
     "Task",
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from hpo.results import Result
+    from hpo.search import Search
     from hpo.space import Categorical, Float, Int, Ordinal, SearchSpace
     from hpo.task import Task
     from hpo.trial import Trial

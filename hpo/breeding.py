@@ -380,7 +380,7 @@ class TypedBreeder(RandomBreeder):
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         initial = max(_INITIAL, min(2 * len(self._names), 2 * _INITIAL))
-        if population.completed < initial or len(population.best) < 2 or rng.random() < self._random_rate / 2:
+        if population.completed < initial or len(population.best) < 2 or rng.random() < self._random_rate:
             return Offspring(self._space.sample(rng), "random")
         for _ in range(4):
             offspring = self._child(population, rng)

@@ -8,7 +8,6 @@ touches the world is passed in."""
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +35,8 @@ from hpo.messages import (
 )
 from hpo.migration import Migration, MigrationSettings
 from hpo.population import Member, Population
-from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Offspring, Outcome
+from hpo.proposals import STUCK, Proposals
+from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Outcome
 from hpo.transport import Transport
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 COMMIT_INTERVAL_S = 0.02
 """Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
 MOST_AHEAD = 64
-_ATTEMPTS = 200
 _START_ATTEMPTS = 3
 
 
@@ -141,8 +140,13 @@ class Leader:
             clock=transport.now,
         )
         self._kept: list[tuple[float, str]] = []
-        self._known: set[str] = set()
-        self._rng = random.Random()
+        self._proposals = Proposals(
+            space,
+            breeder,
+            seed=settings.seed,
+            allows=settings.allows,
+            duplicates=settings.duplicates,
+        )
         self._sequence = 0
         self._token = 0
         self._claimed: dict[int, Candidate] = {}
@@ -248,7 +252,7 @@ class Leader:
         for candidate in candidates:
             self._claimed[candidate.token] = candidate
             self._claim_times[candidate.token] = now
-        stuck = any(candidate.attempts >= _ATTEMPTS for candidate in candidates)
+        stuck = any(candidate.attempts >= STUCK for candidate in candidates)
         self._send(self._coordinator, Claim([[one.token, one.key] for one in candidates], stuck))
 
     def _new_candidate(self) -> Candidate:
@@ -265,34 +269,8 @@ class Leader:
             operator="",
             home=(self.place.island, self.place.worker),
         )
-        self._breed(candidate)
+        self._proposals.fill(candidate, self.population)
         return candidate
-
-    def _breed(self, candidate: Candidate) -> None:
-        """Give ``candidate`` a configuration that is allowed and, as far as known here, new.
-
-        Where breeding proposes only known ones, random ones are tried; when those are used up too the claim
-        says so, and the coordinator answers with an unseen configuration or ends the campaign."""
-        settings = self._settings
-        rng = self._rng
-        rng.seed(f"{settings.seed}/{candidate.id}/{candidate.attempts}")
-        while True:
-            candidate.attempts += 1
-            if candidate.attempts <= _ATTEMPTS // 4:
-                child = self._breeder.breed(self.population, rng)
-            else:
-                child = Offspring(self._space.sample(rng), "random")
-            params = self._space.decode(child.genome)
-            if not settings.allows(params):
-                if candidate.attempts < 50 * _ATTEMPTS:
-                    continue
-                key = ""  # says: nothing allowed was found
-                break
-            key = self._space.key(params)
-            if candidate.attempts >= _ATTEMPTS or settings.duplicates or key not in self._known:
-                break
-        candidate.genome, candidate.params, candidate.key = child.genome, params, key
-        candidate.operator, candidate.parents = child.operator, child.parents
 
     def _take(self, grant: Grant) -> None:
         now = self._transport.now()
@@ -300,15 +278,15 @@ class Leader:
             candidate = self._claimed.pop(token, None)
             if candidate is not None:
                 self.clockwork.answered(now - self._claim_times.pop(token))
-                self._known.add(candidate.key)
+                self._proposals.known.add(candidate.key)
                 self._queue.append(candidate)
         again: list[Candidate] = []
         for token in grant.duplicates:
             candidate = self._claimed.pop(token, None)
             if candidate is not None:
                 self._claim_times.pop(token, None)
-                self._known.add(candidate.key)
-                self._breed(candidate)
+                self._proposals.known.add(candidate.key)
+                self._proposals.fill(candidate, self.population)
                 again.append(candidate)
         if again:
             self._claim(again, now)
@@ -324,7 +302,7 @@ class Leader:
             candidate.genome = self._space.encode(params)
             candidate.operator, candidate.parents = operator, tuple(parents)
             candidate.retries, candidate.resumed = retries, resumed
-            self._known.add(key)
+            self._proposals.known.add(key)
             # What was begun before, and what the user asked for, comes before what is bred.
             self._queue.appendleft(candidate)
 

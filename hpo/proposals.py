@@ -1,0 +1,65 @@
+"""From a breeder's offspring to a configuration worth evaluating: allowed by the constraints, and new."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from hpo.individual import Scalar
+from hpo.population import Population
+from hpo.seams import Breeder, Candidate, Codec, Offspring
+
+STUCK = 200
+"""Attempts after which only known configurations can be expected from breeding and from chance alike."""
+_BRED = 50
+_MOST = 10_000
+
+
+class Proposals:
+    """Gives candidates their configurations. ``known``: keys of those that need not be proposed again.
+
+    Each draw's generator comes from (seed, id of the candidate, attempt), never from a state: a resumed
+    campaign draws what an undisturbed one would have drawn."""
+
+    def __init__(
+        self,
+        space: Codec,
+        breeder: Breeder,
+        *,
+        seed: int,
+        allows: Callable[[dict[str, Scalar]], bool] = lambda params: True,
+        duplicates: bool = False,
+    ) -> None:
+        self._space = space
+        self._breeder = breeder
+        self._seed = seed
+        self._allows = allows
+        self._duplicates = duplicates
+        self._rng = random.Random()
+        self.known: set[str] = set()
+
+    def fill(self, candidate: Candidate, population: Population) -> None:
+        """Give ``candidate`` an allowed configuration that is new as far as known here.
+
+        Where breeding proposes only known ones, random ones are tried. After ``STUCK`` attempts a known one
+        is left, and after many more an empty key where the constraints allow nothing that was drawn: the
+        caller must look further."""
+        rng = self._rng
+        rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
+        while True:
+            candidate.attempts += 1
+            if candidate.attempts <= _BRED:
+                child = self._breeder.breed(population, rng)
+            else:
+                child = Offspring(self._space.sample(rng), "random")
+            params = self._space.decode(child.genome)
+            if not self._allows(params):
+                if candidate.attempts < _MOST:
+                    continue
+                key = ""
+                break
+            key = self._space.key(params)
+            if candidate.attempts >= STUCK or self._duplicates or key not in self.known:
+                break
+        candidate.genome, candidate.params, candidate.key = child.genome, params, key
+        candidate.operator, candidate.parents = child.operator, child.parents

@@ -1,0 +1,142 @@
+"""What one island does, without MPI and without evaluating: ask for a configuration, tell its value."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from hpo import config
+from hpo.breeding import make_breeder
+from hpo.errors import SpaceExhausted, UsageError
+from hpo.individual import COMPLETED, FAILED, Scalar, make_id
+from hpo.population import Member, Population
+from hpo.proposals import STUCK, Proposals
+from hpo.seams import Candidate
+from hpo.settings import SearchSettings
+from hpo.space import SearchSpace
+from hpo.suggest import suggestion
+
+_MOST_LISTED = 1_000_000
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A configuration to evaluate; give it back to ``tell`` with its value."""
+
+    id: str
+    params: dict[str, Scalar]
+    operator: str
+    parents: tuple[str, ...] = ()
+    genome: tuple[float, ...] = field(default=(), repr=False)
+
+
+class Search:
+    """Proposes configurations from what it has been told; any number may be pending.
+
+    ``kind`` and further keywords are those of a campaign's ``[search]``. The same seed, asked and told the
+    same in the same order, proposes the same.
+
+    Raises:
+        UsageError: a keyword is not allowed, or the kind does not suit the space.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        direction: str = "minimize",
+        seed: int = 0,
+        kind: str = "default",
+        *,
+        constraints: Iterable[Callable[[dict[str, Scalar]], object]] = (),
+        **settings: object,
+    ) -> None:
+        if direction not in ("minimize", "maximize"):
+            raise UsageError(f'direction = {direction!r}: must be "minimize" or "maximize"')
+        for name in settings:
+            if name not in SearchSettings.model_fields:
+                raise UsageError(
+                    f"{name}: Search has no such keyword. {suggestion(name, SearchSettings.model_fields)}"
+                )
+        # Checked as a campaign's keywords are; the directory is none that is used.
+        checked = config.from_keywords(directory=".", evaluations=1, kind=kind, **settings).search
+        self._space = space
+        self._sign = -1.0 if direction == "maximize" else 1.0
+        self._constraints = tuple(constraints)
+        self._population = Population()
+        self._breeder = make_breeder(space, checked)
+        self._proposals = Proposals(
+            space, self._breeder, seed=seed, allows=self._allows, duplicates=checked.duplicates
+        )
+        self._asked = 0
+        self._pending: dict[str, Suggestion] = {}
+        self._rest: Iterator[dict[str, Scalar]] | None = None
+
+    def ask(self) -> Suggestion:
+        """A configuration that was not asked for before.
+
+        Raises:
+            SpaceExhausted: there is none left.
+        """
+        number = self._asked
+        candidate = Candidate(
+            token=number,
+            id=make_id(0, 0, number),
+            sequence=number,
+            genome=(),
+            params={},
+            key="",
+            operator="",
+        )
+        self._proposals.fill(candidate, self._population)
+        if not candidate.key or (candidate.attempts >= STUCK and candidate.key in self._proposals.known):
+            self._look_further(candidate)
+        self._asked += 1
+        self._proposals.known.add(candidate.key)
+        asked = Suggestion(
+            candidate.id, candidate.params, candidate.operator, candidate.parents, tuple(candidate.genome)
+        )
+        self._pending[asked.id] = asked
+        return asked
+
+    def tell(self, suggestion: Suggestion, value: float | None) -> None:
+        """The value of a suggestion, once; None (or one that is not finite): its evaluation failed.
+
+        Raises:
+            UsageError: it was not asked for here, or was told already.
+        """
+        if self._pending.pop(suggestion.id, None) is None:
+            raise UsageError(
+                f"{suggestion.id}: was not asked for, or was told already. Tell each suggestion once"
+            )
+        losses = (self._sign * value,) if value is not None and isfinite(value) else None
+        status = FAILED if losses is None else COMPLETED
+        member = Member(suggestion.id, suggestion.genome, losses, status)
+        self._population.add(member)
+        self._breeder.learn(member)
+
+    def _allows(self, params: Mapping[str, Scalar]) -> bool:
+        return all(constraint(dict(params)) for constraint in self._constraints)
+
+    def _look_further(self, candidate: Candidate) -> None:
+        """Breeding and chance find only what is known: go through what is left of the space."""
+        if self._rest is None:
+            size = self._space.size
+            if size is None or size > _MOST_LISTED:
+                raise SpaceExhausted(
+                    "nothing new that the constraints allow was found in 10 000 draws. Loosen the constraints"
+                )
+            rest = [params for params in self._space.enumerate() if self._allows(params)]
+            random.Random(len(rest)).shuffle(rest)
+            self._rest = iter(rest)
+        for params in self._rest:
+            key = self._space.key(params)
+            if key not in self._proposals.known:
+                candidate.params, candidate.key, candidate.operator = params, key, "last"
+                candidate.genome, candidate.parents = self._space.encode(params), ()
+                return
+        raise SpaceExhausted(
+            f"all {len(self._proposals.known)} configurations that the space and its constraints allow have been "
+            "asked for"
+        )

@@ -1,0 +1,98 @@
+"""Ask and tell."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import hpo
+from hpo.errors import SpaceExhausted, UsageError
+
+SPACE = hpo.SearchSpace(x=hpo.Float(-1, 1), y=hpo.Float(-1, 1), kind=hpo.Categorical("a", "b"))
+
+
+def goal(params):
+    return params["x"] ** 2 + params["y"] ** 2 + (params["kind"] == "a")
+
+
+def run(search, evaluations, sign=1.0):
+    best = math.inf
+    for _ in range(evaluations):
+        suggestion = search.ask()
+        value = goal(suggestion.params)
+        best = min(best, value)
+        search.tell(suggestion, sign * value)
+    return best
+
+
+@pytest.mark.parametrize("kind", ["default", "genetic", "cmaes", "pso", "nelder-mead", "random"])
+def test_every_kind_asks_and_learns_and_repeats_itself(kind):
+    first, second = hpo.Search(SPACE, seed=3, kind=kind), hpo.Search(SPACE, seed=3, kind=kind)
+    for _ in range(60):
+        one, other = first.ask(), second.ask()
+        assert one == other
+        assert SPACE.validate(one.params) == one.params
+        first.tell(one, goal(one.params))
+        second.tell(other, goal(other.params))
+
+
+@pytest.mark.parametrize(("direction", "sign"), [("minimize", 1.0), ("maximize", -1.0)])
+def test_the_default_beats_chance_in_both_directions(direction, sign):
+    wins = sum(
+        run(hpo.Search(SPACE, direction, seed), 120, sign)
+        < run(hpo.Search(SPACE, seed=seed, kind="random"), 120)
+        for seed in range(10)
+    )
+    assert wins >= 8
+
+
+def test_any_number_may_be_pending_and_none_comes_twice():
+    search = hpo.Search(hpo.SearchSpace(a=hpo.Int(0, 9), b=hpo.Categorical("x", "y")))
+    pending = [search.ask() for _ in range(20)]
+    assert len({(one.params["a"], one.params["b"]) for one in pending}) == 20
+    with pytest.raises(SpaceExhausted, match="all 20"):
+        search.ask()
+    for one in reversed(pending):
+        search.tell(one, float(one.params["a"]))
+
+
+def test_constraints_narrow_what_can_be_asked_for():
+    space = hpo.SearchSpace(a=hpo.Int(0, 3), b=hpo.Int(0, 3))
+    search = hpo.Search(space, constraints=[lambda params: params["a"] < params["b"]])
+    asked = []
+    with pytest.raises(SpaceExhausted, match="all 6"):
+        while True:
+            asked.append(search.ask())
+    assert len(asked) == 6 and all(one.params["a"] < one.params["b"] for one in asked)
+
+
+def test_failures_are_told_as_none_and_guide_away():
+    search = hpo.Search(hpo.SearchSpace(x=hpo.Float(0, 1)), seed=1)
+    low = high = 0
+    for number in range(200):
+        one = search.ask()
+        failed = one.params["x"] > 0.5
+        search.tell(one, None if failed else abs(one.params["x"] - 0.5))
+        if number >= 100:
+            low, high = low + (not failed), high + failed
+    assert low > 2 * high
+
+
+def test_a_suggestion_is_told_once():
+    search = hpo.Search(SPACE)
+    one = search.ask()
+    search.tell(one, float("nan"))
+    with pytest.raises(UsageError, match="already"):
+        search.tell(one, 1.0)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(UsageError, match="maximise"):
+        hpo.Search(SPACE, "maximise")
+    with pytest.raises(UsageError, match="kind = 'cmaess'.*cmaes"):
+        hpo.Search(SPACE, kind="cmaess")
+    with pytest.raises(UsageError, match="crossover"):
+        hpo.Search(SPACE, crossover=2.0)
+    with pytest.raises(UsageError, match='Did you mean "crossover"'):
+        hpo.Search(SPACE, crosover=0.5)
