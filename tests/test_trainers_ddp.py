@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import trainers
+from trainers.communication import Communicator, broadcast_tensors
+from trainers.powersgd import PowerSGDAverager
 
 SAMPLES = 50
 
@@ -125,11 +128,6 @@ def test_powersgd_of_full_rank_is_exact_and_of_low_rank_sends_less() -> None:
 def powersgd_beside_plain(rank: int) -> list[float]:
     """Feeds one gradient of rank 2 through factors of rank 2, then of rank 1 again and again; errors by
     step."""
-    from datetime import timedelta
-
-    from trainers.communication import Communicator
-    from trainers.powersgd import PowerSGDAverager
-
     comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(5)
     common = torch.randn(8, 2, dtype=torch.float64, generator=generator)
@@ -157,6 +155,35 @@ def test_powersgd_loses_nothing_of_what_fits_and_feeds_back_what_does_not() -> N
     # What one step misses the next ones bring: the mean of what was sent comes to the gradient as 1 / steps.
     assert errors[2] > 0.1
     assert errors[-1] < 2.5 / 40
+
+
+def with_another_layer(rank: int) -> list[Tensor]:
+    """Gradients after a layer was exchanged under a running strategy, as decompositions do."""
+    net = model()
+    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    setup = trainers.Setup(
+        model=net, optimizer=sgd(net.parameters()), communicator=comm, epochs=1, steps_per_epoch=1, seed=0
+    )
+    strategy = trainers.DDP().start(setup)
+    old = net[2]
+    net[2] = nn.Linear(16, 16).double()
+    broadcast_tensors(comm.world, list(net.parameters()))
+    strategy.parameters_changed()
+    strategy.before_pass(0, last=True)
+    net(data().tensors[0] + rank).sum().backward()
+    strategy.reduce_gradients(0)
+    strategy.close()
+    assert old.weight.grad is None
+    averaged = [parameter.grad.clone() for parameter in net.parameters()]
+    net(data().tensors[0] + rank).sum().backward()
+    # Closed: what came on top is this rank's own.
+    assert not torch.equal(2 * averaged[0], net[0].weight.grad)
+    return averaged
+
+
+def test_an_exchanged_layer_is_averaged_and_nothing_stays_on_the_model() -> None:
+    one, other = run_ranks(2, with_another_layer)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("wrong", [{"compression": "fp16"}, {"powersgd_rank": 0}])

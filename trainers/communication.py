@@ -1,5 +1,4 @@
-"""How ranks exchange tensors: topology, process groups, flat buckets, and what each group sent and waited
-for.
+"""How ranks exchange tensors: topology, process groups, flat buckets; what each group sent and waited for.
 
 Bytes are counted as a ring moves them, rank i sending to rank i + 1 of its group: gloo and NCCL do so for
 large tensors, and on more than one node the figure agrees with the counters of the interface for ranks that
@@ -20,9 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 BUCKET_BYTES = 25 * 2**20
-"""Size at which a bucket is closed: large enough to hide latencies, small enough to overlap with the backward
-pass.
-"""
+"""Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
 
 Ranks = tuple[int, ...]
 
@@ -33,16 +30,12 @@ class CommunicationError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Which ranks share a node: ``ranks_per_node`` consecutive ones each, or all that name the same host
-    (None).
-    """
+    """Which ranks share a node: so many consecutive ones each, or (None) those that name the same host."""
 
     ranks_per_node: int | None = None
 
     def nodes(self, hosts: Sequence[object]) -> tuple[Ranks, ...]:
-        """The ranks of each node, by their first rank; ``hosts`` names each rank's. ValueError if the ranks
-        do not fit.
-        """
+        """The ranks of each node; ``hosts`` names each rank's. ValueError if the ranks do not fit."""
         size, per_node = len(hosts), self.ranks_per_node
         if per_node is None:
             members: dict[object, list[int]] = {}
@@ -167,8 +160,7 @@ class Channel:
 
 
 class Communicator:
-    """The ranks of a run and the channels between them; alone where torch.distributed has not been
-    initialised.
+    """The ranks of a run, one if torch.distributed has not been initialised, and the channels between them.
 
     ``group(name, partition)`` makes further channels; all ranks ask for the same ones in the same order.
     """
@@ -197,9 +189,7 @@ class Communicator:
         """All ranks again, with counters of its own: for what belongs to the loop and not to the method."""
 
     def group(self, name: str, partition: Iterable[Ranks]) -> Channel:
-        """The channel of this rank's part; ``partition`` holds every rank once. Collective, and made once a
-        name.
-        """
+        """The channel of this rank's part of ``partition``, which holds every rank once. Made once a name."""
         if name in self._channels:
             return self._channels[name]
         parts = tuple(partition)
@@ -225,9 +215,7 @@ class Communicator:
 
     @property
     def across(self) -> Channel:
-        """The ranks with the same place on every node. ValueError where nodes have different numbers of
-        ranks.
-        """
+        """The ranks with the same place on every node. ValueError if not all nodes have as many ranks."""
         if len({len(ranks) for ranks in self.nodes}) > 1:
             raise ValueError(
                 f"The nodes have {', '.join(str(len(ranks)) for ranks in self.nodes)} ranks: groups across "
@@ -321,10 +309,9 @@ class Bucket:
 def buckets(
     tensors: Iterable[Tensor], *, wire_dtype: torch.dtype | None = None, bucket_bytes: int = BUCKET_BYTES
 ) -> list[Bucket]:
-    """Group ``tensors``, in order, into buckets of one dtype that close when they reach ``bucket_bytes`` on
-    the wire.
+    """Group ``tensors``, in order, into buckets of one dtype that close when they reach ``bucket_bytes``.
 
-    ``wire_dtype`` replaces the dtype of floating-point tensors on the wire.
+    ``wire_dtype`` replaces the dtype of floating-point tensors on the wire, where bytes are counted.
     """
     groups: dict[torch.dtype, list[list[Tensor]]] = {}
     filled: dict[torch.dtype, int] = {}
@@ -367,9 +354,7 @@ def average_tensors(
 
 
 def reconcile_buffers(channel: Channel, model: nn.Module) -> None:
-    """Make the model's buffers the same on all ranks: real ones, such as running means, are averaged, counts
-    are rank 0's.
-    """
+    """Make the model's buffers the same on all ranks: floating-point ones their mean, others rank 0's."""
     own = list(model.buffers())
     average_tensors(channel, [buffer for buffer in own if buffer.dtype.is_floating_point])
     broadcast_tensors(channel, [buffer for buffer in own if not buffer.dtype.is_floating_point])
@@ -418,8 +403,7 @@ class GradientAverager:
             pending.wait()
             gradients = [gradient_of(parameter) for parameter in bucket.tensors]
             bucket.unpack(gradients)
-            # After the sum is back in the gradient's own precision: dividing on the wire would round once
-            # more.
+            # Once the sum is back in the gradient's own precision: dividing on the wire would round again.
             torch._foreach_div_(gradients, self._channel.size)
 
     def close(self) -> None:

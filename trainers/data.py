@@ -17,9 +17,8 @@ from trainers.randomness import derive, generators_kept, seed_generators
 class Batch:
     """What one rank feeds forward and backward at once.
 
-    ``weight`` is the number by which to multiply the mean loss of these samples so that the plain average
-    over the ranks and passes of a step is the mean over the step's samples; ``seed`` is for random
-    augmentation.
+    ``weight`` times the mean loss of these samples, averaged over the ranks and passes of a step, is the mean
+    over the step's samples. ``seed`` is for random augmentation.
     """
 
     indices: Tensor
@@ -33,11 +32,7 @@ class Assignment(Protocol):
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
     ) -> list[list[Batch]]:
-        """This rank's batches: one list an optimizer step, with ``accumulate`` batches of at most
-        ``batch_size`` samples.
-
-        All ranks get the same number of steps.
-        """
+        """This rank's batches: a list for each step, which all ranks have as many of, of ``accumulate`` ones."""
         ...
 
 
@@ -128,8 +123,7 @@ def _as_fetched(batch: object) -> object:
 def load(
     samples: Dataset[object], batches: Sequence[Batch], *, device: torch.device, processes: int
 ) -> Iterator[tuple[object, Tensor]]:
-    """(inputs, targets) of each batch, on ``device``; ``processes`` more processes read ahead (0: read when
-    asked).
+    """(inputs, targets) of each batch, on ``device``; so many ``processes`` read ahead, this one alone if 0.
 
     TypeError if the data set's items are not pairs.
     """

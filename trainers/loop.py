@@ -36,15 +36,14 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run brought; the same on every rank.
-
-    ``metrics``: those of the last epoch (of the best, where it was restored). ``history``: those of every
-    epoch. ``reason``: "finished", "stopped early", or "diverged" (a loss was not finite).
-    """
+    """What a run brought; the same on every rank."""
 
     metrics: Metrics
+    """Of the last epoch, or of the best where that was restored."""
     history: tuple[Metrics, ...]
+    """Of each epoch."""
     reason: str
+    """"finished", "stopped early", or "diverged": a loss was not finite, and the run ended there."""
 
 
 def train(
@@ -75,27 +74,30 @@ def train(
     timeout: timedelta = timedelta(minutes=10),
     seed: int = 0,
 ) -> Result:
-    """Train ``model``, in place and on the device that it is on, with the ranks of the initialised group or
-    alone.
+    """Train ``model``, in place and on its device, with the ranks of the initialised group or alone.
 
     Items of the sets are pairs of inputs and target; inputs are a tensor, or a tuple or dictionary that
-    becomes the model's arguments. ``loss(outputs, targets)`` is a mean over its samples. ``metrics`` are
-    called with all outputs and targets of the validation set at once, in its order, as is ``loss`` for
-    ``validation_loss``.
+    becomes the model's arguments. The optimizer gets the parameters that require a gradient. Arguments:
 
-    ``batch_size``: samples a rank and backward pass; an optimizer step takes ``accumulate`` of them on every
-    rank. ``method``: ``DDP()`` if None. ``precision``: "fp32" leaves tensors as they are, "bf16" is autocast.
-    ``clip_norm``: bound of the gradient's norm after it was averaged. ``checkpoint``: a directory that all
-    ranks see; the run goes on from what it finds there, bit for bit on the CPU. It is saved when interrupted,
-    at the end, and every ``checkpoint_every`` steps (None: after each epoch). ``report(epoch, metrics)`` is
-    called on every rank after each epoch, counted from 1; what it raises ends the run. ``interrupt()`` is
-    called on every rank before each step and must answer alike on all. ``loader_processes``: processes a rank
-    that read ahead. ``progress``: a line on stderr; None: if that is a terminal. ``timeout``: how long ranks
-    wait for one another.
+    - ``loss(outputs, targets)``: a mean over its samples.
+    - ``metrics``: functions like it, by name; they and ``validation_loss`` get all outputs and targets of the
+      validation set at once, in its order.
+    - ``batch_size``: samples a rank and backward pass; a step takes ``accumulate`` of these on every rank.
+    - ``method``: how ranks work together; ``DDP()`` if None.
+    - ``precision``: "fp32" leaves all tensors as they are, "bf16" is autocast.
+    - ``clip_norm``: the largest norm of the gradient that the optimizer gets.
+    - ``checkpoint``: a directory that all ranks see. The run goes on from what it finds there, on the CPU bit
+      for bit. It saves when interrupted, at the end, and every ``checkpoint_every`` steps (None: each epoch).
+    - ``report(epoch, metrics)``: called on every rank after each epoch, counted from 1; what it raises ends
+      the run.
+    - ``interrupt()``: called on every rank before each step; it must answer alike on all.
+    - ``loader_processes``: processes a rank that read ahead.
+    - ``progress``: whether rank 0 writes a line to stderr; None: if that is a terminal.
+    - ``timeout``: how long ranks wait for one another.
 
-    Raises ``Interrupted``; ValueError for settings that cannot be, or a checkpoint of other ones;
-    ``CommunicationError`` when another rank is lost. Python's, numpy's and torch's global generators are as
-    before when it returns.
+    The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
+    for settings that cannot be, or a checkpoint of other ones; ``CommunicationError`` when a rank is lost.
+    Python's, numpy's and torch's global generators are afterwards as they were before.
     """
     settings = _Settings(
         model=model,
@@ -122,8 +124,7 @@ def train(
     communicator = Communicator(topology=topology, timeout=timeout, device=settings.device)
     try:
         with generators_kept():
-            # What the caller drew, on its own, for the model or the optimizer need not be alike: rank 0's
-            # weights count.
+            # Each rank's caller may have drawn other weights: rank 0's count.
             broadcast_tensors(communicator.service, [*model.parameters(), *model.buffers()])
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             if not trained:
@@ -344,8 +345,8 @@ class _Run:
         entry: Metrics = {
             "epoch": float(position.epoch + 1),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "train_loss": train_loss,
         }
-        entry["train_loss"] = train_loss
         with self.strategy.evaluating():
             if settings.validation_set is not None:
                 begin = time.perf_counter()
@@ -435,9 +436,7 @@ class _Run:
         )
 
     def _totals(self) -> Metrics:
-        """Over the run so far: bytes of all ranks together, seconds as the mean over ranks; and what is
-        trained now.
-        """
+        """Over the run so far: bytes of all ranks together, seconds as their mean; what is trained now."""
         channels = [
             channel for channel in self.communicator.channels if channel is not self.communicator.service
         ]

@@ -23,19 +23,19 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of Python, numpy, torch and, if CUDA is in use, the current device."""
+    """Seed the global generators of Python, numpy, torch and, if CUDA is in use, its devices."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     # torch.manual_seed would ask every accelerator that torch knows of, a hundred times as long.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Give the global generators back as they were found."""
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -44,4 +44,4 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(saved[1])
         torch.set_rng_state(saved[2])
         if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
+            torch.cuda.set_rng_state_all(cuda)

@@ -3,9 +3,10 @@
 A method is a frozen record of settings; at the start of a run it makes its strategy, which holds the run's
 state. The loop calls, at each optimizer step and on every rank:
 
+    learning_rate
     before_pass(last=False), forward, backward     for each accumulated batch but the last
     before_pass(last=True), forward, backward
-    reduce_gradients, [clip], learning_rate, optimizer step, after_step
+    reduce_gradients, [clip], optimizer step, after_step
 
 and, when an epoch is over, ``end_epoch``, then the evaluation inside ``evaluating``; ``finalise`` after the
 last epoch. ``state`` may be asked for before any step, ``load`` comes before the first. Every hook may
@@ -45,8 +46,7 @@ class Setup:
 
 
 class Strategy:
-    """One method at work in one run. What a method does not need it inherits from here, where nothing is
-    done.
+    """One method at work in one run. A hook that a method does not need it inherits: here they do nothing.
 
     A strategy that exchanges parameters (decompositions) does so in the model and in the optimizer, each
     trained parameter in the latter exactly once, and then calls ``parameters_changed`` of a strategy that it
@@ -55,9 +55,7 @@ class Strategy:
 
     @property
     def replicated(self) -> bool:
-        """Whether parameters and optimizer state are, between steps, the same on all ranks: one copy is saved
-        then.
-        """
+        """Whether, between steps, parameters and optimizer state are the same on all ranks: saved once then."""
         return False
 
     def before_pass(self, step: int, *, last: bool) -> None:
@@ -74,9 +72,7 @@ class Strategy:
         """The optimizer has taken ``step``; ``loss`` is this rank's, detached, without dimensions."""
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
-        """``epoch`` is over; ``train_loss`` is its mean over all ranks. Buffers have to agree on all ranks
-        afterwards.
-        """
+        """``epoch`` is over with this mean loss over all ranks. Afterwards buffers must agree on all ranks."""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Inside, the model is what the evaluation shall see, the same on all ranks."""
@@ -97,9 +93,7 @@ class Strategy:
         return {}
 
     def load(self, state: State) -> None:
-        """Take up ``state``; gives model and optimizer the shapes they had then, for the loop fills them
-        next.
-        """
+        """Take up ``state``. Gives model and optimizer the shapes of then, for the loop to fill them next."""
 
     def close(self) -> None:
         """Take everything off the model that was put there: hooks, wrappers."""
@@ -109,7 +103,5 @@ class Method(Protocol):
     """The settings of a training method."""
 
     def start(self, setup: Setup) -> Strategy:
-        """The strategy for one run. ValueError, with what to do, if it cannot work on this model or these
-        ranks.
-        """
+        """The strategy for one run. ValueError, with what to do, if it cannot work with this setup."""
         ...
