@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -221,6 +221,7 @@ def test_what_is_no_duration(written: object) -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(1, 99))
 def test_durations_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
     written = f"{days}d{hours}h{minutes}min{seconds}s"

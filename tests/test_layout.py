@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpo.errors import UsageError
@@ -15,6 +15,7 @@ from hpo.layout import Layout, smallest, topology_matrix
 COUNTS = st.integers(1, 12)
 
 
+@settings(deadline=None)
 @given(islands=COUNTS, ranks_per_worker=COUNTS, extra_workers=st.integers(0, 40))
 def test_ranks_are_dealt_evenly_and_in_order(islands: int, ranks_per_worker: int, extra_workers: int) -> None:
     ranks = (islands + extra_workers) * ranks_per_worker
@@ -41,6 +42,7 @@ def fits(ranks: int, islands: int, ranks_per_worker: int) -> bool:
     return ranks % ranks_per_worker == 0 and ranks >= islands * ranks_per_worker
 
 
+@settings(deadline=None)
 @given(ranks=st.integers(1, 200), islands=COUNTS, ranks_per_worker=COUNTS)
 def test_an_impossible_layout_names_the_nearest_that_fit(
     ranks: int, islands: int, ranks_per_worker: int
@@ -90,6 +92,7 @@ def test_counts_are_whole_numbers_from_one(key: str, value: object) -> None:
         Layout.plan(**sizes)
 
 
+@settings(deadline=None)
 @given(COUNTS, COUNTS)
 def test_smallest_fits_and_nothing_smaller_does(islands: int, ranks_per_worker: int) -> None:
     fewest = smallest(islands, ranks_per_worker)
@@ -110,6 +113,7 @@ def test_ring_and_full() -> None:
     assert topology_matrix([[0, 2], [3, 0]], 2) == ((0, 2), (3, 0))
 
 
+@settings(deadline=None)
 @given(st.integers(2, 30))
 def test_every_island_of_a_ring_sends_to_one_and_hears_from_one(islands: int) -> None:
     matrix = topology_matrix("ring", islands)

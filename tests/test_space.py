@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import itertools
 import json
 import pickle
 import random
 import time
 import timeit
-import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -21,10 +22,22 @@ from hypothesis import strategies as st
 from hpo.errors import UsageError
 from hpo.space import Categorical, Float, Genome, Int, Ordinal, Parameter, Params, SearchSpace
 
-with warnings.catch_warnings():
-    # What Propulate imports leaves files open and uses what is deprecated.
-    warnings.simplefilter("ignore")
-    from propulate.population import Individual
+
+def propulates_individual() -> type:
+    """``propulate.population.Individual``, without the package's ``__init__``, which starts MPI and takes seconds."""
+    package = importlib.util.find_spec("propulate")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    path = Path(package.submodule_search_locations[0]) / "population.py"
+    spec = importlib.util.spec_from_file_location("propulates_population", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Individual
+
+
+Individual = propulates_individual()
 
 EXAMPLE = SearchSpace(
     lr=Float(1e-5, 1e-1, log=True),

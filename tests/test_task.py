@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import subprocess
 import sys
@@ -379,6 +380,15 @@ def test_a_closure_is_sent_by_value_to_a_child() -> None:
     source = TaskSource.from_json(json.loads(done.stdout))
     assert source.reference is None
     assert in_a_child(source) == [42, {"value": "minimize"}, {"x": 0.25, "c": False}, False]
+
+
+def test_a_child_finds_the_modules_that_its_parent_finds(tmp_path: Path) -> None:
+    write(tmp_path / "mine_on_the_path.py", MODULE)
+    sys.path.insert(0, str(tmp_path))
+    task = importlib.import_module("mine_on_the_path").task
+    source = TaskSource.of(task)
+    assert source.reference is None
+    assert in_a_child(source) == [1.0, {"value": "minimize"}, None, False]
 
 
 def test_a_source_survives_json() -> None:
