@@ -100,9 +100,10 @@ def bind_device(
 ) -> tuple[tuple[str, ...], int | None]:
     """The devices that an evaluator may see, and the index among them of its own; ((), None) for the CPU.
 
-    ``local_rank`` counts all ranks on the host, ``worker_local_*`` the worker's own there. An evaluator sees the devices of
-    its worker on this host, so that code that picks its device by LOCAL_RANK, as under torchrun, gets its own.
-    Ranks beyond the number of devices share them. One visible device was given by the launcher and is taken.
+    ``local_rank`` counts all ranks on the host, ``worker_local_*`` the worker's own there. An evaluator sees the
+    devices of its worker on this host, so that code which picks its device by LOCAL_RANK, as under torchrun,
+    gets its own. Ranks beyond the number of devices share them. One visible device is what the launcher gave to
+    this rank, and is taken.
     """
     if not visible:
         return (), None
@@ -116,7 +117,7 @@ def bind_device(
 
 
 def own_device(environment: Mapping[str, str], local_rank: int) -> str:
-    """The device of a rank that evaluates in its own process, where nothing can be hidden from CUDA any more."""
+    """The device of a rank that evaluates in its own process, where nothing can be hidden from CUDA."""
     visible = visible_devices(environment)
     return f"cuda:{local_rank % len(visible)}" if visible else "cpu"
 
@@ -131,7 +132,7 @@ def choose_backend(devices: Sequence[tuple[str, str | None]]) -> str:
 
 
 def thread_share(*, bound: int, widest: int, local_size: int) -> int:
-    """Threads for one of ``local_size`` evaluators of a host with ``widest`` cores, ``bound`` to so many of them.
+    """Threads for one of ``local_size`` evaluators of a host with ``widest`` cores, bound to ``bound`` of them.
 
     One core is what mpirun binds a rank to by default; evaluators leave that binding.
     """

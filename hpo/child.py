@@ -1,4 +1,4 @@
-"""One evaluator process as its control rank sees it: start it, talk to it without ever waiting, end it with all it started."""
+"""One evaluator process as its control rank sees it: started, talked to, ended with all it started; no waiting."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """Where an evaluator stands. ``local_rank`` of ``local_size`` counts all ranks of the launch on this host.
+    """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host.
 
-    ``hosts``: host names by worker rank. ``interface``: the network interface between hosts, when the user named one.
+    ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user named one.
     """
 
     worker_rank: int
@@ -71,7 +71,7 @@ class RankContext:
 
 
 class ChildProcess:
-    """A running evaluator. Must be made by a thread that lives on: the kernel ends the child when that thread ends.
+    """A running evaluator. The kernel ends it when the thread that made it ends, so make it in the main one.
 
     Raises OSError when no process can be started.
     """
@@ -87,7 +87,7 @@ class ChildProcess:
         bound, widest = binding.count_cores()
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
-        # What is printed outside evaluations, while importing above all: kept for the error text of a failed start.
+        # What is printed outside evaluations, while importing above all: for the error text of a failed start.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed in release)
         with theirs:
             self._process = subprocess.Popen(
@@ -120,7 +120,6 @@ class ChildProcess:
                 "label": context.label,
                 "interface": context.interface,
                 "source": context.source.to_json(),
-                "path": sys.path,
                 "device": index,
             }
         )
@@ -132,7 +131,7 @@ class ChildProcess:
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether ``filenos`` alone does not tell all: output is waiting, or the kernel has no process descriptors."""
+        """Whether ``filenos`` do not tell all: a message waits, or the kernel has no process descriptors."""
         return bool(self._outgoing) or self._pidfd is None
 
     def send(self, message: Message) -> None:
@@ -171,7 +170,7 @@ class ChildProcess:
         return [json.loads(line) for line in lines]
 
     def ended(self) -> str | None:
-        """How the child ended, as a clause, or None while it runs. What it left running in its group is killed."""
+        """How the child ended, as a clause; None while it runs. What it left running in its group is killed."""
         if self._process.returncode is None:
             try:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -213,8 +212,8 @@ class ChildProcess:
 class Guard:
     """A shell that kills this process's evaluators, and all that they started, should this process be killed.
 
-    The kernel ends the evaluators themselves then, but not what they started. The shell reads from a pipe whose
-    other end only this process has, so it learns of this process's death however it comes.
+    The kernel ends the evaluators themselves then, but not what they started. The shell reads from a pipe of
+    which only this process has the other end, so it learns of this process's death however that comes.
     """
 
     _SCRIPT = (
@@ -270,11 +269,11 @@ def describe_exit(code: int) -> str:
     return f"was killed by {number.name}" + (f", {hint}" if hint else "")
 
 
-def tail(path: Path) -> str:
-    """The end of a text file; empty when it cannot be read."""
+def tail(path: Path, start: int) -> str:
+    """The end of what stands in a text file from byte ``start`` on; empty when it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            file.seek(max(start, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             return _readable(file.read(_TAIL_BYTES))
     except OSError:
         return ""

@@ -1,200 +1,40 @@
-"""The parent side of evaluations: a worker's evaluators are started, fed, watched, timed out, killed and replaced.
+"""Evaluations as a worker's leader sees them: evaluators are started, fed, timed out, killed and replaced.
 
-The leader of a worker runs a Crew, its other ranks a Follower each; every rank has one evaluator process. Crew and
-Follower speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls ``poll`` when one of
-``filenos`` is readable, or at ``deadline``.
+The leader of a worker runs a Crew, its other ranks a Follower each; every rank has one evaluator process. Crew
+and Follower speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls ``poll``
+when one of ``filenos`` is readable, or at ``deadline``.
 
     Crew ── spawn, join, job, leave, exit, kill ──► Follower of each rank (its own too) ──► evaluator
     Crew ◄── ready, joined, report, finished, broken, died ── Follower ◄── evaluator
 
-A spawn opens a new *epoch*. All messages carry theirs, so that what an earlier evaluator said late is recognised.
+A spawn opens a new *epoch*. All messages carry theirs, so that what an earlier evaluator said late is
+recognised.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
 from hpo.binding import choose_backend
-from hpo.child import ChildProcess, Guard, Message, tail, wait_readable
-from hpo.individual import CRASHED, FAILED, TIMEOUT, Scalar
+from hpo.child import ChildProcess, Message
+from hpo.follower import Follower
+from hpo.individual import CRASHED, FAILED, TIMEOUT
+from hpo.inline import InlineCrew, InlineFollower
 from hpo.outcome import Outcome
-from hpo.rooms import OUTPUT
+from hpo.trial import Job
 
 if TYPE_CHECKING:
     from hpo.config import EvaluationSettings
 
-_RETIREMENT_S = 10.0
-"""How long an evaluator that is no longer needed may take to end by itself."""
-
-_POLL_S = 0.02
-"""How often to look where the kernel cannot wake us."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One individual to evaluate. ``directory`` is its own; it is emptied first, but for printed output, unless the
-    evaluation was interrupted and goes on (``resumed``)."""
-
-    id: str
-    params: dict[str, Scalar]
-    seed: int
-    directory: str
-    resumed: bool = False
-
-
-class Follower:
-    """Keeps the evaluator of one rank for the Crew of its worker, to which it speaks by ``send``."""
-
-    def __init__(
-        self,
-        *,
-        worker_rank: int,
-        child_factory: Callable[[], ChildProcess],
-        send: Callable[[Message], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._worker_rank = worker_rank
-        self._factory = child_factory
-        self._send = send
-        self._clock = clock
-        self._epoch = -1
-        self._child: ChildProcess | None = None
-        self._leaving: list[tuple[float, ChildProcess]] = []
-        self._guard = Guard()
-        self._output: Path | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The evaluator's process id, None while there is none."""
-        return None if self._child is None else self._child.pid
-
-    def receive(self, message: Message) -> None:
-        """Take a message of the Crew."""
-        if message["type"] == "spawn":
-            self._spawn(message["epoch"])
-        elif message["epoch"] == self._epoch and self._child is not None:
-            if message["type"] == "kill":
-                self._drop(kill=True)
-            elif message["type"] == "exit":
-                self._drop(kill=False)
-            else:
-                if message["type"] == "job":
-                    self._output = Path(message["directory"], f"{OUTPUT}{self._worker_rank}.txt")
-                self._child.send(message)
-
-    def poll(self) -> bool:
-        """Pass on what the evaluator said and notice its end; True when there was something. Never waits."""
-        self._bury()
-        child = self._child
-        if child is None:
-            return False
-        child.flush()
-        cause = child.ended()  # asked before reading: what it said last is there by then
-        messages = child.receive()
-        for message in messages:
-            if message["type"] == "finished":
-                self._output = None
-            self._tell(message)
-            if self._child is not child:  # the Crew has just replaced it; the rest would bear the new epoch
-                return True
-        if cause is not None:
-            error = self._obituary(child, cause)
-            self._drop(kill=True)
-            self._tell({"type": "died", "error": error})
-        return bool(messages) or cause is not None
-
-    def filenos(self) -> list[int]:
-        """Descriptors to wait on."""
-        waiting = [] if self._child is None else self._child.filenos()
-        for _, child in self._leaving:
-            waiting += child.filenos()[-1:]
-        return waiting
-
-    def deadline(self) -> float | None:
-        """When ``poll`` must be called at the latest, by the clock."""
-        due = [when for when, _ in self._leaving]
-        if any(child.must_be_polled for child in self._children()):
-            due.append(self._clock() + _POLL_S)
-        return min(due, default=None)
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        """End the evaluator, by force after ``timeout_s``. This waits, at most one second longer than that."""
-        self._drop(kill=False)
-        end = time.monotonic() + timeout_s
-        while self._leaving and time.monotonic() < end:
-            wait_readable(self.filenos(), min(_POLL_S, end - time.monotonic()))
-            self._bury()
-        for _, child in self._leaving:
-            child.kill()
-        end = time.monotonic() + 1.0
-        while self._leaving and time.monotonic() < end:
-            wait_readable((), 0.005)
-            self._bury()
-        self._guard.close()
-
-    def _spawn(self, epoch: int) -> None:
-        self._drop(kill=False)
-        self._epoch = epoch
-        try:
-            self._child = self._factory()
-        except OSError as error:
-            self._tell({"type": "died", "error": f"no evaluator could be started: {error}"})
-        self._watch()
-
-    def _drop(self, *, kill: bool) -> None:
-        """Let go of the evaluator. One that works is killed: nobody waits for what it does."""
-        child, self._child = self._child, None
-        if child is None:
-            return
-        if kill or self._output is not None:
-            child.kill()
-        else:
-            child.send({"type": "exit"})
-        self._leaving.append((self._clock() + _RETIREMENT_S, child))
-
-    def _bury(self) -> None:
-        if not self._leaving:
-            return
-        staying: list[tuple[float, ChildProcess]] = []
-        for when, child in self._leaving:
-            child.receive()  # what it still says concerns nobody
-            if child.ended() is None:
-                child.flush()
-                if self._clock() >= when:
-                    child.kill()
-                    when = self._clock() + _RETIREMENT_S
-                staying.append((when, child))
-            else:
-                child.release()
-        gone = len(staying) < len(self._leaving)
-        self._leaving = staying
-        if gone:
-            self._watch()
-
-    def _watch(self) -> None:
-        self._guard.watch(self._children())
-
-    def _children(self) -> list[ChildProcess]:
-        leaving = [child for _, child in self._leaving]
-        return leaving if self._child is None else [*leaving, self._child]
-
-    def _obituary(self, child: ChildProcess, cause: str) -> str:
-        printed = child.spooled() if self._output is None else tail(self._output)
-        self._output = None
-        return f"{child.context.label} {cause}." + (f" It last printed:\n{printed}" if printed else "")
-
-    def _tell(self, message: Message) -> None:
-        self._send({**message, "epoch": self._epoch, "worker_rank": self._worker_rank})
+__all__ = ["Crew", "Follower", "InlineCrew", "InlineFollower", "Job"]
 
 
 class Crew:
     """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
 
-    ``send(worker_rank, message)`` reaches the Follower of another rank; what that says comes in by ``receive``.
+    ``send(worker_rank, message)`` reaches the Follower of another rank, and ``receive`` takes what it says.
     ``on_report(id, step, value)`` decides at once whether to prune.
     """
 
@@ -211,7 +51,7 @@ class Crew:
         failure_grace_s: float = 5.0,
         straggler_s: float = 60.0,
     ) -> None:
-        """``failure_grace_s``: for the other ranks once one has failed. ``straggler_s``: for them once rank 0 has ended."""
+        """``failure_grace_s`` and ``straggler_s``: what other ranks get once one failed, or once rank 0 ended."""
         self._size = size
         self._send_other = send
         self._objectives = objectives
@@ -240,7 +80,7 @@ class Crew:
         self._limit: float | None = None
         self._outcomes: list[Outcome] = []
         self.failed_starts = 0
-        """How often in a row no evaluators could be started: the task or the host, not an individual, is at fault."""
+        """How often in a row evaluators did not start: the task or the host is at fault, no individual."""
 
     @property
     def busy(self) -> bool:
@@ -295,7 +135,7 @@ class Crew:
             self._notice_death(message["error"])
 
     def poll(self) -> list[Outcome]:
-        """Serve the own evaluator and all time-outs; the outcome of an evaluation that is over. Never waits."""
+        """Serve the own evaluator and all time-outs; the outcome of an evaluation that is over, if one is."""
         self._own.poll()
         now = self._clock()
         if self._phase == "starting" and now >= self._since + self._settings.start_timeout_s:
@@ -309,8 +149,8 @@ class Crew:
                 self._conclude(
                     Outcome(
                         status=TIMEOUT,
-                        error=f"not over after {timeout_s:g} s (timeout); {self._missing(set(self._finished))}. Where "
-                        "each thread was stands at the end of its output.",
+                        error=f"not over after {timeout_s:g} s (timeout); {self._missing(set(self._finished))}. "
+                        "Where each thread was stands at the end of its output.",
                         seconds=now - self._since,
                     )
                 )
@@ -326,7 +166,7 @@ class Crew:
             self._send(0, {"type": "checkpoint", "turn": self._turn})
 
     def kill(self, status: str) -> None:
-        """End the evaluation at once, with this status; its evaluators are killed. Nothing happens when there is none."""
+        """End the evaluation, if there is one, at once and with this status; its evaluators are killed."""
         if self._job is None:
             return
         seconds = self._clock() - self._since if self._phase == "running" else 0.0
@@ -356,7 +196,7 @@ class Crew:
         self._enter("down")
         self._own.close(timeout_s)
 
-    # --- starting -----------------------------------------------------------------------------------------------------
+    # --- starting ---------------------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
         self._epoch += 1
@@ -402,7 +242,7 @@ class Crew:
     def _started(self) -> set[int]:
         return self._joined if len(self._ready) == self._size else set(self._ready)
 
-    # --- evaluating ---------------------------------------------------------------------------------------------------
+    # --- evaluating -------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         if self._job is None or self._phase != "idle":
@@ -411,16 +251,11 @@ class Crew:
         self._finished.clear()
         self._failure = None
         self._enter("running")
-        job = self._job
         self._broadcast(
             {
                 "type": "job",
                 "turn": self._turn,
-                "id": job.id,
-                "params": job.params,
-                "seed": job.seed,
-                "directory": job.directory,
-                "resumed": job.resumed,
+                "job": asdict(self._job),
                 "timeout_s": self._settings.timeout_s,
             }
         )
@@ -444,8 +279,8 @@ class Crew:
         if len(self._finished) == self._size:
             self._conclude_whole()
         elif self._failure is not None:
-            # Ranks that wait in a collective for one that has ended learn of it when that one leaves the group. Told
-            # only now, so that the first failure is known before those that follow from it.
+            # Ranks that wait in a collective for one that has ended get an error when it leaves the group. Only now
+            # may it leave, so that the first failure is known before those that follow from it.
             for ended in self._finished:
                 self._send(ended, {"type": "leave"})
 
@@ -467,10 +302,11 @@ class Crew:
             self._deliver(outcome)
 
     def _conclude_without_stragglers(self) -> None:
-        """Some ranks go on although the worker's result is known; they would be in the way of the next individual."""
+        """Some ranks go on although the worker's result is known: the next individual cannot wait for them."""
         outcome = self._judged()
         if self._failure is None:
-            late = f"{self._missing(set(self._finished))} {self._straggler_s:g} s after rank 0 had ended, and was killed."
+            waited = f"{self._straggler_s:g} s after rank 0 had ended"
+            late = f"{self._missing(set(self._finished))} {waited}, and was killed."
             outcome = replace(outcome, error=late if outcome.error is None else f"{outcome.error}\n{late}")
         self._conclude(outcome)
 
@@ -506,7 +342,7 @@ class Crew:
         self._job = None
         self._outcomes.append(outcome)
 
-    # --- both ---------------------------------------------------------------------------------------------------------
+    # --- both -------------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Literal["down", "starting", "idle", "running"]) -> None:
         self._phase = phase

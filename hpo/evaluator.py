@@ -1,47 +1,36 @@
 """The evaluator process: joins its worker's process group, runs the task, tells its control rank how it ended.
 
-Started as ``python -m hpo.evaluator FD`` by ``hpo.child``. FD is its end of a socket pair over which JSON objects come and
-go, one a line. It ends with its control rank, however that ends. The only place in hpo that imports torch, and only
-for workers of several ranks.
+Started as ``python -m hpo.evaluator FD`` by ``hpo.child``; FD is its end of a socket pair. The only place in hpo
+that imports torch, and only for workers of several ranks.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
-import json
 import os
-import queue
 import random
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpo.binding import widen_affinity
+from hpo.channel import Channel, Message
 from hpo.errors import HpoError
 from hpo.individual import FAILED
-from hpo.network import interface_of, own_address
+from hpo.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.outcome import Outcome, describe_exception
+from hpo.output import Output
 from hpo.rooms import OUTPUT
 from hpo.task import TaskSource
-from hpo.trial import Trial, attempt, clear_directory
+from hpo.trial import Job, Trial, attempt, clear_directory
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store
+    from torch._C._distributed_c10d import ProcessGroup, Store
 
-Message = dict[str, Any]
-
-_PR_SET_PDEATHSIG = 1
-_VERDICT_S = 60.0
-"""How long a report waits for an answer. Then it goes on: a control rank whose disk hangs must not fail a training."""
 _HELLO_S = 60.0
 _COLLECTIVE_S = 1_800.0
 """torch's own time-out for gloo. A longer time-out of the evaluation replaces it."""
@@ -54,59 +43,8 @@ _BEGIN, _REPORT, _CHECKPOINT = range(3)
 _CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoint")
 
 
-class Channel:
-    """The socket to the control rank, read by a thread, so that its closing is noticed during any work."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._verdicts: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._number = 0
-        self.checkpoint_turn = -1
-        """The last evaluation that was asked to save its state."""
-        threading.Thread(target=self._read, name="hpo-channel", daemon=True).start()
-
-    def send(self, message: Message) -> None:
-        self._socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-
-    def receive(self, timeout_s: float | None = None) -> Message:
-        """The next order. Without a time-out this waits for the next individual, or for the end of the control rank."""
-        return self._messages.get(timeout=timeout_s)
-
-    def ask(self, turn: int, step: int, value: float) -> bool:
-        """Report, and return whether to prune."""
-        self._number += 1
-        self.send({"type": "report", "turn": turn, "number": self._number, "step": step, "value": value})
-        while True:
-            try:
-                verdict = self._verdicts.get(timeout=_VERDICT_S)
-            except queue.Empty:
-                return False
-            if verdict["number"] == self._number:
-                return bool(verdict["prune"])
-
-    def _read(self) -> None:
-        pending = b""
-        while True:
-            try:
-                chunk = self._socket.recv(1 << 16)
-            except OSError:
-                chunk = b""
-            if not chunk:
-                _end_group()
-            *lines, pending = (pending + chunk).split(b"\n")
-            for line in lines:
-                message: Message = json.loads(line)
-                if message["type"] == "verdict":
-                    self._verdicts.put(message)
-                elif message["type"] == "checkpoint":
-                    self.checkpoint_turn = message["turn"]
-                else:
-                    self._messages.put(message)
-
-
 class Group:
-    """The worker's torch.distributed group, and what its ranks agree on. Only for workers of several ranks."""
+    """The torch.distributed group of a worker of several ranks, and what these agree on."""
 
     def __init__(self, hello: Message) -> None:
         self._rank: int = hello["worker_rank"]
@@ -114,6 +52,7 @@ class Group:
         self._store: Store | None = None
         self._control: ProcessGroup | None = None
         self._connections: dict[int, int] = {}
+        self._port = -1
         self._device: int | None = hello["device"]
         self.address: tuple[str, int] | None = None
         self.gpu: str | None = None
@@ -138,20 +77,17 @@ class Group:
 
     @staticmethod
     def _name_interfaces(own: str, hello: Message) -> None:
-        """Tell gloo and NCCL the network interface, unless the user has; on one host it is the loopback in any case."""
-        name = hello["interface"] or interface_of(own)
-        if name is None:
-            return
-        if len(set(hello["hosts"])) == 1:
-            os.environ.update(
-                GLOO_SOCKET_IFNAME=interface_of(own) or name, NCCL_SOCKET_IFNAME=interface_of(own) or name
-            )
-        else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+        """Tell gloo and NCCL the interface; between hosts the user's environment comes first."""
+        on_one_host = len(set(hello["hosts"])) == 1
+        name = interface_of(own) if on_one_host else hello["interface"] or interface_of(own)
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if name is not None and (on_one_host or variable not in os.environ):
+                os.environ[variable] = name
 
     def _listen(self, own: str) -> tuple[str, int]:
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import (
+            TCPStore,
+        )  # torch.distributed exports it, but not to type checkers
 
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.bind((own, 0))
@@ -166,27 +102,29 @@ class Group:
     def join(self, order: Message) -> None:
         """Form a new group. Collective."""
         import torch.distributed as dist
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         self.leave()
         start = timedelta(seconds=order["start_timeout_s"])
         host, port = order["address"]
+        self._port = port
         os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
         if self._store is None:
-            self._store = dist.TCPStore(host, port, None, False, start)
+            self._store = TCPStore(host, port, None, False, start)
         self._store.set_timeout(start)
-        before = _sockets()
+        before = open_sockets()
         limit = order["timeout_s"] or 0.0
         dist.init_process_group(
             order["backend"],
-            store=dist.PrefixStore(f"hpo/{order['generation']}", self._store),
+            store=PrefixStore(f"hpo/{order['generation']}", self._store),
             rank=self._rank,
             world_size=self._size,
             timeout=timedelta(seconds=max(_COLLECTIVE_S, limit)),
         )
-        # A group of its own: what the ranks agree on must not meet what a task has under way in the default group.
+        # A group of its own: what the ranks agree on must not meet what a task has under way in the other.
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=max(_AGREEMENT_S, limit)))
         self._connections = {
-            number: inode for number, inode in _sockets().items() if before.get(number) != inode
+            number: inode for number, inode in open_sockets().items() if before.get(number) != inode
         }
 
     def leave(self) -> None:
@@ -195,10 +133,10 @@ class Group:
 
         # A model wrapped for data parallelism keeps the group, and with it the connections, alive beyond
         # destroy_process_group; so they are closed by hand.
-        present = _sockets()
+        present = open_sockets()
         for number, inode in self._connections.items():
             if present.get(number) == inode:
-                _shut(number)
+                shut_connection(number, keep_port=self._port)
         self._connections = {}
         self._control = None
         if dist.is_initialized():
@@ -218,13 +156,13 @@ class Group:
 
         word = torch.tensor([(turn * len(_CALLS) + call) * 2 + answer], dtype=torch.int64)
         dist.broadcast(word, 0, group=self._control)
-        theirs, answer = divmod(int(word), 2)[0], bool(int(word) % 2)
+        theirs, agreed = divmod(int(word), 2)
         if theirs != turn * len(_CALLS) + call:
             raise RuntimeError(
                 f"worker rank {self._rank} is in {_CALLS[call]}, but rank 0 in {_CALLS[theirs % len(_CALLS)]}: "
                 "all ranks of a worker must make these calls, in the same order."
             )
-        return answer
+        return bool(agreed)
 
 
 class ChildLink:
@@ -255,60 +193,6 @@ class ChildLink:
         return asked if self._group is None else self._group.agree(self.turn, _CHECKPOINT, asked)
 
 
-class Output:
-    """Where file descriptors 1 and 2 lead: to the file of the evaluation, or back to where they led at the start."""
-
-    def __init__(self) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-        self._between = os.dup(1)
-        self._path: Path | None = None
-        self._flush_native: Callable[[None], int] = ctypes.CDLL(None).fflush
-
-    def open(self, path: Path) -> None:
-        """Append what is printed from here on to ``path``."""
-        for _ in range(10):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-                break
-            except FileNotFoundError:  # a rank that printed nothing has just removed the directory
-                continue
-        else:
-            raise OSError(f"{path.parent} disappears as fast as it is made")
-        self._redirect(number)
-        os.close(number)
-        self._path = path
-
-    def close(self) -> None:
-        """End the file; one into which nothing was printed is removed, and the directory if it holds nothing else."""
-        if self._path is None:
-            return
-        path, self._path = self._path, None
-        self._flush()
-        empty = os.fstat(1).st_size == 0
-        self._redirect(self._between)
-        if empty:
-            try:
-                path.unlink()
-                path.parent.rmdir()
-            except OSError:  # other ranks or the task have left something there
-                pass
-
-    def _redirect(self, number: int) -> None:
-        self._flush()
-        os.dup2(number, 1)
-        os.dup2(number, 2)
-
-    def _flush(self) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):  # a full disk, or a task that closed it
-                pass
-        self._flush_native(None)
-
-
 class Evaluator:
     """Serves one rank: takes orders from the channel until it is told to exit."""
 
@@ -321,16 +205,13 @@ class Evaluator:
         self._output = Output()
         self._group = Group(hello) if self._size > 1 else None
         self._link = ChildLink(channel, self._group, self._rank, hello["device"])
-        known = set(sys.path)
-        sys.path.extend(entry for entry in hello["path"] if entry not in known)
         self._task = TaskSource.from_json(hello["source"]).load()
         self._objectives = tuple(self._task.objectives)
+        self._modules = 0
 
     def serve(self) -> None:
         """Say that this rank is ready, and follow orders."""
-        # What is there now stays for good: collections between evaluations then look only at what the task left.
-        gc.collect()
-        gc.freeze()
+        self._clean()
         self._channel.send(
             {
                 "type": "ready",
@@ -355,15 +236,15 @@ class Evaluator:
 
     def _evaluate(self, order: Message) -> None:
         self._link.turn = order["turn"]
-        directory = Path(order["directory"])
+        job = Job(**order["job"])
         try:
-            if self._rank == 0 and not order["resumed"]:
-                clear_directory(directory)
-            self._output.open(directory / f"{OUTPUT}{self._rank}.txt")
+            if self._rank == 0 and not job.resumed:
+                clear_directory(Path(job.directory))
+            self._output.open(Path(job.directory, f"{OUTPUT}{self._rank}.txt"))
         except OSError as error:
             outcome = Outcome(status=FAILED, error=f"the evaluation's directory cannot be used: {error}")
         else:
-            outcome = self._attempt(order, directory)
+            outcome = self._attempt(job, order["timeout_s"])
             self._output.close()
         if self._size > 1 and outcome.status == FAILED:
             outcome = replace(outcome, error=f"{self._label}: {outcome.error}")
@@ -377,26 +258,27 @@ class Evaluator:
                 "regroup": self._group is not None and not self._group.whole,
             }
         )
-        gc.collect()  # models in reference cycles hold memory that the next one needs
+        self._clean()
 
-    def _attempt(self, order: Message, directory: Path) -> Outcome:
-        trial = Trial(
-            self._link,
-            params=order["params"],
-            id=order["id"],
-            seed=order["seed"],
-            directory=directory,
-            rank=self._rank,
-            size=self._size,
-            local_rank=self._local_rank,
-        )
-        limit: float | None = order["timeout_s"]
-        if limit is not None:
-            faulthandler.dump_traceback_later(limit - min(_DUMP_LEAD_S, limit / 2), file=2)
+    def _attempt(self, job: Job, timeout_s: float | None) -> Outcome:
+        trial = Trial(self._link, job, rank=self._rank, size=self._size, local_rank=self._local_rank)
+        if timeout_s is not None:
+            faulthandler.dump_traceback_later(timeout_s - min(_DUMP_LEAD_S, timeout_s / 2), file=2)
         try:
             return attempt(self._call, trial, self._objectives)
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def _clean(self) -> None:
+        """Free models in reference cycles, which hold memory that the next one needs.
+
+        What modules are made of is set aside whenever new ones have been imported, lest each collection look
+        through all of torch, which takes 0.2 s.
+        """
+        gc.collect()
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            gc.freeze()
 
     def _call(self, trial: Trial) -> object:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
@@ -430,71 +312,12 @@ def _cuda_used() -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def _sockets() -> dict[int, int]:
-    """Inodes of this process's sockets by descriptor."""
-    found: dict[int, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found[int(name)] = int(target[len("socket:[") : -1])
-        except OSError:  # the descriptor of this very listing
-            continue
-    return found
-
-
-def _shut(number: int) -> None:
-    """Close a connection both ways. One that listens is left: gloo ends the process when accepting fails."""
-    try:
-        with socket.socket(fileno=os.dup(number)) as connection:
-            if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # closed meanwhile
-        pass
-
-
-def _end_group() -> None:
-    """End this process and all in its process group."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
-
-
-def _shield(connection: socket.socket) -> None:
-    """Signals for the campaign are not for its evaluators; handlers, unlike SIG_IGN, are not passed on to programs.
-
-    Forked processes, such as data loaders' workers, get the defaults back, and must not hold the socket.
-    """
-    former = {
-        number: signal.signal(number, _ignore)
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    }
-
-    def unshield() -> None:
-        connection.close()
-        for number, handler in former.items():
-            if signal.getsignal(number) is _ignore:
-                signal.signal(number, handler)
-
-    os.register_at_fork(after_in_child=unshield)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing about a signal."""
-
-
 def main(arguments: list[str]) -> int:
     """Serve the control rank at the other end of the socket that ``arguments[0]`` numbers."""
-    if (
-        len(os.sched_getaffinity(0)) == 1
-    ):  # mpirun's default, not a wish: a trainer needs its share of the host
-        widen_affinity()
-    connection = socket.socket(fileno=int(arguments[0]))
-    connection.set_inheritable(False)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _shield(connection)
-    faulthandler.enable(file=2)
-    channel = Channel(connection)
+    if len(os.sched_getaffinity(0)) == 1:
+        widen_affinity()  # one core is mpirun's default, not a wish
+    faulthandler.enable(file=2, all_threads=False)
+    channel = Channel(int(arguments[0]))
     hello = channel.receive(_HELLO_S)
     try:
         evaluator = Evaluator(channel, hello)

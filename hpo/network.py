@@ -1,8 +1,9 @@
-"""Under which address the ranks of a worker reach each other. A worker on one host never listens beyond 127.0.0.1."""
+"""How the ranks of a worker reach each other. A worker on one host never listens beyond 127.0.0.1."""
 
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -30,12 +31,12 @@ def own_address(hosts: Sequence[str], worker_rank: int, interface: str | None) -
             address = str(probe.getsockname()[0])
     except OSError as error:
         raise CampaignError(
-            f"{hosts[worker_rank]} finds no way to {others[0]}, where another rank of its worker runs: {error}. "
+            f"{hosts[worker_rank]} finds no way to {others[0]}, where its worker has another rank: {error}. "
             'Name the network interface that connects them: interface = "ib0" in [evaluation].'
         ) from error
     if address.startswith("127."):
         raise CampaignError(
-            f"{hosts[worker_rank]} reaches {others[0]}, where another rank of its worker runs, only as {address}. "
+            f"{hosts[worker_rank]} reaches {others[0]}, where its worker has another rank, as {address} only. "
             'Name the network interface that connects them: interface = "ib0" in [evaluation].'
         )
     return address
@@ -66,3 +67,30 @@ def _query(interface: str) -> str | None:
         except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])
+
+
+def open_sockets() -> dict[int, int]:
+    """Inodes of this process's sockets by descriptor."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[int(name)] = int(target[len("socket:[") : -1])
+        except OSError:  # the descriptor of this very listing
+            continue
+    return found
+
+
+def shut_connection(number: int, *, keep_port: int) -> None:
+    """Close a connection both ways, unless it is the store's, by which the ranks find each other again.
+
+    A listening socket is left as well: gloo ends the process when accepting fails.
+    """
+    try:
+        with socket.socket(fileno=os.dup(number)) as connection:
+            listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if not listens and keep_port not in (connection.getsockname()[1], connection.getpeername()[1]):
+                connection.shutdown(socket.SHUT_RDWR)
+    except (OSError, IndexError):  # closed meanwhile, or no connection of the network at all
+        pass

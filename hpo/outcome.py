@@ -156,7 +156,7 @@ def as_metric(value: object) -> Scalar:
 
 
 def describe_exception(error: BaseException) -> str:
-    """The traceback of ``error`` without its outermost frames that lie in this package and tell the user nothing."""
+    """The traceback of ``error`` without its outermost frames in this package, which tell the user nothing."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frames = frames.tb_next

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,21 @@ from hpo.errors import Interrupted, Pruned, UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, PRUNED, Scalar
 from hpo.outcome import Outcome, as_metric, as_number, describe_exception, judge
 from hpo.rooms import OUTPUT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """An order to evaluate one individual, for all ranks of a worker.
+
+    ``directory`` is the individual's own. It is emptied first, but for printed output, unless the evaluation was
+    interrupted and goes on (``resumed``).
+    """
+
+    id: str
+    params: dict[str, Scalar]
+    seed: int
+    directory: str
+    resumed: bool = False
 
 
 class Link(Protocol):
@@ -58,27 +73,24 @@ class Trial:
     def __init__(
         self,
         link: Link,
+        job: Job,
         *,
-        params: Mapping[str, Scalar],
-        id: str,
-        seed: int,
-        directory: str | Path,
         rank: int = 0,
         size: int = 1,
         local_rank: int = 0,
         stale: bool = False,
     ) -> None:
-        """``stale``: what ``directory`` may hold is of an earlier try and is removed at its first use."""
-        self.params: dict[str, Scalar] = dict(params)
-        self.id = id
-        self.seed = seed
+        """``stale``: what the directory holds, but for printed output, is removed at its first use."""
+        self.params: dict[str, Scalar] = dict(job.params)
+        self.id = job.id
+        self.seed = job.seed
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
         self.metrics: dict[str, Scalar] = {}
         self.last_report: tuple[int, float] | None = None
         self._link = link
-        self._directory = directory
+        self._directory = job.directory
         self._stale = stale
 
     @classmethod
@@ -94,16 +106,8 @@ class Trial:
         device: str = "cpu",
     ) -> Trial:
         """A trial without a campaign, for a task's own command line. Nothing prunes or stops it."""
-        return cls(
-            _Alone(device),
-            params=params,
-            id="alone",
-            seed=seed,
-            directory=directory,
-            rank=rank,
-            size=size,
-            local_rank=local_rank,
-        )
+        job = Job(id="alone", params=dict(params), seed=seed, directory=str(directory), resumed=True)
+        return cls(_Alone(device), job, rank=rank, size=size, local_rank=local_rank)
 
     @property
     def directory(self) -> Path:

@@ -133,12 +133,12 @@ def _checkpoint(trial: hpo.Trial) -> float:
     if state.exists():
         return float(state.read_text())
     Path(trial.directory, f"begun-{trial.rank}").touch()
-    for step in range(FOREVER_S * 100):
+    for _ in range(FOREVER_S * 100):
         if trial.should_checkpoint():
             state.write_text(str(trial.rank + 41))
             raise hpo.Interrupted
         time.sleep(0.01)
-    return float(step)
+    return 0.0
 
 
 def _straggle(trial: hpo.Trial) -> float:
@@ -179,7 +179,9 @@ def _describe(trial: hpo.Trial) -> dict[str, object]:
         "parent": os.getppid(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "launcher": ",".join(
-            name for name in os.environ if name.startswith(("OMPI", "PMI", "PRTE", "MPI", "SLURM_PROC", "SLURM_ST"))
+            name
+            for name in os.environ
+            if name.startswith(("OMPI", "PMI", "PRTE", "MPI", "SLURM_PROC", "SLURM_ST"))
         ),
         "place": f"{trial.rank} of {trial.size}, {trial.local_rank}, {trial.device}",
         "torchrun": ",".join(os.environ.get(name, "-") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
@@ -196,7 +198,9 @@ def _descendants(trial: hpo.Trial) -> float:
         subprocess.Popen(["sh", "-c", f"sleep {FOREVER_S} & wait"], preexec_fn=os.setpgrp),
         subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=True),
     ]
-    while len(inner := Path(f"/proc/{started[1].pid}/task/{started[1].pid}/children").read_text().split()) < 1:
+    while (
+        len(inner := Path(f"/proc/{started[1].pid}/task/{started[1].pid}/children").read_text().split()) < 1
+    ):
         pass
     numbers = [str(process.pid) for process in started] + inner
     path = Path(trial.directory, "descendants.new")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpo.errors import Pruned, UsageError
-from hpo.trial import Trial
+from hpo.trial import Job, Trial
 
 
 class Recorder:
@@ -30,7 +30,8 @@ class Recorder:
 
 
 def make(link: Recorder, directory: Path, **changes: bool) -> Trial:
-    return Trial(link, params={"lr": 0.1}, id="0-0-1", seed=3, directory=directory / "0-0-1", **changes)
+    job = Job(id="0-0-1", params={"lr": 0.1}, seed=3, directory=str(directory / "0-0-1"))
+    return Trial(link, job, **changes)
 
 
 def test_report_prunes_when_the_link_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,223 @@
+"""Evaluations inside the rank itself, for tasks of microseconds or with MPI code of their own (``isolation = "inline"``).
+
+Nothing protects the rank from what the task does, and there is no time-out. A worker of several ranks evaluates on
+all of them at once; they agree through the worker's communicator, so that a rank which raises while others wait for it
+there blocks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpo.individual import FAILED
+from hpo.outcome import Outcome
+from hpo.trial import Job, Trial, attempt, clear_directory
+
+Message = dict[str, Any]
+
+
+class Communicator(Protocol):
+    """What is needed of mpi4py's communicator."""
+
+    def bcast(self, obj: Any, root: int = 0) -> Any: ...
+
+
+class InlineLink:
+    """A trial's way to the campaign where both are one process."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        comm: Communicator | None,
+        device: str,
+        on_report: Callable[[str, int, float], bool],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.device = device
+        self.comm: object | None = comm
+        self.id = ""
+        self._rank = rank
+        self._agreement = comm if size > 1 else None
+        self._on_report = on_report
+        self._stopping = stopping
+
+    def report(self, step: int, value: float) -> bool:
+        return self._agree(self._rank == 0 and self._on_report(self.id, step, value))
+
+    def should_checkpoint(self) -> bool:
+        return self._agree(self._rank == 0 and self._stopping())
+
+    def _agree(self, answer: bool) -> bool:
+        return answer if self._agreement is None else bool(self._agreement.bcast(answer, root=0))
+
+
+class InlineCrew:
+    """Has the face of ``hpo.evaluation.Crew``, and evaluates in ``start``.
+
+    ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank, message)``
+    to the InlineFollower of another rank. ``stopping``: whether the campaign wants to stop; it is asked during an
+    evaluation, when nobody can call ``request_checkpoint``.
+    """
+
+    def __init__(
+        self,
+        *,
+        evaluate: Callable[[Trial], object],
+        objectives: tuple[str, ...],
+        size: int = 1,
+        comm: Communicator | None = None,
+        send: Callable[[int, Message], None] | None = None,
+        on_report: Callable[[str, int, float], bool] = lambda id, step, value: False,
+        stopping: Callable[[], bool] = lambda: False,
+        device: str = "cpu",
+    ) -> None:
+        if size > 1 and (comm is None or send is None):
+            raise ValueError(f"a worker of {size} ranks needs comm and send")
+        self._evaluate = evaluate
+        self._objectives = objectives
+        self._size = size
+        self._send = send
+        self._stop_asked = False
+        self._link = InlineLink(
+            rank=0,
+            size=size,
+            comm=comm,
+            device=device,
+            on_report=on_report,
+            stopping=lambda: self._stop_asked or stopping(),
+        )
+        self._turn = 0
+        self._finished: dict[int, Outcome] = {}
+        self._outcomes: list[Outcome] = []
+        self.busy = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``start`` may be called."""
+        return not self.busy
+
+    def prepare(self) -> None:
+        """There is nothing to prepare."""
+
+    def start(self, job: Job) -> None:
+        """Evaluate an individual; its outcome is there when this returns, or when the other ranks have told theirs."""
+        if self.busy:
+            raise RuntimeError(f"{job.id} cannot start while another individual is being evaluated")
+        self.busy = True
+        self._stop_asked = False
+        self._turn += 1
+        self._finished.clear()
+        self._link.id = job.id
+        if self._send is not None and self._size > 1:
+            if not job.resumed:
+                clear_directory(Path(job.directory))  # before any rank may write there
+            for worker_rank in range(1, self._size):
+                self._send(worker_rank, {"type": "job", "turn": self._turn, "job": asdict(job)})
+        trial = Trial(self._link, job, size=self._size, stale=self._size == 1 and not job.resumed)
+        self._finish(0, attempt(self._evaluate, trial, self._objectives))
+
+    def receive(self, worker_rank: int, message: Message) -> None:
+        """Take what the InlineFollower of a rank sent."""
+        if self.busy and message["type"] == "finished" and message["turn"] == self._turn:
+            self._finish(worker_rank, Outcome.from_json(message["outcome"]))
+
+    def poll(self) -> list[Outcome]:
+        """The outcome of an evaluation that is over."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def request_checkpoint(self) -> None:
+        """Make ``trial.should_checkpoint()`` true for the individual under evaluation."""
+        self._stop_asked = True
+
+    def kill(self, status: str) -> None:
+        """Wait for other ranks no longer; what they do cannot be ended."""
+        if self.busy:
+            self.busy = False
+            self._outcomes.append(Outcome(status=status, error="ended by the campaign"))
+
+    def filenos(self) -> list[int]:
+        """There is nothing to wait on."""
+        return []
+
+    def deadline(self) -> float | None:
+        """Nothing is ever due."""
+        return None
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """There is nothing to close."""
+
+    def _finish(self, worker_rank: int, outcome: Outcome) -> None:
+        self._finished[worker_rank] = outcome
+        if len(self._finished) == self._size:
+            self.busy = False
+            failed = (one for one in self._finished.values() if one.status == FAILED)
+            self._outcomes.append(next(failed, self._finished[0]))
+
+
+class InlineFollower:
+    """Has the face of ``hpo.evaluation.Follower``, and evaluates in ``receive``."""
+
+    def __init__(
+        self,
+        *,
+        worker_rank: int,
+        size: int,
+        evaluate: Callable[[Trial], object],
+        objectives: tuple[str, ...],
+        comm: Communicator,
+        send: Callable[[Message], None],
+        device: str = "cpu",
+    ) -> None:
+        self._worker_rank = worker_rank
+        self._size = size
+        self._evaluate = evaluate
+        self._objectives = objectives
+        self._send = send
+        self._link = InlineLink(
+            rank=worker_rank,
+            size=size,
+            comm=comm,
+            device=device,
+            on_report=lambda id, step, value: False,
+            stopping=lambda: False,
+        )
+
+    def receive(self, message: Message) -> None:
+        """Evaluate with the other ranks and tell the InlineCrew how it ended."""
+        if message["type"] != "job":
+            return
+        job = Job(**message["job"])
+        self._link.id = job.id
+        trial = Trial(self._link, job, rank=self._worker_rank, size=self._size)
+        outcome = attempt(self._evaluate, trial, self._objectives)
+        if outcome.status == FAILED:
+            outcome = Outcome(status=FAILED, error=f"worker rank {self._worker_rank}: {outcome.error}")
+        self._send(
+            {
+                "type": "finished",
+                "turn": message["turn"],
+                "outcome": outcome.to_json(),
+                "worker_rank": self._worker_rank,
+            }
+        )
+
+    def poll(self) -> bool:
+        """Nothing happens by itself."""
+        return False
+
+    def filenos(self) -> list[int]:
+        """There is nothing to wait on."""
+        return []
+
+    def deadline(self) -> float | None:
+        """Nothing is ever due."""
+        return None
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """There is nothing to close."""
