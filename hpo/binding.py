@@ -100,10 +100,10 @@ def bind_device(
 ) -> tuple[tuple[str, ...], int | None]:
     """The devices that an evaluator may see, and the index among them of its own; ((), None) for the CPU.
 
-    ``local_rank`` counts all ranks on the host, ``worker_local_*`` the worker's own there. An evaluator sees the
-    devices of its worker on this host, so that code which picks its device by LOCAL_RANK, as under torchrun,
-    gets its own. Ranks beyond the number of devices share them. One visible device is what the launcher gave to
-    this rank, and is taken.
+    ``local_rank`` counts all ranks on the host, ``worker_local_*`` the worker's own there. An evaluator sees
+    the devices of its worker on this host, so that code which picks its device by LOCAL_RANK, as under
+    torchrun, gets its own. Ranks beyond the number of devices share them. One visible device is what the
+    launcher gave to this rank, and is taken.
     """
     if not visible:
         return (), None

@@ -22,8 +22,8 @@ _VERDICT_S = 60.0
 class Channel:
     """The socket to the control rank, numbered ``descriptor``; JSON objects come and go, one a line.
 
-    A thread reads it, so that its closing is noticed during any work; the kernel kills this process too when the
-    control rank has died, even if the work never lets that thread run.
+    A thread reads it, so that its closing is noticed during any work; the kernel kills this process too when
+    the control rank has died, even if the work never lets that thread run.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -87,8 +87,8 @@ def _end_group() -> None:
 def _shield(connection: socket.socket) -> None:
     """Signals to the campaign are not for its evaluators.
 
-    They get handlers, as SIG_IGN would be passed on to the programs that a task starts. Forked processes, such as
-    data loaders' workers, get the former ones back, and must not hold the socket.
+    They get handlers, as SIG_IGN would be passed on to the programs that a task starts. Forked processes,
+    such as data loaders' workers, get the former ones back, and must not hold the socket.
     """
     former = {
         number: signal.signal(number, _ignore)

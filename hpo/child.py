@@ -37,7 +37,8 @@ _HINTS = {
 class RankContext:
     """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host.
 
-    ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user named one.
+    ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user
+    named one.
     """
 
     worker_rank: int
@@ -87,7 +88,8 @@ class ChildProcess:
         bound, widest = binding.count_cores()
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
-        # What is printed outside evaluations, while importing above all: for the error text of a failed start.
+        # What is printed outside evaluations, while importing above all: for the error text of a failed
+        # start.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed in release)
         with theirs:
             self._process = subprocess.Popen(

@@ -1,8 +1,8 @@
 """Evaluations as a worker's leader sees them: evaluators are started, fed, timed out, killed and replaced.
 
-The leader of a worker runs a Crew, its other ranks a Follower each; every rank has one evaluator process. Crew
-and Follower speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls ``poll``
-when one of ``filenos`` is readable, or at ``deadline``.
+The leader of a worker runs a Crew, its other ranks a Follower each; every rank has one evaluator process.
+Crew and Follower speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls
+``poll`` when one of ``filenos`` is readable, or at ``deadline``.
 
     Crew ── spawn, join, job, leave, exit, kill ──► Follower of each rank (its own too) ──► evaluator
     Crew ◄── ready, joined, report, finished, broken, died ── Follower ◄── evaluator
@@ -196,7 +196,8 @@ class Crew:
         self._enter("down")
         self._own.close(timeout_s)
 
-    # --- starting ---------------------------------------------------------------------------------------------
+    # --- starting
+    # ---------------------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
         self._epoch += 1
@@ -242,7 +243,8 @@ class Crew:
     def _started(self) -> set[int]:
         return self._joined if len(self._ready) == self._size else set(self._ready)
 
-    # --- evaluating -------------------------------------------------------------------------------------------
+    # --- evaluating
+    # -------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         if self._job is None or self._phase != "idle":
@@ -279,8 +281,8 @@ class Crew:
         if len(self._finished) == self._size:
             self._conclude_whole()
         elif self._failure is not None:
-            # Ranks that wait in a collective for one that has ended get an error when it leaves the group. Only now
-            # may it leave, so that the first failure is known before those that follow from it.
+            # Ranks that wait in a collective for one that has ended get an error when it leaves the group.
+            # Only now may it leave, so that the first failure is known before those that follow from it.
             for ended in self._finished:
                 self._send(ended, {"type": "leave"})
 
@@ -342,7 +344,8 @@ class Crew:
         self._job = None
         self._outcomes.append(outcome)
 
-    # --- both -------------------------------------------------------------------------------------------------
+    # --- both
+    # -------------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Literal["down", "starting", "idle", "running"]) -> None:
         self._phase = phase

@@ -1,7 +1,7 @@
 """The evaluator process: joins its worker's process group, runs the task, tells its control rank how it ended.
 
-Started as ``python -m hpo.evaluator FD`` by ``hpo.child``; FD is its end of a socket pair. The only place in hpo
-that imports torch, and only for workers of several ranks.
+Started as ``python -m hpo.evaluator FD`` by ``hpo.child``; FD is its end of a socket pair. The only place in
+hpo that imports torch, and only for workers of several ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Evaluations inside the rank itself, for tasks of microseconds or with MPI code of their own (``isolation = "inline"``).
+"""Evaluations inside the rank (``isolation = "inline"``), for tasks of microseconds or with their own MPI code.
 
-Nothing protects the rank from what the task does, and there is no time-out. A worker of several ranks evaluates on
-all of them at once; they agree through the worker's communicator, so that a rank which raises while others wait for it
-there blocks them.
+Nothing protects the rank from what the task does, and there is no time-out. A worker of several ranks
+evaluates on all of them at once; they agree through the worker's communicator, so that a rank which raises
+while others wait for it there blocks them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class InlineLink:
 class InlineCrew:
     """Has the face of ``hpo.evaluation.Crew``, and evaluates in ``start``.
 
-    ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank, message)``
-    to the InlineFollower of another rank. ``stopping``: whether the campaign wants to stop; it is asked during an
-    evaluation, when nobody can call ``request_checkpoint``.
+    ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
+    message)`` to the InlineFollower of another rank. ``stopping``: whether the campaign wants to stop; it is
+    asked during an evaluation, when nobody can call ``request_checkpoint``.
     """
 
     def __init__(

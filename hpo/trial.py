@@ -22,8 +22,8 @@ from hpo.rooms import OUTPUT
 class Job:
     """An order to evaluate one individual, for all ranks of a worker.
 
-    ``directory`` is the individual's own. It is emptied first, but for printed output, unless the evaluation was
-    interrupted and goes on (``resumed``).
+    ``directory`` is the individual's own. It is emptied first, but for printed output, unless the evaluation
+    was interrupted and goes on (``resumed``).
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Tasks that behave and misbehave in every way, for the tests of evaluations. ``params["what"]`` names the behaviour."""
+"""A task that behaves and misbehaves in every way; ``params["what"]`` says how."""
 
 from __future__ import annotations
 
