@@ -1,0 +1,135 @@
+"""What a campaign of search_spaces.digits found, beside the default configuration, and where everything lies.
+
+    python jobs/compare.py jobs/digits.toml
+
+Both configurations have been evaluated by the campaign: their validation accuracy is taken from its journal. Their
+test accuracy is measured here, now that the choice is made, by the module's own command line on as many ranks as a
+worker of the campaign has. It is kept in DIR/test/ID.json and not measured twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import hpo
+from hpo.individual import COMPLETED, Individual
+
+MODULE = "search_spaces.digits"
+_TEST_S = 1_800.0
+
+
+def main(file: Path) -> int:
+    """Measure what is not measured yet and print all; returns the exit code."""
+    try:
+        campaign = hpo.Campaign.from_file(file)
+        settings, default = campaign.settings, campaign.task.default
+        result = hpo.Result(settings.directory)
+        chosen = {"best": result.best}
+        for one in result.individuals:
+            if one.params == default and one.status == COMPLETED:
+                chosen["default"] = one
+        flags = [
+            f"--{name.replace('_', '-')}={value}"
+            for name, value in settings.task_options.items()
+            if value is not None
+        ]
+        ranks = settings.layout.ranks_per_worker
+        tests = {name: test_accuracy(settings.directory, one, ranks, flags) for name, one in chosen.items()}
+    except hpo.HpoError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return error.exit_code
+    if "default" not in chosen:
+        print(
+            "compare: the default configuration has no completed evaluation to compare with", file=sys.stderr
+        )
+    print(table(result, chosen, tests))
+    print()
+    print(places(file, settings.directory))
+    return 0
+
+
+def test_accuracy(directory: Path, individual: Individual, ranks: int, flags: list[str]) -> float:
+    """Accuracy of ``individual`` on the test part; trained anew unless that was done before.
+
+    Raises:
+        CampaignError: the training failed.
+    """
+    path = directory / "test" / f"{individual.id}.json"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", suffix=".json", dir=path.parent) as config:
+            json.dump({"id": individual.id, "params": individual.params}, config)
+            config.flush()
+            start = [sys.executable, "-m"]
+            if ranks > 1:
+                start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+            command = [*start, MODULE, f"--config={config.name}", *flags]
+            threads = str(max(1, (os.cpu_count() or 1) // ranks))
+            print(f"compare: measuring the test accuracy of {individual.id}", file=sys.stderr, flush=True)
+            done = subprocess.run(
+                command,
+                env={"OMP_NUM_THREADS": threads, **os.environ},
+                capture_output=True,
+                text=True,
+                timeout=_TEST_S,
+                check=False,
+            )
+        if done.returncode:
+            raise hpo.CampaignError(
+                f"{shlex.join(command)} returned {done.returncode}. What it printed:\n{done.stdout}{done.stderr}"
+            )
+        # A run that is killed while it writes leaves no half of a result behind.
+        partial = path.with_suffix(".partial")
+        partial.write_text(done.stdout)
+        os.replace(partial, path)
+    return float(json.loads(path.read_text())["test"])
+
+
+def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, float]) -> str:
+    """The configurations side by side, with what they reach."""
+    counts = result.record.individuals
+    completed = sum(one.status == COMPLETED for one in counts)
+    rows = [["", *(f"{name} ({one.id})" for name, one in chosen.items())]]
+    names = dict.fromkeys(name for one in chosen.values() for name in one.params)
+    rows += [[name, *(_shown(one.params.get(name)) for one in chosen.values())] for name in names]
+    rows.append(["validation accuracy", *(f"{one.value or 0.0:.2%}" for one in chosen.values())])
+    rows.append(["test accuracy", *(f"{tests[name]:.2%}" for name in chosen)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [f"{len(counts)} configurations evaluated, {completed} of them to the end:", ""]
+    lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
+    lines.append("")
+    lines.append(
+        "The best is chosen by validation accuracy alone; the test accuracy is the mean of three trainings."
+    )
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def places(file: Path, directory: Path) -> str:
+    """Where the campaign's files lie, and how to look further."""
+    hpo_command = shlex.quote(os.path.relpath(Path(sys.executable).with_name("hpo")))
+    entries = [
+        (f"{directory}/", "the campaign"),
+        (f"{directory}/journal/", "every evaluation, one JSON line a record"),
+        (f"{directory}/evaluations/", "checkpoints of the best, and what evaluations printed, if they did"),
+        (f"{directory}/test/", "the test results above"),
+        (f"{hpo_command} status {directory}", "how it stands; --json for programs"),
+        (f"{hpo_command} best {directory} --top 5", "the best five"),
+        (f"{hpo_command} export {directory} {directory}.csv", "all as a table; .parquet and .json too"),
+        (f"{hpo_command} run {file}", "goes on, once evaluations = … in the file is larger"),
+    ]
+    width = max(len(place) for place, _ in entries)
+    return "\n".join(f"{place:<{width}}  {what}" for place, what in entries)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
