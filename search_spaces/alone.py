@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpo
+from hpo import config
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
@@ -186,7 +187,9 @@ def _placed() -> Iterator[_Place]:
     import torch.distributed.nn.functional
 
     local_rank = dist.get_node_local_rank()
-    device = f"cuda:{local_rank}" if local_rank < torch.cuda.device_count() else "cpu"
+    # All ranks must take the same backend, and NCCL refuses two ranks on one device.
+    neighbours = int(config.environment()["LOCAL_WORLD_SIZE"])
+    device = f"cuda:{local_rank}" if neighbours <= torch.cuda.device_count() else "cpu"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device != "cpu" else "gloo", timeout=timedelta(minutes=10)
     )
