@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import orjson
@@ -22,7 +23,7 @@ from hpo import config, directory, journal, resume
 from hpo.breeding import make_breeder
 from hpo.coordinator import STOPPED, UNFIT, Assignment, Coordinator
 from hpo.directory import Lock
-from hpo.errors import EXIT_TOLD, CampaignError, HpoError, UsageError
+from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.individual import Scalar
@@ -31,10 +32,11 @@ from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
-from hpo.node import Node, Signals
+from hpo.node import Node
 from hpo.progress import Display
 from hpo.results import Result
 from hpo.rooms import Rooms
+from hpo.signals import Signals
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.task import Task, TaskSource, load_task
 from hpo.transport import LocalTransport, MpiTransport, Transport
@@ -102,7 +104,7 @@ class Campaign:
     @property
     def identity(self) -> dict[str, object]:
         """What must stay the same when the campaign goes on in its directory."""
-        reference = self._reference or f"{self.task.evaluate.__module__}:{self.task.evaluate.__qualname__}"
+        reference = self._reference or self.task.name
         return {
             "task": reference,
             "options": dict(self.settings.task_options),
@@ -149,11 +151,11 @@ class Campaign:
 
     # --- running --------------------------------------------------------------------------------------------
 
-    def run(self, transport: Transport | None = None) -> Result:
+    def run(self, transport: Transport | None = None, signals: Signals | None = None) -> Result:
         """Run, or go on with, the campaign; returns on every rank once it has ended, been stopped or run out
         of time.
 
-        ``transport``: where the caller has connected the ranks already.
+        ``transport``: where the caller has connected the ranks already. ``signals``: where it minds them already.
 
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
@@ -167,11 +169,11 @@ class Campaign:
         )
         if settings.evaluation.isolation != "inline":
             _ = self.source  # an unpicklable function is reported before anything starts
-        with Signals() as signals:
+        with nullcontext(signals) if signals else Signals() as signals:
             try:
                 run = self._run_first if transport.rank == 0 else self._run_other
                 end = run(transport, layout, signals)
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:
                 expected = isinstance(error, HpoError) and not self._serving
                 if isinstance(transport, MpiTransport) and not expected:
                     _give_up(transport, error)
@@ -503,11 +505,19 @@ def connect() -> Transport:
     return transport
 
 
-def _give_up(transport: MpiTransport, error: Exception) -> None:
+def _give_up(transport: MpiTransport, error: BaseException) -> None:
     """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
-    text = str(error) if isinstance(error, HpoError) else "".join(traceback.format_exception(error))
+    code = HpoError.exit_code
+    if config.launcher().started_by_hpo:
+        code += EXIT_TOLD
+    if isinstance(error, HpoError):
+        text = str(error)
+    elif isinstance(error, KeyboardInterrupt):
+        text, code = "ended at once, as it was signalled again and again", EXIT_RESUMABLE
+    else:
+        text = "".join(traceback.format_exception(error))
     print(f"hpo: rank {transport.rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
-    transport.abort(EXIT_TOLD + HpoError.exit_code)
+    transport.abort(code)
 
 
 def _refusal(end: End) -> HpoError:

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpo.errors import HpoError
+from hpo.errors import EXIT_RESUMABLE, HpoError
+from hpo.signals import Signals
 
 _EXIT_CODES = "exit codes: 0 done, 1 error of the environment, 2 usage, 75 stopped early and resumable"
 
@@ -86,6 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HpoError as error:
         print(f"hpo: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print(
+            "hpo: interrupted. Nothing that was recorded is lost: give the same command again.",
+            file=sys.stderr,
+        )
+        return EXIT_RESUMABLE
     except BrokenPipeError:
         # The reader (head, less) has gone; what it did not read it did not want.
         sys.stderr.close()
@@ -94,15 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from hpo import launch
+    with Signals(patience=1):
+        from hpo import launch
 
-    return launch.run(options.file, options.ranks)
+        return launch.run(options.file, options.ranks)
 
 
 def _try(options: argparse.Namespace) -> int:
-    from hpo import attempt
+    with Signals(patience=1):
+        from hpo import attempt
 
-    return attempt.attempt(options.file)
+        return attempt.attempt(options.file)
 
 
 def _stop(options: argparse.Namespace) -> int:

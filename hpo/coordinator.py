@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, FINAL, Scalar
 from hpo.messages import (
     Claim,
@@ -34,8 +35,6 @@ from hpo.transport import Transport
 UNLIMITED = 1 << 62
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
 UNFIT = "unfit"
-EXIT_RESUMABLE = 75
-"""EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
 
 _FORCED_END_S = 60.0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-import random
 import socket
 import sys
 from dataclasses import replace
@@ -25,6 +24,7 @@ from hpo.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.outcome import Outcome, describe_exception
 from hpo.output import Output
 from hpo.rooms import OUTPUT
+from hpo.seeding import Seeder
 from hpo.task import TaskSource
 from hpo.trial import Job, Trial, attempt, clear_directory
 
@@ -102,6 +102,10 @@ class Group:
     def join(self, order: Message) -> None:
         """Form a new group. Collective."""
         import torch.distributed as dist
+
+        # It holds the world's group as a default argument. Imported after a group was formed (by the first optimizer,
+        # through torch._dynamo) it would keep that one alive for good, threads and all.
+        import torch.distributed.nn.functional  # noqa: F401
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         self.leave()
@@ -203,6 +207,7 @@ class Evaluator:
         self._local_rank: int = hello["local_rank"]
         self._label: str = hello["label"]
         self._output = Output()
+        self._seeder = Seeder()
         self._group = Group(hello) if self._size > 1 else None
         self._link = ChildLink(channel, self._group, self._rank, hello["device"])
         self._task = TaskSource.from_json(hello["source"]).load()
@@ -284,18 +289,8 @@ class Evaluator:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
         if self._group is not None:
             self._group.agree(self._link.turn, _BEGIN, False)
-        _seed(trial.seed)
+        self._seeder.seed(trial.seed)
         return self._task.evaluate(trial)
-
-
-def _seed(seed: int) -> None:
-    """Make what a task draws without a generator of its own independent of what this process did before."""
-    random.seed(seed)
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
-    if torch is not None:
-        torch.manual_seed(seed % 2**63)
 
 
 def _cuda_works() -> bool:

@@ -15,10 +15,11 @@ from types import FrameType
 
 from hpo import config, journal
 from hpo.campaign import Campaign, connect
-from hpo.coordinator import EXIT_RESUMABLE
-from hpo.errors import CampaignError, HpoError
+from hpo.directory import acquire
+from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
 from hpo.layout import Layout, smallest
 from hpo.messages import End, Hello, encode
+from hpo.signals import Signals, stop_signals
 from hpo.transport import MpiTransport, Transport
 
 
@@ -36,33 +37,44 @@ def run(file: Path, ranks: int | None) -> int:
     if ranks is None:
         ranks = smallest(layout.islands, layout.ranks_per_worker)
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
-    campaign.check()
     if ranks == 1:
         campaign.run()
         return campaign.exit_code
-    return launch(file, campaign.settings.directory, ranks)
+    mpirun = find_mpirun()
+    campaign.check()
+    # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
+    # between mpirun's own lines.
+    acquire(campaign.settings.directory).release()
+    return launch(file, campaign.settings.directory, ranks, mpirun)
 
 
 def _as_rank(file: Path, *, started_by_us: bool) -> int:
     """One rank under mpirun. Only rank 0 speaks and returns a code; mpirun would take any other's for the
     death of the job."""
-    transport = connect()
-    try:
-        campaign = Campaign.from_file(file)
-    except HpoError as error:
-        _tell(transport, error)
-        if transport.rank == 0:
-            raise
-        return 0
-    try:
-        campaign.run(transport)
-    except HpoError:
-        if transport.rank == 0:
-            raise
-        return 0
+    # From the start: before there are handlers a signal ends the rank, and with it the job.
+    with Signals() as signals:
+        transport = connect()
+        try:
+            campaign = Campaign.from_file(file)
+        except HpoError as error:
+            _tell(transport, error)
+            return _refused(transport, error, started_by_us=started_by_us)
+        try:
+            campaign.run(transport, signals)
+        except HpoError as error:
+            return _refused(transport, error, started_by_us=started_by_us)
     if transport.rank or started_by_us:
         return 0
     return campaign.exit_code
+
+
+def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> int:
+    """The exit code of a rank of a campaign that cannot begin; rank 0 raises ``error`` for the user to read."""
+    if transport.rank:
+        return 0
+    if started_by_us:
+        error.exit_code += EXIT_TOLD
+    raise error
 
 
 def _tell(transport: Transport, error: HpoError) -> None:
@@ -116,48 +128,64 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, **added}
 
 
-def launch(file: Path, directory: Path, ranks: int) -> int:
+def launch(file: Path, directory: Path, ranks: int, mpirun: str) -> int:
     """Run the campaign of ``file`` under mpirun; returns the exit code of ``hpo run``.
 
     mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its
-    own, where no Ctrl-C reaches it, and both become SIGUSR1. Its return code says little (0 after the death
+    own, where no Ctrl-C reaches it, and all become SIGUSR1. Its return code says little (0 after the death
     of a node): the journal tells."""
-    mpirun = find_mpirun()
     version = subprocess.run(
         [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
     ).stdout
-    before = journal.next_leg(directory)
-    process = subprocess.Popen(
-        command(mpirun, version, ranks, [sys.executable, "-m", "hpo", "run", str(file)]),
-        env=environment(config.environment()),
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    leg = journal.next_leg(directory)
+    # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
+    begun = journal.journal_path(directory, leg=leg, island=0, worker=0)
+    process: subprocess.Popen[bytes] | None = None
+    asked = 0
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        if process.poll() is None:
-            process.send_signal(signal.SIGUSR1)
+    def forward(number: int = 0, frame: FrameType | None = None) -> None:
+        nonlocal asked
+        asked += 1
+        if process is None or process.poll() is not None:
+            return
+        # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
+        process.send_signal(signal.SIGUSR1 if begun.exists() else signal.SIGTERM)
 
-    former = {
-        number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    }
+    former = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
+        process = subprocess.Popen(
+            command(mpirun, version, ranks, [sys.executable, "-m", "hpo", "run", str(file)]),
+            env=environment(config.environment()),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        if asked:
+            forward()
         # No time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks.
         code = process.wait()
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-    end = last_end(directory, since=before)
+    if code in (EXIT_TOLD + 1, EXIT_TOLD + 2):
+        return code - EXIT_TOLD
+    end = last_end(directory, since=leg)
     if end is not None:
         return end
-    if journal.next_leg(directory) == before:
-        return code if code in (1, 2) else 1
-    print(
-        f"hpo: the ranks ended (mpirun returned {code}) before the campaign did. Nothing that was recorded is lost: "
-        "give the same command again to go on.",
-        file=sys.stderr,
+    if not begun.exists():
+        if asked:
+            _say("stopped before the campaign began. Give the same command again to start it.")
+            return EXIT_RESUMABLE
+        _say(f"the ranks ended (mpirun returned {code}) before the campaign began: see what they said above.")
+        return 1
+    _say(
+        f"the ranks ended (mpirun returned {code}) before the campaign did. Nothing that was recorded is lost: "
+        "give the same command again to go on."
     )
     return EXIT_RESUMABLE
+
+
+def _say(sentence: str) -> None:
+    print(f"hpo: {sentence}", file=sys.stderr, flush=True)
 
 
 def last_end(directory: Path, *, since: int) -> int | None:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import math
 import select
-import signal
-import threading
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
 from typing import Protocol
 
 from hpo.coordinator import STOPPED, Coordinator
@@ -30,6 +27,7 @@ from hpo.messages import (
     decode,
     encode,
 )
+from hpo.signals import Signals
 from hpo.transport import Transport
 
 _FASTEST_S = 0.0001
@@ -43,34 +41,6 @@ class Member(Protocol):
 
     def receive(self, content: dict[str, object]) -> None: ...
     def poll(self) -> object: ...
-
-
-class Signals:
-    """Turns SIGUSR1, SIGTERM and SIGINT into a count, and restores the former handlers on leaving.
-
-    Outside the main thread (some notebooks) Python allows no handlers; there nothing is installed.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.name = ""
-        self._former: dict[int, object] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
-                self._former[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.name = signal.Signals(number).name
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 class Node:

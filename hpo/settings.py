@@ -159,6 +159,11 @@ class Settings(Section):
                 f"there are {len(self.island)} [[island]] tables and islands = {islands}: table i is for "
                 f"island i. Remove {len(self.island) - islands} or raise islands."
             )
+        problems += [
+            f"[[island]] number {number + 1}: duplicates holds for the whole campaign. Move it to [search]."
+            for number, own in enumerate(self.island)
+            if "duplicates" in own.model_fields_set
+        ]
         try:
             topology_matrix(self.layout.topology, islands)
         except UsageError as error:
