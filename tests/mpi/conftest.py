@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpo import config
 from hpo.launch import command, environment, find_mpirun
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -26,9 +27,11 @@ def mpirun() -> Run:
         line = command(find_mpirun(), "Open MPI 5", ranks, [sys.executable, *map(str, arguments)])
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        variables = environment(base)
+        del variables[config.STARTED_BY]  # as a user's own mpirun
         done = subprocess.run(
             line,
-            env=environment(base),
+            env=variables,
             capture_output=True,
             text=True,
             timeout=timeout,
