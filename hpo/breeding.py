@@ -67,7 +67,7 @@ def _individual(position: Any, limits: Mapping[str, Any]) -> Any:
 
 def _loss(member: Member) -> float:
     # Several objectives are bred by rank (how many dominate it), one by its value.
-    return member.rank_key[0]
+    return member.rank
 
 
 class RandomBreeder:

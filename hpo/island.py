@@ -441,12 +441,9 @@ class Leader:
             self._send(departure.gateway, Migrant(departure.traveller.to_wire()))
 
     def _learn(self, record: Evaluated) -> Member:
+        identity, genome, losses, status, history = record
         member = Member(
-            id=record.id,
-            genome=tuple(record.genome),
-            losses=None if record.losses is None else tuple(record.losses),
-            status=record.status,
-            history=tuple(record.history),
+            identity, tuple(genome), None if losses is None else tuple(losses), status, tuple(history)
         )
         self.population.add(member)
         return member

@@ -195,13 +195,15 @@ def decode(data: bytes | bytearray) -> Message:
 def evaluated(fields: list[Any]) -> Evaluated:
     """Checked view of one individual inside a message; raises :class:`MessageError`."""
     if (
-        len(fields) != 5
-        or not isinstance(fields[0], str)
-        or not isinstance(fields[1], list)
-        or not isinstance(fields[3], str)
+        len(fields) == 5
+        and type(fields[0]) is str
+        and type(fields[1]) is list
+        and (fields[2] is None or type(fields[2]) is list)
+        and type(fields[3]) is str
+        and type(fields[4]) is list
     ):
-        raise MessageError("an evaluated individual has an id, a genome, losses, a status and a history")
-    return Evaluated(*fields)
+        return Evaluated._make(fields)
+    raise MessageError("an evaluated individual has an id, a genome, losses, a status and a history")
 
 
 class Counter:

@@ -3,10 +3,10 @@ millionth evaluation."""
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hpo.individual import COMPLETED
 
@@ -17,7 +17,7 @@ class Member:
 
     ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be
     minimised, None unless completed. ``history``: islands that it left. ``age``: how many members this
-    population had seen before it."""
+    population had seen before it. ``rank``: by what the population sorts it, lowest first."""
 
     id: str
     genome: tuple[float | int, ...]
@@ -25,15 +25,12 @@ class Member:
     status: str
     history: tuple[int, ...] = ()
     age: int = 0
-    rank_key: tuple[float, int] = field(default=(0.0, 0))
+    rank: float = 0.0
 
     def to_wire(self) -> list[object]:
         """The fields of ``hpo.messages.Evaluated``."""
         losses = None if self.losses is None else list(self.losses)
         return [self.id, list(self.genome), losses, self.status, list(self.history)]
-
-    def __lt__(self, other: Member) -> bool:
-        return self.rank_key < other.rank_key
 
 
 class Population:
@@ -45,6 +42,9 @@ class Population:
 
     def __init__(self, *, best: int = 64, recent: int = 64, failures: int = 64) -> None:
         self.best: list[Member] = []
+        # What is searched of the best, in their order: lists of plain values are searched without a call.
+        self._ranks: list[float] = []
+        self._ids: list[str] = []
         self._best_limit = best
         self._recent_limit = recent
         self._failure_limit = failures
@@ -57,7 +57,7 @@ class Population:
     def __iter__(self) -> Iterator[Member]:
         """The best first, then the recent ones that are not among them."""
         yield from self.best
-        kept = {member.id for member in self.best}
+        kept = set(self._ids)
         for member in self._recent.values():
             if member.id not in kept:
                 yield member
@@ -79,7 +79,8 @@ class Population:
         """Take in ``member``; cost does not depend on how many there have been."""
         member.age = self.seen
         self.seen += 1
-        if member.status != COMPLETED or member.losses is None:
+        losses = member.losses
+        if losses is None or member.status != COMPLETED:
             self._failures[member.id] = member
             if len(self._failures) > self._failure_limit:
                 self._failures.popitem(last=False)
@@ -88,30 +89,52 @@ class Population:
         self._recent[member.id] = member
         if len(self._recent) > self._recent_limit:
             self._recent.popitem(last=False)
-        if len(member.losses) == 1:
-            member.rank_key = (member.losses[0], member.age)
-            if len(self.best) < self._best_limit or member < self.best[-1]:
-                insort(self.best, member)
-                del self.best[self._best_limit :]
+        if len(losses) == 1:
+            member.rank = losses[0]
+            if len(self._ranks) < self._best_limit or member.rank < self._ranks[-1]:
+                self._insert(bisect_right(self._ranks, member.rank), member)
+                if len(self._ranks) > self._best_limit:
+                    self._remove(-1)
         else:
-            self.best.append(member)
-            self._rank_by_domination()
-            del self.best[self._best_limit :]
+            self._add_by_domination(member)
 
     def discard(self, identity: str) -> None:
         """Forget the individual (it emigrated); unknown ones are ignored, they may be long out of the
         bounds."""
         self._recent.pop(identity, None)
-        for index, member in enumerate(self.best):
-            if member.id == identity:
-                del self.best[index]
-                break
+        if identity in self._ids:
+            index = self._ids.index(identity)
+            member = self.best[index]
+            self._remove(index)
+            if member.losses is not None and len(member.losses) > 1:
+                for other in self.best:
+                    other.rank -= dominates(member.losses, other.losses)
+                self._sort()
 
-    def _rank_by_domination(self) -> None:
-        for member in self.best:
-            count = sum(dominates(other.losses, member.losses) for other in self.best)
-            member.rank_key = (float(count), member.age)
-        self.best.sort()
+    def _insert(self, index: int, member: Member) -> None:
+        self.best.insert(index, member)
+        self._ranks.insert(index, member.rank)
+        self._ids.insert(index, member.id)
+
+    def _remove(self, index: int) -> None:
+        del self.best[index], self._ranks[index], self._ids[index]
+
+    def _add_by_domination(self, member: Member) -> None:
+        member.rank = 0.0
+        for other in self.best:
+            member.rank += dominates(other.losses, member.losses)
+            other.rank += dominates(member.losses, other.losses)
+        self._insert(len(self.best), member)
+        self._sort()
+        if len(self.best) > self._best_limit:
+            # No rank changes: whoever the last one dominated, its dominators dominate too, so it would rank
+            # behind the last.
+            self._remove(-1)
+
+    def _sort(self) -> None:
+        self.best.sort(key=lambda member: (member.rank, member.age))
+        self._ranks = [member.rank for member in self.best]
+        self._ids = [member.id for member in self.best]
 
 
 def dominates(first: tuple[float, ...] | None, second: tuple[float, ...] | None) -> bool:

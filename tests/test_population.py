@@ -1,0 +1,102 @@
+"""The bounded pool of an island against a reference that sorts everything each time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpo.individual import COMPLETED, FAILED
+from hpo.population import Member, Population, dominates
+
+BEST, RECENT, FAILURES = 4, 3, 2
+
+
+class Reference:
+    """The same by brute force: ranks are counted and sorted anew after each event."""
+
+    def __init__(self):
+        self.best, self.recent, self.failures = [], [], []
+
+    def add(self, member):
+        if member.losses is None:
+            self.failures = [*self.failures, member][-FAILURES:]
+            return
+        self.recent = [*self.recent, member][-RECENT:]
+        self.best.append(member)
+        self.sort()
+        del self.best[BEST:]
+
+    def discard(self, identity):
+        self.recent = [one for one in self.recent if one.id != identity]
+        self.best = [one for one in self.best if one.id != identity]
+        self.sort()
+
+    def rank(self, member):
+        if len(member.losses) == 1:
+            return member.losses[0]
+        return sum(dominates(other.losses, member.losses) for other in self.best)
+
+    def sort(self):
+        ranks = {one.id: self.rank(one) for one in self.best}
+        self.best.sort(key=lambda one: (ranks[one.id], one.age))
+
+
+values = st.integers(0, 5).map(float)
+
+
+def events(objectives):
+    """Losses to add (None: it failed), or how far back the one to be discarded came."""
+    losses = st.tuples(*[values] * objectives)
+    return st.lists(st.one_of(losses, st.none(), st.integers(0, 8)), max_size=40)
+
+
+def play(story):
+    population, reference = Population(best=BEST, recent=RECENT, failures=FAILURES), Reference()
+    for number, event in enumerate(story):
+        if isinstance(event, int):
+            population.discard(str(number - event))
+            reference.discard(str(number - event))
+        else:
+            member = Member(str(number), (0.5,), event, FAILED if event is None else COMPLETED)
+            population.add(member)
+            reference.add(member)
+        assert [one.id for one in population.best] == [one.id for one in reference.best]
+        assert [one.rank for one in population.best] == [reference.rank(one) for one in reference.best]
+        assert [one.id for one in population.recent] == [one.id for one in reference.recent]
+        assert [one.id for one in population.failures] == [one.id for one in reference.failures]
+        everyone = [one.id for one in population]
+        assert len(set(everyone)) == len(everyone) == len(population)
+        assert set(everyone) == {one.id for one in (*reference.best, *reference.recent)}
+    return population
+
+
+@given(events(1))
+def test_one_objective_is_sorted_by_value_older_first(story):
+    play(story)
+
+
+@given(events(2))
+def test_several_objectives_are_sorted_by_how_many_dominate(story):
+    play(story)
+
+
+def test_counts_go_on_beyond_the_bounds():
+    population = play([(float(number),) for number in range(20)] + [None] * 5 + [25])
+    assert population.completed == 20 and population.seen == 25
+    assert [one.losses for one in population.best] == [(1.0,), (2.0,), (3.0,)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((1.0, 2.0), (1.0, 3.0), True),
+        ((1.0, 2.0), (1.0, 2.0), False),
+        ((1.0, 2.0), (0.0, 3.0), False),
+        ((1.0,), None, True),
+        (None, (1.0,), False),
+        (None, None, False),
+    ],
+)
+def test_dominates(first, second, expected):
+    assert dominates(first, second) is expected
