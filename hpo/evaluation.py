@@ -21,14 +21,11 @@ from hpo.binding import choose_backend
 from hpo.child import ChildProcess, Message
 from hpo.follower import Follower
 from hpo.individual import CRASHED, FAILED, TIMEOUT
-from hpo.inline import InlineCrew, InlineFollower
 from hpo.outcome import Outcome
-from hpo.trial import Job
 
 if TYPE_CHECKING:
-    from hpo.config import EvaluationSettings
-
-__all__ = ["Crew", "Follower", "InlineCrew", "InlineFollower", "Job"]
+    from hpo.settings import EvaluationSettings
+    from hpo.trial import Job
 
 
 class Crew:
@@ -130,7 +127,8 @@ class Crew:
             if message["turn"] == self._turn and self._phase == "running":
                 self._finish_rank(worker_rank, message)
         elif kind == "broken":
-            self._fail_start(FAILED, message["error"])
+            if self._phase == "starting":  # all ranks say the same; the first suffices
+                self._fail_start(FAILED, message["error"])
         elif kind == "died":
             self._notice_death(message["error"])
 
@@ -196,8 +194,7 @@ class Crew:
         self._enter("down")
         self._own.close(timeout_s)
 
-    # --- starting
-    # ---------------------------------------------------------------------------------------------
+    # --- starting --------------------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
         self._epoch += 1
@@ -243,8 +240,7 @@ class Crew:
     def _started(self) -> set[int]:
         return self._joined if len(self._ready) == self._size else set(self._ready)
 
-    # --- evaluating
-    # -------------------------------------------------------------------------------------------
+    # --- evaluating ------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         if self._job is None or self._phase != "idle":
@@ -344,8 +340,7 @@ class Crew:
         self._job = None
         self._outcomes.append(outcome)
 
-    # --- both
-    # -------------------------------------------------------------------------------------------------
+    # --- both ------------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Literal["down", "starting", "idle", "running"]) -> None:
         self._phase = phase

@@ -13,6 +13,7 @@ import socket
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,9 @@ class Group:
         import torch
         import torch.distributed
 
+        # It holds the default group as default arguments. Imported when there is one already, by the first
+        # optimizer through torch._dynamo, it would keep that group alive for good, threads and all.
+        import_module("torch.distributed.nn.functional")
         if self._device is not None and torch.cuda.is_available():
             torch.cuda.set_device(self._device)
             if torch.distributed.is_nccl_available():
@@ -102,10 +106,6 @@ class Group:
     def join(self, order: Message) -> None:
         """Form a new group. Collective."""
         import torch.distributed as dist
-
-        # It holds the world's group as a default argument. Imported after a group was formed (by the first optimizer,
-        # through torch._dynamo) it would keep that one alive for good, threads and all.
-        import torch.distributed.nn.functional  # noqa: F401
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         self.leave()

@@ -31,7 +31,7 @@ def _peer(trial: hpo.Trial) -> float:
     import torch.distributed as dist
 
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-    for _ in range(1000):
+    for _ in range(3):
         model(torch.ones(2, 2)).sum().backward()
     dist.barrier()
     return 0.0
@@ -145,6 +145,22 @@ def _straggle(trial: hpo.Trial) -> float:
     if trial.rank:
         time.sleep(FOREVER_S)
     return 2.0
+
+
+def _straggle_after_failure(trial: hpo.Trial) -> float:
+    if trial.rank:
+        time.sleep(FOREVER_S)
+    raise ValueError("rank 0 failed")
+
+
+def _leave_files(trial: hpo.Trial) -> float:
+    """The number of files that it finds, but for output."""
+    found = [path for path in trial.directory.iterdir() if not path.name.startswith("output-")]
+    Path(trial.directory, "model.pt").touch()
+    Path(trial.directory, "samples").mkdir()
+    Path(trial.directory, "samples", "0.txt").touch()
+    print("tried")
+    return float(len(found))
 
 
 def _destroy_group(trial: hpo.Trial) -> float:

@@ -1,0 +1,672 @@
+"""Evaluations in real child processes, by workers of one and of two ranks, without MPI: queues join the parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpo.child import ChildProcess, RankContext, wait_readable
+from hpo.evaluation import Crew
+from hpo.follower import Follower
+from hpo.outcome import Outcome
+from hpo.task import TaskSource
+from hpo.trial import Job
+
+LIMIT_S = 60.0
+SOURCE = TaskSource(reference="evaluated.py:task", base=str(Path(__file__).parent))
+LAUNCHER = {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "PMI_RANK": "0", "SLURM_PROCID": "0", "RANK": "7"}
+ENVIRONMENT = {**os.environ, **LAUNCHER, "CUDA_VISIBLE_DEVICES": ""}
+
+
+class Bench:
+    """A worker with all its ranks in this process, and the individuals' directories under ``root``.
+
+    ``settings`` may be changed between evaluations.
+    """
+
+    def __init__(self, size: int, root: Path, **changes: object) -> None:
+        self.root = root
+        self.size = size
+        self.settings = SimpleNamespace(isolation="warm", timeout_s=None, start_timeout_s=LIMIT_S)
+        self.source: TaskSource = SOURCE
+        self.environment = dict(ENVIRONMENT)
+        self.reports: list[tuple[str, int, float]] = []
+        self.prune_from = 4.0
+        self._queue: deque[tuple[str, int, dict[str, Any]]] = deque()
+        self._count = 0
+        for name, value in changes.items():
+            setattr(self.settings if hasattr(self.settings, name) else self, name, value)
+        self.crew = Crew(
+            size=size,
+            child_factory=lambda: self.child(0),
+            send=lambda rank, message: self._queue.append(("follower", rank, carried(message))),
+            objectives=("value",),
+            settings=self.settings,  # type: ignore[arg-type]
+            on_report=self._on_report,
+            clock=time.monotonic,
+            failure_grace_s=2.0,
+            straggler_s=0.5,
+        )
+        self.followers = [self._follower(rank) for rank in range(1, size)]
+
+    def _follower(self, rank: int) -> Follower:
+        return Follower(
+            worker_rank=rank,
+            child_factory=lambda: self.child(rank),
+            send=lambda message: self._queue.append(("crew", message["worker_rank"], carried(message))),
+        )
+
+    def child(self, rank: int) -> ChildProcess:
+        context = RankContext(
+            worker_rank=rank,
+            size=self.size,
+            local_rank=rank,
+            local_size=self.size,
+            hosts=(socket.gethostname(),) * self.size,
+            source=self.source,
+        )
+        return ChildProcess(context, self.environment)
+
+    def _on_report(self, identity: str, step: int, value: float) -> bool:
+        self.reports.append((identity, step, value))
+        return value >= self.prune_from
+
+    @property
+    def pids(self) -> list[int | None]:
+        return [self.crew.pid, *(follower.pid for follower in self.followers)]
+
+    def deliver(self) -> None:
+        while self._queue:
+            receiver, rank, message = self._queue.popleft()
+            if receiver == "crew":
+                self.crew.receive(rank, message)
+            else:
+                self.followers[rank - 1].receive(message)
+
+    def turn(self) -> list[Outcome]:
+        """Serve all parts, deliver all messages, and wait a little unless that led to something."""
+        for follower in self.followers:
+            follower.poll()
+        self.deliver()
+        outcomes = self.crew.poll()
+        if not outcomes and not self._queue:
+            numbers = self.crew.filenos() + [n for follower in self.followers for n in follower.filenos()]
+            due = self.crew.deadline()
+            wait_readable(numbers, 0.1 if due is None else min(0.1, due - time.monotonic()))
+        return outcomes
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < end, "it did not happen"
+            assert self.turn() == []
+
+    def start(self, *, resumed: bool = False, id: str | None = None, **params: Any) -> Path:
+        """Start an evaluation of ``tests/evaluated.py`` and return its directory."""
+        self._count += 1
+        name = id or f"0-0-{self._count}"
+        self.crew.start(Job(id=name, params=params, seed=7, directory=str(self.root / name), resumed=resumed))
+        return self.root / name
+
+    def finish(self) -> Outcome:
+        end = time.monotonic() + LIMIT_S
+        while not (outcomes := self.turn()):
+            assert time.monotonic() < end, "the evaluation did not end"
+        assert len(outcomes) == 1 and not self.crew.busy
+        self.deliver()
+        return outcomes[0]
+
+    def run(self, what: str, **params: Any) -> Outcome:
+        self.start(what=what, **params)
+        return self.finish()
+
+    def close(self) -> None:
+        self.crew.close()
+        self.deliver()
+        for follower in self.followers:
+            follower.close()
+
+
+def carried(message: dict[str, Any]) -> dict[str, Any]:
+    """The message as the transport would bring it."""
+    return json.loads(json.dumps(message))
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A worker that lives through all tests of this file, so that each finds what the one before left."""
+    worker = Bench(request.param, tmp_path_factory.mktemp(f"ranks-{request.param}"))
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[Bench]:
+    worker = Bench(1, tmp_path)
+    yield worker
+    worker.close()
+
+
+def gone(pid: int, limit_s: float = 10.0) -> bool:
+    """Wait for the end of a process that need not be ours."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], limit_s)[0])
+    finally:
+        os.close(descriptor)
+
+
+def listening(pid: int) -> list[str]:
+    """Addresses on which a process listens, in hexadecimal as the kernel lists them."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        target = os.readlink(f"/proc/{pid}/fd/{name}")
+        if target.startswith("socket:["):
+            inodes.add(target[len("socket:[") : -1])
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.append(fields[1].split(":")[0])
+    return found
+
+
+# --- how evaluations end ----------------------------------------------------------------------------------------------
+
+
+def test_completes_with_metrics_logged_and_returned(bench: Bench) -> None:
+    outcome = bench.run("metrics")
+    assert (outcome.status, outcome.objectives, outcome.error) == ("completed", {"value": 1.0}, None)
+    assert outcome.metrics == {"epochs": 3, "note": "returned"} and 0 < outcome.seconds < LIMIT_S
+
+
+def test_warm_evaluators_are_used_again(bench: Bench) -> None:
+    pids = bench.pids
+    assert None not in pids
+    assert [bench.run("complete", value=value).objectives for value in (0.25, 0.5)] == [
+        {"value": 0.25},
+        {"value": 0.5},
+    ]
+    assert bench.pids == pids
+
+
+def test_nan_is_invalid_and_text_fails(bench: Bench) -> None:
+    pids = bench.pids
+    assert bench.run("nan").status == "invalid"
+    outcome = bench.run("text")
+    assert outcome.status == "failed" and "'0.5' of type str" in outcome.error
+    assert bench.run("complete").status == "completed" and bench.pids == pids
+
+
+def test_exception_on_all_ranks_fails_with_its_traceback(bench: Bench) -> None:
+    pids = bench.pids
+    outcome = bench.run("raise")
+    assert (
+        outcome.status == "failed" and "evaluated.py" in outcome.error and "evaluator.py" not in outcome.error
+    )
+    assert "ValueError: no such thing on rank" in outcome.error
+    assert bench.run("complete").status == "completed" and bench.pids == pids
+
+
+def test_sys_exit_is_a_failure(bench: Bench) -> None:
+    outcome = bench.run("sys_exit")
+    assert outcome.status == "failed" and "sys.exit(3)" in outcome.error
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("what", ["raise", "raise_late_in_model"])
+def test_exception_on_one_rank_frees_the_others_from_their_collective(
+    bench: Bench, what: str, rank: int
+) -> None:
+    bench.run("complete")
+    pids = bench.pids
+    bench.run("complete", only_rank=2)  # all ranks import what takes seconds the first time
+    begun = time.monotonic()
+    outcome = bench.run(what, only_rank=rank)
+    assert outcome.status == "failed" and outcome.error.startswith(
+        f"worker rank {rank} on {socket.gethostname()}: "
+    )
+    assert ("late" if what == "raise_late_in_model" else f"no such thing on rank {rank}") in outcome.error
+    assert time.monotonic() - begun < 1.9, "it waited for the grace of silent ranks"
+    assert bench.run("collective").objectives == {"value": 3.0}
+    assert bench.pids == pids, "evaluators that only raised are not replaced"
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+def test_rank_that_does_not_notice_a_failure_is_replaced(bench: Bench) -> None:
+    bench.run("complete")
+    pids = bench.pids
+    outcome = bench.run("straggle_after_failure")
+    assert outcome.status == "failed" and "rank 0 failed" in outcome.error
+    assert bench.run("collective").objectives == {"value": 3.0}
+    assert not set(bench.pids) & set(pids)
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+def test_result_of_rank_0_counts_although_another_rank_hangs(bench: Bench) -> None:
+    outcome = bench.run("straggle")
+    assert outcome.status == "completed" and outcome.objectives == {"value": 2.0}
+    assert "worker rank 1 still ran 0.5 s after rank 0" in outcome.error
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+def test_group_that_the_task_destroyed_is_formed_again(bench: Bench) -> None:
+    bench.run("complete")
+    pids = bench.pids
+    assert bench.run("destroy_group").objectives == {"value": 3.0}
+    assert bench.run("collective").objectives == {"value": 3.0} and bench.pids == pids
+
+
+@pytest.mark.parametrize(
+    ("what", "rank", "error"),
+    [
+        ("exit", 0, "exited with code 7"),
+        ("exit_zero", 0, "exited in the middle of its work"),
+        ("segfault", -1, "was killed by SIGSEGV"),
+        ("killed", -1, "was killed by SIGKILL, most likely by the out-of-memory killer"),
+    ],
+)
+def test_death_of_an_evaluator_is_a_crash(bench: Bench, what: str, rank: int, error: str) -> None:
+    if bench.size > 1 and what in ("exit_zero", "killed"):
+        pytest.skip("each costs a start, and one rank tells the same")
+    rank %= bench.size
+    outcome = bench.run(what, only_rank=rank)
+    assert outcome.status == "crashed" and error in outcome.error
+    if bench.size > 1:
+        assert outcome.error.startswith(f"worker rank {rank} on {socket.gethostname()} ")
+    if what == "exit":
+        assert "It last printed:\nlast words" in outcome.error
+    if what == "segfault":
+        assert "in _segfault" in outcome.error, "the stack is missing"
+    assert bench.run("complete").status == "completed"
+
+
+def test_evaluator_killed_from_outside_is_a_crash(bench: Bench) -> None:
+    directory = bench.start(what="hang")
+    bench.until((directory / f"begun-{bench.size - 1}").exists)
+    victim = bench.pids[-1]
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    outcome = bench.finish()
+    assert outcome.status == "crashed" and "SIGKILL" in outcome.error
+    assert bench.run("complete").status == "completed" and victim not in bench.pids
+
+
+def test_evaluator_killed_between_evaluations_costs_nothing(single: Bench) -> None:
+    single.run("complete")
+    victim = single.crew.pid
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    single.until(lambda: single.crew.pid != victim and single.crew.ready)
+    assert single.run("complete").status == "completed"
+
+
+@pytest.mark.parametrize("what", ["hang", "hang_holding_the_lock"])
+def test_time_out_kills_at_once_and_tells_where_it_hung(bench: Bench, what: str) -> None:
+    bench.run("complete")
+    pids = bench.pids
+    bench.settings.timeout_s = 1.0
+    try:
+        begun = time.monotonic()
+        directory = bench.start(what=what)
+        outcome = bench.finish()
+        assert 1.0 <= time.monotonic() - begun < 1.5
+    finally:
+        bench.settings.timeout_s = None
+    assert outcome.status == "timeout" and "not over after 1 s (timeout)" in outcome.error
+    assert f"in _{what}" in (directory / "output-0.txt").read_text()
+    assert all(gone(pid) for pid in pids if pid is not None)
+    assert bench.run("complete").status == "completed"
+
+
+def test_kill_ends_the_evaluation_with_the_status_asked_for(single: Bench) -> None:
+    directory = single.start(what="hang")
+    single.until((directory / "begun-0").exists)
+    pid = single.crew.pid
+    single.crew.kill("interrupted")
+    assert single.finish().status == "interrupted"
+    assert pid is not None and gone(pid)
+    assert single.crew.pid is None, "a campaign that stops needs no new evaluator"
+    assert single.run("complete").status == "completed"
+    single.crew.kill("interrupted")
+    assert single.turn() == []
+
+
+def test_fresh_means_a_new_process_each_time(tmp_path: Path) -> None:
+    worker = Bench(1, tmp_path, isolation="fresh")
+    try:
+        pids = [worker.run("describe").metrics["pid"] for _ in range(3)]
+    finally:
+        worker.close()
+    assert len(set(pids)) == 3
+
+
+# --- reports and checkpoints ------------------------------------------------------------------------------------------
+
+
+def test_all_ranks_agree_on_pruning(bench: Bench) -> None:
+    bench.run("complete")
+    pids = bench.pids
+    bench.reports.clear()
+    bench.start(what="report", id="pruned")
+    outcome = bench.finish()
+    assert outcome.status == "pruned" and outcome.objectives == {"value": 4.0}
+    assert outcome.metrics == {"seen": 3, "pruned_step": 4}
+    assert bench.reports == [("pruned", step, float(step)) for step in range(5)]
+    assert bench.run("complete").status == "completed" and bench.pids == pids
+
+
+def test_nothing_is_pruned_without_a_reason(bench: Bench) -> None:
+    bench.prune_from = 100.0
+    try:
+        outcome = bench.run("report")
+    finally:
+        bench.prune_from = 4.0
+    assert outcome.status == "completed" and outcome.objectives == {"value": 9.0}
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+def test_ranks_that_call_different_things_are_told(bench: Bench) -> None:
+    outcome = bench.run("quarrel")
+    assert outcome.status == "failed"
+    assert "worker rank 1 is in trial.should_checkpoint, but rank 0 in trial.report" in outcome.error
+    assert bench.run("collective").objectives == {"value": 3.0}
+
+
+def test_all_ranks_agree_on_stopping_and_go_on_later(bench: Bench) -> None:
+    directory = bench.start(what="checkpoint", id="stopped")
+    bench.until((directory / f"begun-{bench.size - 1}").exists)
+    bench.crew.request_checkpoint()
+    assert bench.finish().status == "interrupted"
+    assert {path.name for path in directory.glob("state-*")} == {
+        f"state-{rank}" for rank in range(bench.size)
+    }
+    bench.start(what="checkpoint", id="stopped", resumed=True)
+    outcome = bench.finish()
+    assert outcome.status == "completed" and outcome.objectives == {"value": 41.0}
+    directory = bench.start(what="checkpoint", id="stopped")  # the wish to stop was the former evaluation's
+    bench.until(
+        lambda: (directory / f"begun-{bench.size - 1}").exists() and not list(directory.glob("state-*"))
+    )
+    bench.crew.request_checkpoint()
+    assert bench.finish().status == "interrupted"
+
+
+def test_wish_to_stop_reaches_an_individual_that_waits_for_its_evaluator(single: Bench) -> None:
+    single.start(what="checkpoint")
+    single.crew.request_checkpoint()
+    assert single.finish().status == "interrupted"
+
+
+# --- directories and output -------------------------------------------------------------------------------------------
+
+
+def test_what_is_printed_is_in_the_file_of_its_rank(bench: Bench) -> None:
+    directory = bench.start(what="output")
+    assert bench.finish().status == "completed"
+    assert {path.name for path in directory.iterdir()} == {f"output-{rank}.txt" for rank in range(bench.size)}
+    for path in directory.iterdir():
+        assert set(path.read_text().splitlines()) == {
+            "printed by Python",
+            "to stderr",
+            "written to the descriptor",
+            "printed by C",
+            "printed by a program",
+        }
+
+
+def test_nothing_printed_leaves_nothing(bench: Bench) -> None:
+    directory = bench.start(what="complete")
+    bench.finish()
+    bench.until(lambda: not directory.exists())
+
+
+def test_second_try_finds_an_empty_directory_but_its_output_is_kept(single: Bench) -> None:
+    for _ in range(2):
+        directory = single.start(what="leave_files", id="tried")
+        assert single.finish().objectives == {"value": 0.0}
+    assert (directory / "output-0.txt").read_text() == "tried\ntried\n"
+
+
+def test_directory_that_cannot_be_made_fails_the_evaluation_only(bench: Bench) -> None:
+    (bench.root / "file").touch()
+    bench.start(what="complete", id="file/inside")
+    outcome = bench.finish()
+    assert outcome.status == "failed" and "directory cannot be used" in outcome.error
+    assert bench.run("complete").status == "completed"
+
+
+def test_error_quotes_this_evaluation_only(single: Bench) -> None:
+    single.start(what="leave_files", id="tried")
+    single.finish()
+    single.start(what="exit", id="tried")
+    outcome = single.finish()
+    assert outcome.error.endswith("It last printed:\nlast words")
+
+
+# --- what the evaluator is given --------------------------------------------------------------------------------------
+
+
+def test_evaluator_sees_nothing_of_the_launcher(bench: Bench) -> None:
+    seen = bench.run("describe").metrics
+    assert seen["launcher"] == "" and seen["place"] == f"0 of {bench.size}, 0, cpu"
+    assert seen["torchrun"] == ("0,2,0" if bench.size == 2 else "-,-,-")
+    assert seen["parent"] == os.getpid() and seen["threads"] == os.environ["OMP_NUM_THREADS"]
+
+
+def test_one_rank_needs_no_torch(single: Bench) -> None:
+    assert single.run("describe").metrics["torch"] is False
+
+
+def test_draws_do_not_depend_on_what_the_process_did_before(bench: Bench) -> None:
+    first = bench.run("draw")
+    bench.run("complete")
+    second = bench.run("draw")
+    assert first.objectives == second.objectives and first.metrics == second.metrics
+
+
+def test_binding_to_one_core_is_not_inherited(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    worker = Bench(1, tmp_path)
+    del worker.environment["OMP_NUM_THREADS"]
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        worker.start(what="describe")
+    finally:
+        os.sched_setaffinity(0, cores)
+    seen = worker.finish().metrics
+    worker.close()
+    assert seen["cores"] >= len(cores) and seen["threads"] == str(seen["cores"])
+
+
+def test_nothing_listens_beyond_this_host(bench: Bench) -> None:
+    bench.run("complete")
+    addresses = [listening(pid) for pid in bench.pids if pid is not None]
+    assert len(addresses) == bench.size
+    if bench.size == 1:
+        assert addresses == [[]]
+    else:
+        assert all(addresses), "a gloo rank listens, so this finds nothing by mistake"
+    assert {address for found in addresses for address in found} <= {"0100007F"}
+
+
+# --- no process outlives its use --------------------------------------------------------------------------------------
+
+
+def started_by(directory: Path) -> list[int]:
+    return [int(number) for number in (directory / "descendants").read_text().split()]
+
+
+def test_what_a_killed_evaluator_started_is_gone(single: Bench) -> None:
+    directory = single.start(what="descendants")
+    single.until((directory / "descendants").exists)
+    started = started_by(directory)
+    assert len(started) == 4 and not any(gone(pid, 0.0) for pid in started)
+    single.crew.kill("interrupted")
+    single.finish()
+    assert all(gone(pid) for pid in started)
+
+
+def test_forked_process_does_not_hide_the_end_of_its_evaluator(single: Bench) -> None:
+    outcome = single.run("fork")
+    assert outcome.status == "crashed" and "exited with code 5" in outcome.error
+
+
+def test_evaluators_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys, test_evaluation\n"
+        "worker = test_evaluation.Bench(1, pathlib.Path(sys.argv[1]))\n"
+        "directory = worker.start(what='descendants')\n"
+        "worker.until((directory / 'descendants').exists)\n"
+        "print(worker.crew.pid, flush=True)\n"
+        "input()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    with parent:
+        evaluator = int(parent.stdout.readline())
+        started = started_by(tmp_path / "0-0-1")[
+            :1
+        ]  # those in its group; the kernel tells nobody of the others
+        assert not any(gone(pid, 0.0) for pid in (evaluator, *started))
+        parent.kill()
+        assert gone(evaluator) and all(gone(pid) for pid in started)
+
+
+def test_close_leaves_nothing(tmp_path: Path) -> None:
+    worker = Bench(1, tmp_path)
+    worker.run("complete")
+    pid = worker.crew.pid
+    begun = time.monotonic()
+    worker.close()
+    assert pid is not None and gone(pid, 0.0) and time.monotonic() - begun < 2.0
+
+
+def test_close_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
+    worker = Bench(1, tmp_path)
+    directory = worker.start(what="hang_holding_the_lock")
+    worker.until((directory / "begun-0").exists)
+    pid = worker.crew.pid
+    begun = time.monotonic()
+    worker.close()
+    assert pid is not None and gone(pid, 0.0) and time.monotonic() - begun < 2.0
+
+
+# --- evaluators that do not start -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_task_that_cannot_be_loaded_fails_the_individual(tmp_path: Path, size: int) -> None:
+    (tmp_path / "broken.py").write_text("print('importing')\nraise KeyError('no data here')\n")
+    worker = Bench(size, tmp_path, source=TaskSource(reference="broken.py:task", base=str(tmp_path)))
+    try:
+        outcome = worker.run("complete")
+        assert outcome.status == "failed" and "no data here" in outcome.error
+        assert worker.crew.failed_starts == 1 and worker.crew.ready
+        worker.source = SOURCE
+        assert worker.run("complete").status == "completed" and worker.crew.failed_starts == 0
+    finally:
+        worker.close()
+
+
+def test_evaluator_that_dies_while_it_starts_is_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text("import os\nprint('no licence', flush=True)\nos._exit(9)\n")
+    worker = Bench(1, tmp_path, source=TaskSource(reference="dying.py:task", base=str(tmp_path)))
+    try:
+        outcome = worker.run("complete")
+    finally:
+        worker.close()
+    assert (
+        outcome.status == "crashed"
+        and "exited with code 9" in outcome.error
+        and "no licence" in outcome.error
+    )
+
+
+def test_evaluator_that_does_not_get_ready_is_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(3600)\n")
+    source = TaskSource(reference="slow.py:task", base=str(tmp_path))
+    worker = Bench(1, tmp_path, source=source, start_timeout_s=0.5)
+    try:
+        outcome = worker.run("complete")
+    finally:
+        worker.close()
+    assert outcome.status == "crashed" and "not ready within 0.5 s (start_timeout)" in outcome.error
+    assert "worker rank 0" in outcome.error
+
+
+def test_no_process_to_be_had_is_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Bench(1, tmp_path)
+    monkeypatch.setattr(
+        worker, "child", lambda rank: (_ for _ in ()).throw(BlockingIOError("no more processes"))
+    )
+    outcome = worker.run("complete")
+    worker.close()
+    assert outcome.status == "crashed" and "no more processes" in outcome.error
+
+
+def test_failed_start_before_an_individual_is_there_blames_none(tmp_path: Path) -> None:
+    worker = Bench(1, tmp_path, source=TaskSource(reference="missing.py:task", base=str(tmp_path)))
+    try:
+        worker.crew.prepare()
+        assert not worker.crew.ready
+        worker.until(lambda: worker.crew.ready)
+        assert worker.crew.failed_starts == 1
+    finally:
+        worker.close()
+
+
+# --- the protocol between Crew and Followers --------------------------------------------------------------------------
+
+
+def test_late_words_of_an_earlier_evaluator_are_not_heard(single: Bench) -> None:
+    single.run("complete")
+    directory = single.start(what="hang")
+    single.until((directory / "begun-0").exists)
+    single.crew.receive(0, {"type": "died", "epoch": 0, "worker_rank": 0, "error": "long ago"})
+    stale = Outcome(status="completed", objectives={"value": 0.0}).to_json()
+    single.crew.receive(0, {"type": "finished", "epoch": 1, "worker_rank": 0, "turn": 1, "outcome": stale})
+    assert single.turn() == [] and single.crew.busy
+    single.crew.kill("interrupted")
+    assert single.finish().status == "interrupted"
+
+
+def test_one_individual_at_a_time(single: Bench) -> None:
+    single.start(what="complete")
+    with pytest.raises(RuntimeError, match="cannot start while 0-0-1"):
+        single.start(what="complete")
+    assert single.finish().status == "completed"
+
+
+def test_deadline_is_none_while_nothing_is_due(single: Bench) -> None:
+    single.run("complete")
+    single.until(lambda: single.crew.deadline() is None)
+    single.settings.timeout_s = 5.0
+    single.start(what="complete")
+    due = single.crew.deadline()
+    assert due is not None and due - time.monotonic() <= 5.0
+    single.finish()
