@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpo import config
+from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, FINAL
 
 if TYPE_CHECKING:
@@ -46,18 +48,23 @@ class Display:
         else:
             self._next = now + (_LIVE_S if self._columns else _LINE_S)
         text = self.line(coordinator, now)
-        if self._columns is None:
-            print(text, file=sys.stderr, flush=True)
-            return
-        if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
+        self._show(text)
 
-            self._live = Live(
-                console=Console(file=sys.stderr, force_terminal=True, width=self._columns), auto_refresh=False
-            )
-            self._live.start()
-        self._live.update(text, refresh=True)
+    def _show(self, text: str) -> None:
+        """Nobody may be there any more to read it: a terminal was closed, a pipe's reader has ended. The campaign
+        goes on."""
+        with suppress(OSError):
+            if self._columns is None:
+                print(text, file=sys.stderr, flush=True)
+                return
+            if self._live is None:
+                from rich.console import Console
+                from rich.live import Live
+
+                console = Console(file=sys.stderr, force_terminal=True, width=self._columns)
+                self._live = Live(console=console, auto_refresh=False)
+                self._live.start()
+            self._live.update(text, refresh=True)
 
     def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
         """One line: done, best, rate, failures, and while it runs workers busy and time left."""
@@ -98,16 +105,16 @@ class Display:
             None if self._evaluations is None else max(self._evaluations, coordinator.tally.final)
         )
         text = f"{reason}: {self.line(coordinator, now, ended=True)}"
-        if self._live is not None:
-            self._live.update(text, refresh=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
+            text += "\nGive the same command again to go on."
+        self._show(text)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            with suppress(OSError):
+                live.stop()
 
 
 def _rate(rate: float) -> str:
