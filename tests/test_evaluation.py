@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import hpo
 from hpo.child import ChildProcess, RankContext, wait_readable
 from hpo.evaluation import Crew
 from hpo.follower import Follower
@@ -276,18 +277,18 @@ def test_group_that_the_task_destroyed_is_formed_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "rank", "error"),
+    ("bench", "what", "rank", "error"),
     [
-        ("exit", 0, "exited with code 7"),
-        ("exit_zero", 0, "exited in the middle of its work"),
-        ("segfault", -1, "was killed by SIGSEGV"),
-        ("killed", -1, "was killed by SIGKILL, most likely by the out-of-memory killer"),
+        (1, "exit", 0, "exited with code 7"),
+        (1, "exit_zero", 0, "exited in the middle of its work"),
+        (1, "segfault", 0, "was killed by SIGSEGV"),
+        (1, "killed", 0, "was killed by SIGKILL, most likely by the out-of-memory killer"),
+        (2, "exit", 0, "exited with code 7"),
+        (2, "segfault", 1, "was killed by SIGSEGV"),
     ],
+    indirect=["bench"],
 )
 def test_death_of_an_evaluator_is_a_crash(bench: Bench, what: str, rank: int, error: str) -> None:
-    if bench.size > 1 and what in ("exit_zero", "killed"):
-        pytest.skip("each costs a start, and one rank tells the same")
-    rank %= bench.size
     outcome = bench.run(what, only_rank=rank)
     assert outcome.status == "crashed" and error in outcome.error
     if bench.size > 1:
@@ -629,6 +630,15 @@ def test_no_process_to_be_had_is_a_crash(tmp_path: Path, monkeypatch: pytest.Mon
     assert outcome.status == "crashed" and "no more processes" in outcome.error
 
 
+@pytest.mark.parametrize("big", [False, True])
+def test_task_without_a_module_travels_by_value(single: Bench, big: bool) -> None:
+    data = bytes(5_000_000 if big else 5)  # more than a socket takes at once
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), lambda trial: len(data) + trial.params["x"])
+    single.source = TaskSource.of(task)
+    single.start(x=0.5)
+    assert single.finish().objectives == {"value": len(data) + 0.5}
+
+
 def test_failed_start_before_an_individual_is_there_blames_none(tmp_path: Path) -> None:
     worker = Bench(1, tmp_path, source=TaskSource(reference="missing.py:task", base=str(tmp_path)))
     try:
@@ -638,6 +648,20 @@ def test_failed_start_before_an_individual_is_there_blames_none(tmp_path: Path) 
         assert worker.crew.failed_starts == 1
     finally:
         worker.close()
+
+
+def test_kernel_without_process_descriptors_is_served_too(
+    single: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError("no such system call")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert single.run("complete").status == "completed"
+    for what in ("exit", "fork"):
+        assert single.run(what).status == "crashed"
+    single.close()
+    assert single.crew.pid is None
 
 
 # --- the protocol between Crew and Followers --------------------------------------------------------------------------

@@ -1,0 +1,160 @@
+"""What an evaluator gets of its host, decided without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpo.binding import (
+    bind_device,
+    child_environment,
+    choose_backend,
+    own_device,
+    thread_share,
+    visible_devices,
+)
+
+FOUR = ("0", "1", "2", "3")
+
+
+def gpus(directory: Path, count: int) -> Path:
+    for index in range(count):
+        (directory / f"0000:{index:02x}:00.0").mkdir()
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("listed", "devices"),
+    [
+        ("0,1", ("0", "1")),
+        ("3", ("3",)),
+        ("GPU-8932f937, GPU-1f2d", ("GPU-8932f937", "GPU-1f2d")),
+        ("2,-1,3", ("2",)),
+        ("", ()),
+        ("-1", ()),
+    ],
+)
+def test_what_the_environment_lists_is_visible(tmp_path: Path, listed: str, devices: tuple[str, ...]) -> None:
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": listed}, gpus(tmp_path, 4)) == devices
+
+
+def test_without_a_list_all_that_the_driver_names_is_visible(tmp_path: Path) -> None:
+    assert visible_devices({}, gpus(tmp_path, 3)) == ("0", "1", "2")
+    assert visible_devices({}, tmp_path / "no driver") == ()
+
+
+def bound(
+    visible: tuple[str, ...], local_rank: int, first: int, size: int
+) -> tuple[tuple[str, ...], int | None]:
+    """For a worker whose ranks on this host have the host's ranks ``first`` to ``first + size - 1``."""
+    return bind_device(
+        visible, local_rank=local_rank, worker_local_rank=local_rank - first, worker_local_size=size
+    )
+
+
+def test_each_rank_gets_its_own_of_its_workers_devices() -> None:
+    assert [bound(FOUR, rank, rank // 2 * 2, 2) for rank in range(4)] == [
+        (("0", "1"), 0),
+        (("0", "1"), 1),
+        (("2", "3"), 0),
+        (("2", "3"), 1),
+    ]
+    assert [bound(FOUR, rank, rank, 1) for rank in range(4)] == [((name,), 0) for name in FOUR]
+
+
+def test_one_visible_device_is_taken_by_all() -> None:
+    assert [bound(("5",), rank, 0, 4) for rank in range(4)] == [(("5",), 0)] * 4
+
+
+def test_no_device_is_the_cpu() -> None:
+    assert bound((), 1, 0, 2) == ((), None)
+
+
+def test_more_ranks_than_devices_share_them() -> None:
+    assert [bound(("0", "1"), rank, 0, 4) for rank in range(4)] == [
+        (("0", "1"), 0),
+        (("0", "1"), 1),
+        (("0", "1"), 0),
+        (("0", "1"), 1),
+    ]
+
+
+@given(count=st.integers(2, 9), first=st.integers(0, 20), size=st.integers(1, 9), index=st.integers(0, 8))
+def test_ranks_use_the_device_of_their_number(count: int, first: int, size: int, index: int) -> None:
+    visible = tuple(f"GPU-{number}" for number in range(count))
+    rank = first + index % size
+    devices, own = bound(visible, rank, first, size)
+    assert own is not None and devices[own] == visible[rank % count]
+    assert len(set(devices)) == len(devices) <= size, "CUDA refuses a list that names one twice"
+
+
+def test_inline_ranks_take_a_device_by_number() -> None:
+    assert [own_device({"CUDA_VISIBLE_DEVICES": "4,6"}, rank) for rank in range(3)] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+    ]
+    assert own_device({"CUDA_VISIBLE_DEVICES": ""}, 0) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        ([("a", "GPU-0"), ("a", "GPU-1")], "cpu:gloo,cuda:nccl"),
+        ([("a", "GPU-0"), ("b", "GPU-0")], "cpu:gloo,cuda:nccl"),
+        ([("a", "GPU-0"), ("a", "GPU-0")], "gloo"),
+        ([("a", "GPU-0"), ("a", None)], "gloo"),
+        ([("a", None), ("b", None)], "gloo"),
+    ],
+)
+def test_nccl_only_where_each_rank_has_a_device_of_its_own(
+    devices: list[tuple[str, str | None]], backend: str
+) -> None:
+    assert choose_backend(devices) == backend
+
+
+@pytest.mark.parametrize(
+    ("bound_cores", "widest", "local_size", "threads"),
+    [(1, 64, 8, 8), (64, 64, 8, 8), (32, 64, 2, 32), (8, 64, 2, 8), (2, 2, 4, 1), (1, 1, 1, 1)],
+)
+def test_threads_are_a_share_of_the_host(
+    bound_cores: int, widest: int, local_size: int, threads: int
+) -> None:
+    assert thread_share(bound=bound_cores, widest=widest, local_size=local_size) == threads
+
+
+def environment(
+    base: dict[str, str], devices: tuple[str, ...] = (), root: str = "/opt/site-packages"
+) -> dict[str, str]:
+    return child_environment(base, threads=3, devices=devices, package_root=Path(root))
+
+
+def test_nothing_of_the_launcher_is_left() -> None:
+    launcher = (
+        "OMPI_COMM_WORLD_RANK OMPI_MCA_btl PMIX_RANK PMI_RANK PRTE_LAUNCHED HYDRA_PROXY HYDI_CONTROL_FD "
+        "MPI_LOCALRANKID SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_STEP_ID SLURM_STEPID SLURM_NTASKS RANK "
+        "WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT"
+    )
+    kept = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "4",
+        "MPLBACKEND": "agg",
+        "WANDB_MODE": "offline",
+    }
+    assert environment({**dict.fromkeys(launcher.split(), "1"), **kept}) == {**kept, "OMP_NUM_THREADS": "3"}
+
+
+def test_what_the_user_has_set_stays() -> None:
+    assert environment({"OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"] == "8"
+    assert environment({"CUDA_VISIBLE_DEVICES": ""})["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment({"CUDA_VISIBLE_DEVICES": "0,1"}, ("1",))["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_package_that_is_not_installed_is_found() -> None:
+    assert environment({}, root="/home/me/hpo")["PYTHONPATH"] == "/home/me/hpo"
+    assert environment({"PYTHONPATH": "/lib"}, root="/home/me/hpo")["PYTHONPATH"] == "/home/me/hpo:/lib"
+    assert "PYTHONPATH" not in environment({})
