@@ -30,6 +30,7 @@ LIMIT_S = 60.0
 SOURCE = TaskSource(reference="evaluated.py:task", base=str(Path(__file__).parent))
 LAUNCHER = {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "PMI_RANK": "0", "SLURM_PROCID": "0", "RANK": "7"}
 ENVIRONMENT = {**os.environ, **LAUNCHER, "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # with it, C code does not buffer either
 
 
 class Bench:
