@@ -141,15 +141,16 @@ def launch(file: Path, directory: Path, ranks: int, mpirun: str) -> int:
     # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
     begun = journal.journal_path(directory, leg=leg, island=0, worker=0)
     process: subprocess.Popen[bytes] | None = None
-    asked = 0
+    asked = early = False
 
     def forward(number: int = 0, frame: FrameType | None = None) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal asked, early
+        asked = True
         if process is None or process.poll() is not None:
             return
         # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
-        process.send_signal(signal.SIGUSR1 if begun.exists() else signal.SIGTERM)
+        early |= not begun.exists()
+        process.send_signal(signal.SIGTERM if early else signal.SIGUSR1)
 
     former = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
@@ -169,12 +170,12 @@ def launch(file: Path, directory: Path, ranks: int, mpirun: str) -> int:
     if code in (EXIT_TOLD + 1, EXIT_TOLD + 2):
         return code - EXIT_TOLD
     end = last_end(directory, since=leg)
+    if early and end != 0:
+        _say("stopped before the campaign began. Give the same command again to start it.")
+        return EXIT_RESUMABLE
     if end is not None:
         return end
     if not begun.exists():
-        if asked:
-            _say("stopped before the campaign began. Give the same command again to start it.")
-            return EXIT_RESUMABLE
         _say(f"the ranks ended (mpirun returned {code}) before the campaign began: see what they said above.")
         return 1
     _say(
