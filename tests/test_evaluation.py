@@ -44,6 +44,8 @@ class Bench:
         self.size = size
         self.settings = SimpleNamespace(isolation="warm", timeout_s=None, start_timeout_s=LIMIT_S)
         self.source: TaskSource = SOURCE
+        self.hosts = (socket.gethostname(),) * size
+        self.interface: str | None = None
         self.environment = dict(ENVIRONMENT)
         self.reports: list[tuple[str, int, float]] = []
         self.prune_from = 4.0
@@ -75,10 +77,11 @@ class Bench:
         context = RankContext(
             worker_rank=rank,
             size=self.size,
-            local_rank=rank,
-            local_size=self.size,
-            hosts=(socket.gethostname(),) * self.size,
+            local_rank=self.hosts[:rank].count(self.hosts[rank]),
+            local_size=self.hosts.count(self.hosts[rank]),
+            hosts=self.hosts,
             source=self.source,
+            interface=self.interface,
         )
         return ChildProcess(context, self.environment)
 
@@ -497,6 +500,18 @@ def test_binding_to_one_core_is_not_inherited(tmp_path: Path) -> None:
     seen = worker.finish().metrics
     worker.close()
     assert seen["cores"] >= len(cores) and seen["threads"] == str(seen["cores"])
+
+
+def test_worker_that_spans_hosts_meets_on_the_interface_named(tmp_path: Path) -> None:
+    worker = Bench(2, tmp_path, hosts=("alpha", "beta"), interface="lo")
+    try:
+        assert worker.run("collective").objectives == {"value": 3.0}
+        outcome = worker.run("raise", only_rank=1)
+        assert outcome.error.startswith("worker rank 1 on beta: ")
+        seen = worker.run("describe").metrics
+        assert seen["place"] == "0 of 2, 0, cpu" and seen["torchrun"] == "0,2,0"
+    finally:
+        worker.close()
 
 
 def test_nothing_listens_beyond_this_host(bench: Bench) -> None:
