@@ -88,10 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hpo: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(
-            "hpo: interrupted. Nothing that was recorded is lost: give the same command again.",
-            file=sys.stderr,
-        )
+        from hpo import config
+
+        if config.launcher().speaks:
+            sentence = "interrupted. Nothing that was recorded is lost: give the same command again"
+            print(f"hpo: {sentence}.", file=sys.stderr)
         return EXIT_RESUMABLE
     except BrokenPipeError:
         # The reader (head, less) has gone; what it did not read it did not want.

@@ -111,6 +111,11 @@ class Launcher:
     kind: Literal["openmpi", "mpich", "slurm"] | None = None
     started_by_hpo: bool = False
 
+    @property
+    def speaks(self) -> bool:
+        """Whether this process, of all that were started with it, is the one to talk to the user."""
+        return self.rank is None or (self.rank == 0 and not self.started_by_hpo)
+
 
 def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     """What the environment says about the launch of this process."""
@@ -264,7 +269,7 @@ class _Reader:
 
 def _remedy(section: str, key: str) -> str:
     """What to do about a key that the section does not have."""
-    if key in _SECTION_OF:
+    if key in _SECTION_OF and f"{key}s" not in _RULES[section]:  # island, where islands is meant
         return f"It belongs {_home(_SECTION_OF[key])}."
     elsewhere = nearest(key, _SECTION_OF)
     if elsewhere is not None and nearest(key, _RULES[section]) is None:
