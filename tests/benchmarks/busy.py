@@ -1,0 +1,172 @@
+"""How busy workers are when run times differ: lognormal sleeps on 16 ranks, one island and four, beside
+Propulate.
+
+    python tests/benchmarks/busy.py [--repeat 3] [--quick]
+
+Evaluations sleep (lognormal, mean 0.4 s, σ = 1), 320 of them. Busy is the time slept over workers times the
+time from the first evaluation of the worker that was last to begin one to the end of the last evaluation;
+what was slept before that is left out, for both. The ideal is a global queue without any cost, simulated on
+the same draws in the order in which they were used and counted in the same way. Ours runs in warm evaluators,
+as campaigns do; Propulate inside its ranks, as it does. Medians over repeats. Ends in one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from launching import start_ranks
+
+SIGMA = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """``mean_s``: of the sleeps; ``islands``: to be compared."""
+
+    ranks: int = 16
+    evaluations: int = 320
+    mean_s: float = 0.4
+    islands: tuple[int, ...] = (1, 4)
+
+
+QUICK = Size(ranks=4, evaluations=32, mean_s=0.1, islands=(2,))
+
+
+def draws(size: Size) -> list[float]:
+    """Seconds of the evaluations, in the order in which they are begun."""
+    rng = random.Random(7)
+    return [rng.lognormvariate(math.log(size.mean_s) - SIGMA**2 / 2, SIGMA) for _ in range(size.evaluations)]
+
+
+def nap(directory: Path, seconds: list[float], argument: object) -> float:
+    """Sleep for the next draw, and note it. Numbers are handed out by exclusive creation of files: any
+    process may ask."""
+    begun = time.time()
+    number = len(os.listdir(directory))
+    while True:
+        try:
+            handle = os.open(directory / f"{number:04d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            break
+        except FileExistsError:
+            number += 1
+    time.sleep(seconds[number % len(seconds)])
+    os.write(handle, json.dumps([begun, time.time(), os.getpid()]).encode())
+    os.close(handle)
+    return float(number)
+
+
+def ours(directory: Path, size: Size, islands: int) -> None:
+    import hpo
+
+    space = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(10)})
+    naps, seconds = directory / "naps", draws(size)
+    hpo.Campaign(
+        hpo.Task(space, lambda trial: nap(naps, seconds, trial)),
+        directory=directory / "campaign",
+        evaluations=size.evaluations,
+        islands=islands,
+    ).run()
+
+
+def propulate(directory: Path, size: Size, islands: int) -> None:
+    from mpi4py import MPI
+    from propulate import Islands, get_default_propagator, set_logger_config
+
+    set_logger_config(level=50, log_to_stdout=False)
+    comm = MPI.COMM_WORLD
+    rng = random.Random(comm.rank)
+    limits = {f"x{index}": (-5.12, 5.12) for index in range(10)}
+    Islands(
+        loss_fn=partial(nap, directory / "naps", draws(size)),
+        propagator=get_default_propagator(pop_size=2 * comm.size, limits=limits, rng=rng),
+        rng=rng,
+        generations=size.evaluations // comm.size,
+        num_islands=islands,
+        migration_probability=0.9 if islands > 1 else 0.0,  # it fails on sending nobody
+        pollination=False,
+        checkpoint_path=directory / "propulate",
+    ).propulate(logging_interval=10**9)
+
+
+def busy(naps: list[tuple[float, float, int]]) -> float:
+    """Share of worker time spent asleep from the last worker's first start on."""
+    first: dict[int, float] = {}
+    for begin, _, worker in sorted(naps):
+        first.setdefault(worker, begin)
+    start, end = max(first.values()), max(one[1] for one in naps)
+    return sum(max(0.0, stop - max(begin, start)) for begin, stop, _ in naps) / (len(first) * (end - start))
+
+
+def ideal(size: Size) -> float:
+    """What a queue that costs nothing reaches on the same draws."""
+    free = [(0.0, worker) for worker in range(size.ranks)]
+    naps = []
+    for seconds in draws(size):
+        begin, worker = heapq.heappop(free)
+        naps.append((begin, begin + seconds, worker))
+        heapq.heappush(free, (begin + seconds, worker))
+    return busy(naps)
+
+
+def run(role: str, size: Size, islands: int) -> tuple[float, int]:
+    """Start one system; its busy share and its number of evaluations."""
+    with tempfile.TemporaryDirectory(prefix=f"busy-{role}-") as scratch:
+        naps = Path(scratch, "naps")
+        naps.mkdir()
+        start_ranks(
+            size.ranks,
+            __file__,
+            *("--role", role, "--directory", scratch, "--islands", islands),
+            *("--size", json.dumps(asdict(size))),
+        )
+        found = [tuple(json.loads(path.read_text())) for path in naps.iterdir()]
+    workers = len({worker for _, _, worker in found})
+    if workers != size.ranks:
+        raise SystemExit(f"{role}: {workers} workers evaluated something where there are {size.ranks}")
+    return busy(found), len(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK}, once")
+    parser.add_argument("--role", choices=["ours", "propulate"], help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--islands", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=lambda text: Size(**json.loads(text)), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role is not None:
+        {"ours": ours, "propulate": propulate}[options.role](options.directory, options.size, options.islands)
+        return
+    size, repeat = (QUICK, 1) if options.quick else (Size(), options.repeat)
+    best = ideal(size)
+    print(f"ideal queue                {best:.3f}")
+    result: dict[str, float] = {"ideal": best}
+    for role in ("ours", "propulate"):
+        for islands in size.islands:
+            found = []
+            for _ in range(repeat):
+                share, count = run(role, size, islands)
+                found.append(share)
+                print(f"{role:10s} {islands} island(s)   {share:.3f} over {count}", flush=True)
+            result[f"{role}_{islands}"] = statistics.median(found)
+    for islands in size.islands:
+        result[f"ratio_to_propulate_{islands}"] = result[f"ours_{islands}"] / result[f"propulate_{islands}"]
+        result[f"below_ideal_{islands}"] = best - result[f"ours_{islands}"]
+    print(json.dumps({"benchmark": "busy", **result}))
+
+
+if __name__ == "__main__":
+    main()
