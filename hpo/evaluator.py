@@ -24,10 +24,10 @@ from hpo.individual import FAILED
 from hpo.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.outcome import Outcome, describe_exception
 from hpo.output import Output
-from hpo.rooms import OUTPUT
+from hpo.rooms import OUTPUT, clear_directory
 from hpo.seeding import Seeder
 from hpo.task import TaskSource
-from hpo.trial import Job, Trial, attempt, clear_directory
+from hpo.trial import Job, Trial, attempt
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store

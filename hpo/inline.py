@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from hpo.individual import FAILED
 from hpo.outcome import Outcome
-from hpo.trial import Job, Trial, attempt, clear_directory
+from hpo.rooms import clear_directory
+from hpo.trial import Job, Trial, attempt
 
 Message = dict[str, Any]
 

@@ -12,6 +12,19 @@ OUTPUT = "output-"
 """What an evaluation prints is in files of this prefix; they stay when checkpoints go."""
 
 
+def clear_directory(path: Path) -> None:
+    """Remove what an evaluation has saved in ``path``, if anything; what it printed stays."""
+    try:
+        entries = list(os.scandir(path))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        elif not entry.name.startswith(OUTPUT):
+            os.unlink(entry.path)
+
+
 class Rooms:
     """The directories of all individuals of the campaign in ``directory``."""
 
@@ -24,18 +37,8 @@ class Rooms:
     def forget(self, identity: str) -> None:
         """Remove what the individual saved; what it printed stays. Nothing happens where there is nothing."""
         path = self.path(identity)
-        try:
-            entries = list(os.scandir(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            if entry.name.startswith(OUTPUT):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    os.unlink(entry.path)
+        with suppress(OSError):  # another process may hold a file there; it is only space
+            clear_directory(path)
         with suppress(OSError):  # not empty: it holds output
             path.rmdir()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from typing import Protocol
 from hpo.errors import Interrupted, Pruned, UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, PRUNED, Scalar
 from hpo.outcome import Outcome, as_metric, as_number, describe_exception, judge
-from hpo.rooms import OUTPUT
+from hpo.rooms import clear_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,19 +192,6 @@ def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:
     return Outcome(
         status=PRUNED, objectives={objectives[0]: value} if known else None, metrics={"pruned_step": step}
     )
-
-
-def clear_directory(path: Path) -> None:
-    """Remove what an earlier try has left in ``path``; what it printed stays."""
-    try:
-        entries = list(os.scandir(path))
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        elif not entry.name.startswith(OUTPUT):
-            os.unlink(entry.path)
 
 
 class _Alone:

@@ -90,7 +90,7 @@ def test_a_suggestion_is_told_once():
 def test_bad_settings_are_refused():
     with pytest.raises(UsageError, match="maximise"):
         hpo.Search(SPACE, "maximise")
-    with pytest.raises(UsageError, match="kind = 'cmaess'.*cmaes"):
+    with pytest.raises(UsageError, match=r"kind = 'cmaess'.*cmaes"):
         hpo.Search(SPACE, kind="cmaess")
     with pytest.raises(UsageError, match="crossover"):
         hpo.Search(SPACE, crossover=2.0)

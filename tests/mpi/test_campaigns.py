@@ -163,7 +163,9 @@ sys.stdout.write("fine\\n")
     assert done.stdout.count("fine") == 4
 
 
-def test_a_rank_that_cannot_go_on_ends_the_launch_with_a_sentence_and_the_journals_stay_whole(mpirun, tmp_path):
+def test_a_rank_that_cannot_go_on_ends_the_launch_with_a_sentence_and_the_journals_stay_whole(
+    mpirun, tmp_path
+):
     script = tmp_path / "odd.py"
     script.write_text(
         """
