@@ -179,7 +179,7 @@ class Campaign:
                     _give_up(transport, error)
                 raise
         if isinstance(transport, MpiTransport):
-            transport.flush(10.0)
+            transport.leave(10.0)
         self.exit_code = end.exit_code
         if end.reason == UNFIT:
             raise CampaignError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +23,7 @@ the next."""
 
 
 _made = itertools.count()
+_DAY = time.time() - time.monotonic()
 
 
 class Transport(Protocol):
@@ -72,7 +74,9 @@ class LocalTransport:
         return frozenset()
 
     def now(self) -> float:
-        return time.time()
+        # The time of day as of the start, carried on by a clock that nobody sets: a corrected clock of the machine must
+        # not time an evaluation out.
+        return _DAY + time.monotonic()
 
 
 class MpiTransport(LocalTransport):
@@ -91,11 +95,16 @@ class MpiTransport(LocalTransport):
         # A send's buffer must live until its request completes: both are kept here, oldest first.
         self._sending: deque[tuple[MPI.Request, bytes]] = deque()
         self._receiving: list[tuple[MPI.Request, int, bytearray]] = []
+        # How many were sent to each rank, and how many came: by these the ranks know when nothing is under way.
+        self._sent = array("q", bytes(8 * self.size))
+        self._received = 0
+        self._expected = array("q", [0])
 
     def send(self, destination: int, data: bytes) -> None:
         if destination == self.rank:
             self._inbox.append((self.rank, data))
             return
+        self._sent[destination] += 1
         request = self._comm.Isend([data, self._mpi.BYTE], dest=destination, tag=self._tag)
         if not request.Test():
             self._sending.append((request, data))
@@ -122,6 +131,7 @@ class MpiTransport(LocalTransport):
                     unfinished.append((request, source, buffer))
                 else:
                     arrived.append((source, bytes(buffer)))
+                    self._received += 1
             self._receiving = unfinished
         # Completion need not be in order, but one stuck send must not make every poll walk a long queue.
         for _ in range(min(len(self._sending), 64)):
@@ -142,7 +152,8 @@ class MpiTransport(LocalTransport):
     def flush(self, timeout_s: float) -> bool:
         """Wait until all sends have completed, at most ``timeout_s``; False when some have not.
 
-        Called once, before MPI is finalised: freeing a buffer under a pending send would corrupt the message.
+        For a rank that ends alone. Before MPI is finalised: freeing a buffer under a pending send would corrupt
+        the message.
         """
         deadline = time.monotonic() + timeout_s
         while self._sending and time.monotonic() < deadline:
@@ -151,3 +162,21 @@ class MpiTransport(LocalTransport):
                 self._sending.append((request, data))
                 time.sleep(0.0005)
         return not self._sending
+
+    def leave(self, timeout_s: float) -> bool:
+        """Receive and drop what is still under way, once no rank sends any more; collective over all ranks.
+
+        Under MPICH a message that nobody has received makes MPI_Finalize fail, and the launcher then kills the other
+        ranks; a large one keeps its sender waiting under any MPI. False when not all is done within ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        kind = self._mpi.INT64_T
+        counted = self._comm.Ireduce_scatter_block([self._sent, kind], [self._expected, kind])
+        known = False
+        while time.monotonic() < deadline:
+            self.poll()
+            known = known or counted.Test()
+            if known and not self._sending and self._received == self._expected[0]:
+                return True
+            time.sleep(0.0005)
+        return False
