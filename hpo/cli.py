@@ -73,9 +73,15 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
     for command in (status, best):
         command.add_argument("--json", action="store_true", help="print JSON")
-    best.add_argument("--top", type=int, default=1, metavar="K", help="how many (default 1)")
+    best.add_argument("--top", type=_count, default=1, metavar="K", help="how many (default 1)")
     export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,220 @@
+"""A user at a terminal: writes a task and a campaign file, types ``hpo`` commands, presses Ctrl-C, kills processes.
+
+All processes that come of a command bear a mark in their environment, so that those of others are never touched and
+orphans are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from hpo import journal
+from hpo.launch import find_mpirun
+
+ROOT = Path(__file__).resolve().parents[1]
+HPO = [sys.executable, "-m", "hpo"]
+_MARK = "HPO_TEST_MARK"
+
+TASK = """
+import os, time
+import hpo
+
+SIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "side.txt")
+
+
+def note(*words):
+    '''One write a line, so that lines of several processes do not mix.'''
+    handle = os.open(SIDE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(handle, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(handle)
+
+
+def evaluate(trial):
+    time.sleep(SECONDS)
+    value = (trial.params["x"] - 1.0) ** 2
+    note(trial.id, value, os.getpid())
+    return value
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8)), evaluate, default={"x": 0.0, "n": 2})
+"""
+"""Evaluations of SECONDS; each that ends leaves a line in side.txt, whatever becomes of its record."""
+
+
+def wait_until(
+    condition: Callable[[], object], what: str, *, seconds: float = 30.0, pause_s: float = 0.005
+) -> None:
+    """Return once ``condition`` holds; AssertionError after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {seconds:g} s"
+        time.sleep(pause_s)
+
+
+class Command:
+    """A command that runs."""
+
+    def __init__(self, terminal: Terminal, line: list[str], environment: dict[str, str]) -> None:
+        self._terminal = terminal
+        self.process = subprocess.Popen(
+            line,
+            cwd=terminal.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def minds_signals(self) -> bool:
+        """Whether Python has started, and hpo in it has set its handlers."""
+        try:
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+        except OSError:
+            return False
+        mask = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        return bool(int(mask.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    def wait(self, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """The command's end; it and all that it started are killed after ``seconds``."""
+        try:
+            out, err = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            told = [" ".join(process.cmdline()) for process in self._terminal.processes()]
+            self._terminal.kill()
+            out, err = self.process.communicate(timeout=10)
+            raise AssertionError(
+                f"not over after {seconds:g} s; these ran:\n{told}\nstdout:\n{out}\nstderr:\n{err}"
+            ) from None
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
+
+
+class Terminal:
+    """Commands in one working directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._mark = uuid.uuid4().hex
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",
+            _MARK: self._mark,
+        }
+        if os.geteuid() == 0:
+            self._environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.write_text(text)
+        return path
+
+    def task(self, seconds: float = 0.03, name: str = "task.py") -> None:
+        self.write(name, TASK.replace("SECONDS", repr(seconds)))
+
+    def campaign(self, text: str = "", *, evaluations: int | None = 60, task: str = "task.py:task") -> None:
+        """Write c.toml for a campaign in run/; ``text`` is added."""
+        lines = [f'task = "{task}"', 'directory = "run"']
+        if evaluations is not None:
+            lines.append(f"evaluations = {evaluations}")
+        self.write("c.toml", "\n".join([*lines, text, ""]))
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    def start(self, *arguments: object, environment: dict[str, str] | None = None) -> Command:
+        line = [*HPO, *map(str, arguments)]
+        return Command(self, line, {**self._environment, **(environment or {})})
+
+    def hpo(self, *arguments: object, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+        return self.start(*arguments).wait(seconds)
+
+    def mpirun(
+        self, ranks: int, *arguments: object, seconds: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        """``mpirun -n RANKS hpo …``, as on a cluster."""
+        line = [find_mpirun(), "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", *HPO, *map(str, arguments)]
+        return Command(self, line, self._environment).wait(seconds)
+
+    def status(self) -> dict[str, object]:
+        done = self.hpo("status", "run", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    # --- what is there --------------------------------------------------------------------------------------------
+
+    def side(self) -> list[str]:
+        """Ids of the evaluations that have ended, whether recorded or not."""
+        path = self.directory / "side.txt"
+        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def records(self, kind: str) -> list[journal.Record]:
+        return [
+            record for record in journal.read_directory(self.directory / "run", []) if record["type"] == kind
+        ]
+
+    def leg_begun(self, leg: int) -> bool:
+        return journal.journal_path(self.directory / "run", leg=leg, island=0, worker=0).exists()
+
+    def processes(self) -> list[psutil.Process]:
+        """All that came of the commands, wherever they hang in the tree of processes by now."""
+        needle = f"{_MARK}={self._mark}".encode()
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if needle in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    found.append(process)
+            except OSError:  # it ended meanwhile
+                continue
+        return found
+
+    def evaluators(self) -> list[psutil.Process]:
+        return [process for process in self.processes() if "hpo.evaluator" in _line(process)]
+
+    def ranks(self) -> list[psutil.Process]:
+        """Under mpirun: the processes of the ranks."""
+        return [
+            process for process in self.processes() if _variable(process, "OMPI_COMM_WORLD_RANK") is not None
+        ]
+
+    def rank(self, number: int) -> psutil.Process | None:
+        found = [one for one in self.ranks() if _variable(one, "OMPI_COMM_WORLD_RANK") == str(number)]
+        return found[0] if found else None
+
+    def kill(self) -> None:
+        """SIGKILL to all that came of the commands, until there is none."""
+        end = time.monotonic() + 10.0
+        while (left := self.processes()) and time.monotonic() < end:
+            for process in left:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
+            psutil.wait_procs(left, timeout=1.0)
+
+
+def _line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _variable(process: psutil.Process, name: str) -> str | None:
+    try:
+        return process.environ().get(name)
+    except psutil.Error:
+        return None
