@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from hpo.population import Member
 from hpo.seams import Journal
@@ -56,15 +58,21 @@ class Migration:
         self._islands = [tuple(leaders) for leaders in islands]
         self._journal = journal
         self._clock = clock
-        self._owned: dict[str, Member] = {}
+        # Best first, and of equals the one that came first.
+        self._owned: list[Member] = []
+        self._ids: set[str] = set()
         self._rng = random.Random()
 
     def own(self, member: Member) -> None:
         """Take ``member`` into the care of this leader: it was evaluated here, or came from another
         island."""
-        self._owned[member.id] = member
+        if member.id in self._ids:  # pollen that came here twice, by different ways
+            self._release(member.id)
+        self._ids.add(member.id)
+        self._owned.insert(bisect_right(self._owned, _losses(member), key=_losses), member)
         if len(self._owned) > _OWNED:
-            del self._owned[max(self._owned.values(), key=_losses).id]
+            worst = bisect_left(self._owned, _losses(self._owned[-1]), key=_losses)
+            self._ids.remove(self._owned.pop(worst).id)
 
     def departures(self, cause: Member) -> list[Departure]:
         """Who leaves after the evaluation of ``cause``: by chance nobody, else the best of the own ones.
@@ -82,10 +90,10 @@ class Migration:
         for target, count in enumerate(settings.emigrants):
             if target == self._here or not count or not self._islands[target]:
                 continue
-            fit = (one for one in self._owned.values() if target not in one.history)
+            fit = (one for one in self._owned if target not in one.history)
             departures += [
                 self._send(member, target, rng.choice(self._islands[target]))
-                for member in sorted(fit, key=_losses)[:count]
+                for member in list(islice(fit, count))
             ]
         return departures
 
@@ -113,8 +121,12 @@ class Migration:
             # As if it had been there: the same pollen is not sent twice.
             member.history = (*member.history, target)
         else:
-            del self._owned[member.id]
+            self._release(member.id)
         return Departure(gateway, traveller, left=not copy)
+
+    def _release(self, identity: str) -> None:
+        self._ids.remove(identity)
+        self._owned = [one for one in self._owned if one.id != identity]
 
 
 def _losses(member: Member) -> tuple[float, ...]:

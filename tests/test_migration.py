@@ -1,0 +1,110 @@
+"""Who owns whom and who leaves, against a reference that sorts everything each time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpo import migration
+from hpo.individual import COMPLETED
+from hpo.migration import Migration, MigrationSettings
+from hpo.population import Member
+
+HERE, ISLANDS = 0, [[0, 1], [2], [3, 4]]
+
+
+class Journal:
+    def __init__(self):
+        self.records = []
+
+    def append(self, record):
+        self.records.append(record)
+
+    def commit(self):
+        pass
+
+
+def make(copy, emigrants=(0, 1, 2)):
+    journal = Journal()
+    settings = MigrationSettings(probability=1.0, copy=copy, emigrants=emigrants)
+    moving = Migration(settings, seed=0, here=HERE, islands=ISLANDS, journal=journal, clock=lambda: 7.0)
+    return moving, journal
+
+
+def member(number, loss, history=()):
+    return Member(str(number), (0.5,), (loss,), COMPLETED, history)
+
+
+class Reference:
+    """What is owned, by id in order of arrival."""
+
+    def __init__(self, copy, limit):
+        self.copy, self.limit, self.owned = copy, limit, {}
+
+    def own(self, one):
+        self.owned.pop(one.id, None)
+        self.owned[one.id] = one
+        if len(self.owned) > self.limit:
+            del self.owned[max(self.owned.values(), key=lambda other: other.losses).id]
+
+    def departures(self):
+        left = []
+        for target, count in ((1, 1), (2, 2)):
+            fit = [one for one in self.owned.values() if target not in one.history]
+            for one in sorted(fit, key=lambda other: other.losses)[:count]:
+                left.append((one.id, target, (*one.history, HERE)))
+                if self.copy:
+                    one.history = (*one.history, target)
+                else:
+                    del self.owned[one.id]
+        return left
+
+
+stories = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 4).map(float), st.sampled_from([(), (1,), (2, 1)])),
+    max_size=30,
+)
+
+
+@given(stories, st.booleans(), st.lists(st.booleans(), min_size=30, max_size=30))
+def test_the_best_that_were_not_there_leave(story, copy, leaving):
+    moving, journal = make(copy)
+    limit, migration._OWNED = migration._OWNED, 5
+    try:
+        reference = Reference(copy, 5)
+        for (number, loss, history), leaves in zip(story, leaving):
+            moving.own(member(number, loss, history))
+            reference.own(member(number, loss, history))
+            if not leaves:
+                continue
+            departures = moving.departures(member(number, loss))
+            expected = reference.departures()
+            records = journal.records[len(journal.records) - len(expected) :]
+            assert [(one["id"], one["target"]) for one in records] == [left[:2] for left in expected]
+            assert [(one.traveller.id, one.traveller.history) for one in departures] == [
+                (identity, history) for identity, _, history in expected
+            ]
+            for departure, (_, target, _) in zip(departures, expected):
+                assert departure.gateway in ISLANDS[target]
+                assert departure.left is not copy
+    finally:
+        migration._OWNED = limit
+
+
+def test_nobody_leaves_without_chance_or_target():
+    moving, journal = make(copy=False, emigrants=(0, 0, 0))
+    moving.own(member(1, 1.0))
+    assert moving.departures(member(1, 1.0)) == []
+    assert journal.records == []
+
+
+def test_what_left_is_on_record_with_its_hop():
+    moving, journal = make(copy=False, emigrants=(0, 1, 0))
+    moving.own(member(1, 1.0, history=(2,)))
+    (departure,) = moving.departures(member(1, 1.0))
+    assert departure.gateway == 2 and departure.left
+    assert departure.traveller.history == (2, 0)
+    assert journal.records == [
+        {"type": "migrated", "id": "1", "source": 0, "target": 1, "hop": 1, "copy": False, "time": 7.0}
+    ]
+    assert moving.departures(member(2, 1.0)) == []
