@@ -34,7 +34,7 @@ KEYS = {
         "warm_1_ms",
         "warm_2_ms",
     },
-    "busy": {"below_ideal_2", "ideal", "ours_2", "propulate_2", "ratio_to_propulate_2"},
+    "busy": {"ideal", "ours_2", "ours_2_below_ideal", "propulate_2", "ratio_to_propulate_2"},
     "scale": {
         "below_ideal",
         "busy",
