@@ -23,6 +23,9 @@ from hpo.signals import Signals, stop_signals
 from hpo.transport import MpiTransport, Transport
 
 
+_SHOW_CURSOR = "\033[?25h"
+
+
 def run(file: Path, ranks: int | None) -> int:
     """Run, or go on with, the campaign of ``file``; returns the exit code.
 
@@ -105,14 +108,16 @@ def find_mpirun() -> str:
     return found
 
 
-def command(mpirun: str, version: str, ranks: int, rest: list[str]) -> list[str]:
+def command(mpirun: str, version: str, ranks: int, rest: list[str], *, live: bool = False) -> list[str]:
     """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
-    share one, and must be allowed more ranks than cores: the ranks are light."""
+    share one, and must be allowed more ranks than cores: the ranks are light. ``live``: it must not keep back
+    a line that has no end yet, as a line of progress has none."""
     flags = ["-n", str(ranks)]
     if "Open MPI" in version or "OpenRTE" in version:
         major = next((int(word.split(".")[0]) for word in version.split() if word[0].isdigit()), 5)
         flags += ["--bind-to", "none"]
         flags += ["--map-by", ":OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]
+        flags += ["--stream-buffering", "0"] if major >= 5 and live else []
     return [mpirun, *flags, *rest]
 
 
@@ -140,6 +145,8 @@ def launch(file: Path, directory: Path, ranks: int, mpirun: str) -> int:
     leg = journal.next_leg(directory)
     # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
     begun = journal.journal_path(directory, leg=leg, island=0, worker=0)
+    rest = [sys.executable, "-m", "hpo", "run", str(file)]
+    live = config.terminal_columns() is not None
     process: subprocess.Popen[bytes] | None = None
     asked = early = False
 
@@ -155,7 +162,7 @@ def launch(file: Path, directory: Path, ranks: int, mpirun: str) -> int:
     former = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         process = subprocess.Popen(
-            command(mpirun, version, ranks, [sys.executable, "-m", "hpo", "run", str(file)]),
+            command(mpirun, version, ranks, rest, live=live),
             env=environment(config.environment()),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -170,6 +177,9 @@ def launch(file: Path, directory: Path, ranks: int, mpirun: str) -> int:
     if code in (EXIT_TOLD + 1, EXIT_TOLD + 2):
         return code - EXIT_TOLD
     end = last_end(directory, since=leg)
+    if live and end is None:
+        # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
+        print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
     if early and end != 0:
         _say("stopped before the campaign began. Give the same command again to start it.")
         return EXIT_RESUMABLE

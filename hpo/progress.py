@@ -57,6 +57,8 @@ class Display:
             if self._columns is None:
                 print(text, file=sys.stderr, flush=True)
                 return
+            from rich.text import Text
+
             if self._live is None:
                 from rich.console import Console
                 from rich.live import Live
@@ -64,7 +66,7 @@ class Display:
                 console = Console(file=sys.stderr, force_terminal=True, width=self._columns)
                 self._live = Live(console=console, auto_refresh=False)
                 self._live.start()
-            self._live.update(text, refresh=True)
+            self._live.update(Text(text), refresh=True)
 
     def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
         """One line: done, best, rate, failures, and while it runs workers busy and time left."""
