@@ -405,7 +405,7 @@ class TypedBreeder(RandomBreeder):
             mutated = [rng.choice(open_)]
         for index in mutated:
             genes[index] = self._mutate(index, genes[index], rng)
-        return Offspring(tuple(genes), "default", parents)
+        return Offspring(tuple(genes), "evolution", parents)
 
     @staticmethod
     def _tournament(pool: Sequence[Member], rng: random.Random) -> Member:
