@@ -115,10 +115,12 @@ class Campaign:
         """What can be checked before anything starts.
 
         Raises:
-            UsageError: no configuration meets the constraints.
+            UsageError: no configuration meets the constraints, or a kind of search does not suit the space.
             CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
         """
         self._check_constraints()
+        for island in range(self.settings.layout.islands):
+            make_breeder(self.task.space, self.settings.search_of(island))
         directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
 
     def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
@@ -227,17 +229,19 @@ class Campaign:
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
+        early: list[tuple[int, bytes]] = []
         deadline = time.monotonic() + 2 * _GREETING_S
         while time.monotonic() < deadline:
             arrived = transport.poll()
-            for position, (_, data) in enumerate(arrived, start=1):
+            for position, (source, data) in enumerate(arrived, start=1):
                 message = decode(data)
                 if isinstance(message, End):
                     raise _refusal(message)
                 if isinstance(message, Start):
-                    # A quick leader's first words may have come in together with it.
-                    transport.put_back(arrived[position:])
+                    # A quick leader's first words may have overtaken rank 0's, or come in together with them.
+                    transport.put_back([*early, *arrived[position:]])
                     return self._serve(transport, layout, signals, message, None, None)
+                early.append((source, data))
             time.sleep(0.002)
         raise CampaignError(
             f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {2 * _GREETING_S:.0f} s. "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.errors import EXIT_RESUMABLE
-from hpo.individual import COMPLETED, FINAL, Scalar
+from hpo.individual import COMPLETED, FINAL, INTERRUPTED, Scalar
 from hpo.messages import (
     Claim,
     End,
@@ -37,6 +37,7 @@ DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline"
 UNFIT = "unfit"
 
 _FORCED_END_S = 60.0
+_MOST_BARREN = 20_000
 
 
 @dataclass(slots=True)
@@ -141,6 +142,7 @@ class Coordinator:
         self._idle: deque[tuple[int, int, str]] = deque()
         self._later: dict[int, list[tuple[int, str]]] = {}
         self._exhausted = False
+        self._barren = 0
         self.unfit: dict[int, str] = {}
         """What stands in the way of evaluators, by leader of a worker that cannot start any."""
         self.stopping: str | None = None
@@ -150,9 +152,10 @@ class Coordinator:
 
         budget = UNLIMITED if evaluations is None else max(0, evaluations - self.tally.final)
         self._assignments: deque[Assignment] = deque()
+        taken = frozenset(self._keys) if duplicates else self._keys
         for assignment in assignments:
             if not assignment.admitted:
-                if assignment.key in self._keys and not duplicates:
+                if assignment.key in taken:
                     continue
                 self._keys.add(assignment.key)
             # A budget made smaller than what is already admitted cuts the unfinished ones off.
@@ -182,30 +185,42 @@ class Coordinator:
         accepted: list[int] = []
         refused: list[int] = []
         takes: list[list[object]] = []
-        mine = self._outstanding[leader]
         for token, key in claim.wants:
             if self._assignments:
                 takes.append(self._assign(leader, token, self._assignments.popleft()))
+            elif not self._open:
+                self._defer(leader, token, key)
             elif not key or (not self._duplicates and key in self._keys):
-                unseen = self._next_unseen() if claim.stuck and self.remaining else None
+                unseen = self._next_unseen() if claim.stuck else None
                 if unseen is not None:
                     self.remaining -= 1
                     takes.append(self._assign(leader, token, unseen))
-                elif not self._exhausted:
+                elif self._exhausted:
+                    self._defer(leader, token, key)
+                else:
                     refused.append(token)
-            elif self.remaining > 0:
+            else:
                 self.remaining -= 1
+                self._barren = 0
                 self._keys.add(key)
                 self._admit(leader, token, key)
                 accepted.append(token)
-            elif mine:
-                self._later.setdefault(leader, []).append((token, key))
-            else:
-                self._idle.append((leader, token, key))
         if accepted or refused or takes:
             self._send(leader, Grant(accepted, refused, takes))
         self._recall()
         self._maybe_end()
+
+    @property
+    def _open(self) -> bool:
+        """Whether something bred can be admitted."""
+        return self.remaining > 0 and not self._exhausted
+
+    def _defer(self, leader: int, token: int, key: str) -> None:
+        """The claim waits for what may yet come back."""
+        if self._outstanding[leader]:
+            self._later.setdefault(leader, []).append((token, key))
+        else:
+            self._idle.append((leader, token, key))
 
     def _take_results(self, leader: int, message: Finished) -> None:
         mine = self._outstanding[leader]
@@ -234,6 +249,7 @@ class Coordinator:
         else:
             self.remaining += 1
             self._keys.discard(item)
+            self._exhausted = False
 
     def _dismiss(self, leader: int, message: Unfit) -> None:
         """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
@@ -281,16 +297,16 @@ class Coordinator:
         """Give what has come back to those who wait for it, the idle ones first."""
         if self.stopping:
             return
-        while self._idle and (self._assignments or self.remaining > 0):
+        while self._idle and (self._assignments or self._open):
             leader, token, key = self._idle.popleft()
             self._answer(leader, Claim([[token, key]], False))
-        while self._later and (self._assignments or self.remaining > 0):
+        while self._later and (self._assignments or self._open):
             leader = next(iter(self._later))
             waiting = self._later.pop(leader)
             self._answer(leader, Claim([[token, key] for token, key in waiting], False))
 
     def _recall(self) -> None:
-        if not self._idle or not self._holders or self.stopping:
+        if not self._idle or not self._holders or self.stopping or self._exhausted:
             return
         wanted = len(self._idle) - len(self._recalled)
         for leader in sorted(self._holders - self._recalled, key=lambda rank: -len(self._outstanding[rank])):
@@ -305,6 +321,9 @@ class Coordinator:
         """A configuration of a finite space that nobody has taken; None when there is none or the space is
         infinite."""
         if self._configurations is None:
+            # Each stuck claim is one more draw in vain.
+            self._barren += 1
+            self._exhausted = self._barren >= _MOST_BARREN
             return None
         if self._unseen is None:
             # Listed once, in an order that favours no corner of the space.
@@ -318,7 +337,6 @@ class Coordinator:
         self._unseen = None
         if all(key in self._keys for _, key in self._configurations()):
             self._exhausted = True
-            self.remaining = 0
         return None
 
     # --- the end --------------------------------------------------------------------------------------------
@@ -364,14 +382,14 @@ class Coordinator:
             return
         if self.stopping:
             self._finish(self.stopping)
-        elif not self.remaining and not self._assignments:
+        elif not self._open and not self._assignments:
             self._finish(EXHAUSTED if self._exhausted else DONE)
 
     def _finish(self, reason: str) -> None:
         complete = self._evaluations is not None and self.tally.final >= self._evaluations
         if complete:
             reason = DONE
-        elif reason == DONE:
+        elif reason == DONE or (reason == EXHAUSTED and self.tally.counts.get(INTERRUPTED)):
             # Somebody raised Interrupted unasked: that individual is still to be finished.
             reason = INCOMPLETE
         finished = complete or reason == EXHAUSTED or (reason == DEADLINE and self._evaluations is None)

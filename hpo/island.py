@@ -96,6 +96,7 @@ class _Unpublished:
     records: list[list[object]] = field(default_factory=list)
     emigrated: list[str] = field(default_factory=list)
     own: list[Member] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
 
 class Leader:
@@ -190,8 +191,11 @@ class Leader:
         elif isinstance(message, Migrant):
             self._immigrate(evaluated(message.evaluated))
         elif isinstance(message, Recall):
-            count = min(message.number, len(self._queue))
-            self._send(self._coordinator, Returned([self._queue.pop().token for _ in range(count)]))
+            # What was begun (it crashed, and waits for new evaluators) stays.
+            spare = [one for one in reversed(self._queue) if not one.started][: message.number]
+            for candidate in spare:
+                self._queue.remove(candidate)
+            self._send(self._coordinator, Returned([one.token for one in spare]))
         elif isinstance(message, Stop):
             self._halt(message)
         elif isinstance(message, End):
@@ -342,13 +346,16 @@ class Leader:
             self._bench(candidate, outcome)
             return
         now = self._transport.now()
-        if outcome.status == CRASHED and candidate.retries < self._settings.retries and self._stop is None:
+        if outcome.status == CRASHED and candidate.retries < self._settings.retries:
             self._journal.append(
                 {"type": "note", "id": candidate.id, "status": CRASHED, "error": outcome.error, "time": now}
             )
             candidate.retries += 1
             candidate.resumed = True
-            self._queue.appendleft(candidate)
+            if self._stop is None:
+                self._queue.appendleft(candidate)
+            else:  # a later launch evaluates it again: its start is on record, its end is not
+                self._send(self._coordinator, Returned([candidate.token]))
             return
         self._journal.append(
             {
@@ -403,14 +410,18 @@ class Leader:
         self._send(self._coordinator, Unfit(error, [[candidate.token, begun]]))
 
     def _tidy(self, identity: str, losses: list[float] | None) -> None:
-        """Let go of the checkpoints of all but the best few; those of failures at once."""
+        """Let go of the checkpoints of all but the best few; those of failures at once.
+
+        With several objectives the best are a front, which is known at the end only: all stay until then.
+        """
         if losses is None:
-            self._forget(identity)
+            self._unpublished.forgotten.append(identity)
+        if losses is None or len(losses) > 1:
             return
         self._kept.append((losses[0], identity))
         if len(self._kept) > self._settings.keep:
             self._kept.sort()
-            self._forget(self._kept.pop()[1])
+            self._unpublished.forgotten.append(self._kept.pop()[1])
 
     # --- telling --------------------------------------------------------------------------------------------
 
@@ -439,6 +450,8 @@ class Leader:
                 self._transport.send(peer, data)
         for departure in departures:
             self._send(departure.gateway, Migrant(departure.traveller.to_wire()))
+        for identity in news.forgotten:
+            self._forget(identity)
 
     def _learn(self, record: Evaluated) -> Member:
         identity, genome, losses, status, history = record

@@ -130,7 +130,8 @@ class Node:
         for fileno in self._filenos():
             poller.register(fileno, select.POLLIN)
         # poll(2) counts whole milliseconds; select's finer clock is for the short pauses.
-        if seconds >= 0.002:
+        filenos = list(self._filenos())
+        if seconds >= 0.002 or max(filenos, default=0) >= 1024:  # select knows no higher ones
             poller.poll(seconds * 1000)
         else:
-            select.select(list(self._filenos()), [], [], seconds)
+            select.select(filenos, [], [], seconds)

@@ -77,6 +77,8 @@ class Population:
 
     def add(self, member: Member) -> None:
         """Take in ``member``; cost does not depend on how many there have been."""
+        if member.id in self._recent or member.id in self._ids:
+            return
         member.age = self.seen
         self.seen += 1
         losses = member.losses

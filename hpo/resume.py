@@ -48,14 +48,14 @@ def fold(
     earlier = Earlier()
     final: set[str] = set()
     open_: dict[str, tuple[Mapping[str, Any], bool]] = {}
-    moves: dict[str, dict[int, tuple[int, int, bool]]] = {}
+    moves: dict[str, dict[tuple[int, int, int], tuple[int, int, bool]]] = {}
     # By birthplace until all moves are known; the configurations of those kept, by id.
     born: dict[int, Population] = {}
     configurations: dict[str, dict[str, Scalar]] = {}
     for record in records:
         kind = record["type"]
         if kind == "migrated":
-            moves.setdefault(record["id"], {})[record["hop"]] = (
+            moves.setdefault(record["id"], {})[record["hop"], record["source"], record["target"]] = (
                 record["source"],
                 record["target"],
                 record["copy"],
@@ -114,10 +114,14 @@ def _all(population: Population) -> list[Member]:
     return [*population, *population.failures]
 
 
-def _homes(birthplace: int, hops: Mapping[int, tuple[int, int, bool]], islands: int) -> set[int]:
+def _homes(
+    birthplace: int, hops: Mapping[tuple[int, int, int], tuple[int, int, bool]], islands: int
+) -> set[int]:
     """The islands on which an individual lives after its moves: where the last one took it, and where a copy
     stayed."""
-    homes = {birthplace % islands}
+    # It may have been evaluated elsewhere than where it was bred.
+    first = hops[min(hops)][0] if hops else birthplace
+    homes = {first % islands}
     for hop in sorted(hops):
         source, target, copy = hops[hop]
         if not copy:

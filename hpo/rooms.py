@@ -8,6 +8,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from hpo.individual import FINAL
+
 OUTPUT = "output-"
 """What an evaluation prints is in files of this prefix; they stay when checkpoints go."""
 
@@ -56,7 +58,10 @@ class Rooms:
             return
         from hpo import results
 
-        kept = {one.id for one in results.best(results.load(self._root.parent), keep)}
+        record = results.load(self._root.parent)
+        kept = {one.id for one in results.best(record, keep)}
+        # With a deadline alone a campaign is done while some are unfinished: they go on if it does.
+        kept |= {one.id for one in record.individuals if one.status not in FINAL}
         for identity in present:
             if identity not in kept:
                 self.forget(identity)

@@ -257,3 +257,67 @@ def test_evolution_is_better_than_random_search():
         for s in range(10)
     )
     assert wins >= 8
+
+
+def test_an_exhausted_space_with_an_unfit_worker_still_ends():
+    space = hpo.SearchSpace(a=hpo.Int(0, 8), b=hpo.Categorical("x", "y"))
+    for seed in range(40):
+        simulation, _ = make(
+            seed, space=space, goal=lambda params: params["a"], workers=3, islands=1, evaluations=100
+        )
+        simulation.crews[seed % 3].fit_for = seed % 7
+        simulation.run()
+        records = finished(simulation)
+        assert len(records) == len({space.key(record["params"]) for record in records}) == 18
+        assert simulation.coordinator.end.reason == EXHAUSTED
+
+
+def test_idle_leaders_do_not_ask_again_and_again_when_the_budget_is_used_up():
+    space = hpo.SearchSpace(a=hpo.Int(0, 8), b=hpo.Categorical("x", "y"))
+    simulation, _ = make(
+        1,
+        space=space,
+        goal=lambda params: params["a"],
+        workers=4,
+        islands=1,
+        evaluations=18,
+        duration=lambda index: 60.0 if index == 3 else 0.1,
+        latency_s=0.001,
+    )
+    simulation.run()
+    assert len(finished(simulation)) == 18
+    assert simulation.counter.messages["Claim"] < 1000
+
+
+def test_pollen_that_comes_by_two_ways_is_one_member_and_is_found_again_on_resume():
+    for seed in range(10):
+        simulation, _ = make(
+            seed, workers=6, islands=3, evaluations=60, migration=1.0, copy=True, topology="full"
+        )
+        simulation.run()
+        for leader in simulation.leaders:
+            ids = [member.id for member in leader.population.best]
+            assert len(ids) == len(set(ids))
+        earlier = fold(
+            records_of(simulation),
+            space=SPACE,
+            islands=3,
+            losses=lambda objectives: tuple(objectives.values()),
+        )
+        for leader in simulation.leaders:
+            known = {member.id for member in earlier.populations[leader.place.island]}
+            best = [member.id for member in leader.population.best][:20]
+            assert set(best) <= known
+
+
+def test_a_crash_while_stopping_leaves_the_individual_to_the_next_launch():
+    simulation, _ = make(2, workers=2, islands=1, evaluations=20)
+    simulation.at(1.0, lambda: simulation.post(1, 0, encode(StopRequest(STOPPED, False))))
+    simulation.at(1.2, lambda: [crew.kill("crashed") for crew in simulation.crews if crew.busy])
+    simulation.at(1.2, lambda: [simulation.wake(rank, 1.2) for rank in range(2)])
+    simulation.run()
+    crashed = [r for r in finished(simulation) if r["status"] == "crashed"]
+    begun = {r["id"] for r in records_of(simulation) if r["type"] == "started"}
+    done = {r["id"] for r in finished(simulation)}
+    assert not crashed and begun - done
+    assert simulation.coordinator.end.exit_code == EXIT_RESUMABLE
