@@ -22,7 +22,6 @@ from hpo.messages import End, Hello, encode
 from hpo.signals import Signals, stop_signals
 from hpo.transport import MpiTransport, Transport
 
-
 _SHOW_CURSOR = "\033[?25h"
 
 

@@ -107,14 +107,14 @@ class Terminal:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._mark = uuid.uuid4().hex
-        self._environment = {
+        self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",
             _MARK: self._mark,
         }
         if os.geteuid() == 0:
-            self._environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            self.environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
     # --- files ----------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Terminal:
 
     def start(self, *arguments: object, environment: dict[str, str] | None = None) -> Command:
         line = [*HPO, *map(str, arguments)]
-        return Command(self, line, {**self._environment, **(environment or {})})
+        return Command(self, line, {**self.environment, **(environment or {})})
 
     def hpo(self, *arguments: object, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
         return self.start(*arguments).wait(seconds)
@@ -147,7 +147,7 @@ class Terminal:
     ) -> subprocess.CompletedProcess[str]:
         """``mpirun -n RANKS hpo …``, as on a cluster."""
         line = [find_mpirun(), "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", *HPO, *map(str, arguments)]
-        return Command(self, line, self._environment).wait(seconds)
+        return Command(self, line, self.environment).wait(seconds)
 
     def status(self) -> dict[str, object]:
         done = self.hpo("status", "run", "--json")
@@ -156,10 +156,11 @@ class Terminal:
 
     # --- what is there --------------------------------------------------------------------------------------------
 
-    def side(self) -> list[str]:
-        """Ids of the evaluations that have ended, whether recorded or not."""
+    def side(self, word: str | None = None) -> list[str]:
+        """Ids of the evaluations that have ended, whether recorded or not; or of those that noted ``word``."""
         path = self.directory / "side.txt"
-        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [line[0] for line in lines if word is None or line[1] == word]
 
     def records(self, kind: str) -> list[journal.Record]:
         return [

@@ -1,0 +1,153 @@
+"""Tasks that do all that tasks should not: the campaign completes its budget, and the journal tells which did what."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from terminal import Terminal, wait_until
+
+BAD = """
+import ctypes, os, signal, sys, time
+import hpo
+from task import note
+
+
+def evaluate(trial):
+    way = trial.params["way"]
+    note(trial.id, way)
+    if way == "raises":
+        raise ValueError("no such layer")
+    if way == "nan":
+        return float("nan")
+    if way == "infinity":
+        return {"value": float("inf"), "epochs": 3}
+    if way == "text":
+        return "0.5"
+    if way == "nothing":
+        return None
+    if way == "other name":
+        return {"loss": 0.5}
+    if way == "sys.exit":
+        sys.exit(3)
+    if way == "hangs":
+        time.sleep(600)
+    if way == "exits":
+        os._exit(3)
+    if way == "segfaults":
+        print("before the end", flush=True)
+        ctypes.string_at(0)
+    if way == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "aborts":
+        os.abort()
+    time.sleep(0.02)
+    return trial.params["x"]
+
+
+WAYS = ("raises", "nan", "infinity", "text", "nothing", "other name", "sys.exit", "hangs", "exits", "segfaults",
+        "killed", "aborts", "is well")
+space = hpo.SearchSpace(way=hpo.Categorical(*WAYS), x=hpo.Float(0.0, 1.0))
+task = hpo.Task(space, evaluate, points=[{"way": way, "x": 0.5} for way in WAYS])
+"""
+
+EXPECTED = {
+    "raises": ("failed", "ValueError: no such layer"),
+    "nan": ("invalid", "nan"),
+    "infinity": ("invalid", "inf"),
+    "text": ("failed", "'0.5'"),
+    "nothing": ("failed", "None"),
+    "other name": ("failed", "loss"),
+    "sys.exit": ("failed", "sys.exit(3)"),
+    "hangs": ("timeout", "timeout"),
+    "exits": ("crashed", "exited with code 3"),
+    "segfaults": ("crashed", "SIGSEGV"),
+    "killed": ("crashed", "SIGKILL, most likely by the out-of-memory killer"),
+    "aborts": ("crashed", "SIGABRT"),
+    "is well": ("completed", None),
+}
+
+
+@pytest.mark.parametrize("isolation", ["warm", "fresh"])
+def test_one_campaign_with_all_of_them_completes_its_budget(terminal: Terminal, isolation: str) -> None:
+    terminal.task()
+    terminal.write("bad.py", BAD)
+    terminal.campaign(
+        f'[search]\nkind = "random"\n[evaluation]\nisolation = "{isolation}"\ntimeout = 0.5\nretries = 2',
+        evaluations=30,
+        task="bad.py:task",
+    )
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+    finished = terminal.records("finished")
+    assert len(finished) == len({record["id"] for record in finished}) == 30
+    assert {record["params"]["way"] for record in finished} == set(EXPECTED)
+    tries = Counter(terminal.side())
+    for record in finished:
+        way = record["params"]["way"]
+        status, words = EXPECTED[way]
+        assert record["status"] == status, record
+        assert (record["error"] is None) if words is None else (words in record["error"]), record
+        # Only those that crashed are tried again; each try is on record.
+        retries = 2 if status == "crashed" else 0
+        assert record["retries"] == retries and tries[record["id"]] == 1 + retries, record
+        notes = [note for note in terminal.records("note") if note["id"] == record["id"]]
+        assert [note["status"] for note in notes] == ["crashed"] * retries
+        assert (record["objectives"] is not None) == (status == "completed")
+    segfault = next(record for record in finished if record["params"]["way"] == "segfaults")
+    output = terminal.directory / "run" / "evaluations" / segfault["id"] / "output-0.txt"
+    assert "before the end" in output.read_text()
+
+    counts = terminal.status()["evaluations"]
+    assert counts == {**dict.fromkeys(counts, 0), **Counter(record["status"] for record in finished)}
+    assert terminal.processes() == []
+
+
+def test_inside_the_rank_exceptions_and_bad_values_are_results_too(terminal: Terminal) -> None:
+    terminal.task()
+    ways = '("raises", "nan", "infinity", "text", "nothing", "other name", "sys.exit", "is well")'
+    text = BAD[: BAD.index("WAYS =")] + "WAYS = " + ways + "\n" + BAD[BAD.index("space =") :]
+    terminal.write("bad.py", text)
+    inline = '[search]\nkind = "random"\n[evaluation]\nisolation = "inline"'
+    terminal.campaign(inline, evaluations=60, task="bad.py:task")
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 0, done.stderr
+    finished = terminal.records("finished")
+    assert len(finished) == 60
+    for record in finished:
+        status, words = EXPECTED[record["params"]["way"]]
+        assert record["status"] == status, record
+        assert words is None or words in record["error"], record
+
+
+def test_an_evaluator_that_is_killed_from_outside_costs_one_try(terminal: Terminal) -> None:
+    terminal.task(0.1)
+    terminal.campaign(evaluations=12)
+    command = terminal.start("run", "c.toml")
+    wait_until(lambda: len(terminal.side()) >= 2, "two evaluations")
+    for process in terminal.evaluators():
+        process.kill()
+    done = command.wait()
+    assert done.returncode == 0, done.stderr
+    finished = terminal.records("finished")
+    assert Counter(record["status"] for record in finished) == {"completed": 12}
+    assert sum(record["retries"] for record in finished) <= 1
+
+
+def test_a_task_that_breaks_in_the_evaluators_only_ends_with_its_error(terminal: Terminal) -> None:
+    """What the ranks could import, the evaluators cannot: the budget is not wasted on it."""
+    terminal.write(
+        "task.py",
+        "import sys\nimport hpo\n\nif sys.argv[0].endswith('evaluator.py'):\n    raise OSError('no such GPU')\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), lambda trial: 0.0)\n",
+    )
+    terminal.campaign()
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 1
+    assert (
+        "hpo: no worker could start its evaluators" in done.stderr and "OSError: no such GPU" in done.stderr
+    )
+    assert terminal.records("finished") == []
+    assert terminal.processes() == []

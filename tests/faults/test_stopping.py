@@ -1,0 +1,282 @@
+"""Signals, ``hpo stop``, hang-ups and deadlines: a campaign that is stopped says so, loses nothing and goes on."""
+
+from __future__ import annotations
+
+import os
+import pty
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from terminal import HPO, Command, Terminal, wait_until
+
+GO_ON = "Give the same command again to go on."
+
+CALM = """
+import os, time
+import hpo
+from task import note
+
+
+def evaluate(trial):
+    '''Hears that it should stop, and goes on nevertheless.'''
+    note(trial.id, "began")
+    heard = False
+    for _ in range(6_000):
+        if not heard and trial.should_checkpoint():
+            heard = True
+            note(trial.id, "heard")
+        time.sleep(0.01)
+    return 0.0
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+"""Evaluations of a minute."""
+
+SAVING = """
+import time
+import hpo
+from task import note
+
+
+def evaluate(trial):
+    state = trial.directory / "state"
+    step = int(state.read_text()) if state.exists() else 0
+    note(trial.id, "began", step)
+    while step < 100:
+        step += 1
+        time.sleep(0.01)
+        if trial.should_checkpoint():
+            state.write_text(str(step))
+            raise hpo.Interrupted
+    note(trial.id, "ended", step)
+    return 0.0
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+"""Evaluations of a second that save what they have reached."""
+
+
+def stopped(terminal: Terminal, command: Command, *, within_s: float = 20.0) -> float:
+    """Checks that the campaign ends as a stopped one; returns the seconds that it took."""
+    begun = time.monotonic()
+    done = command.wait(60)
+    seconds = time.monotonic() - begun
+    assert done.returncode == 75, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.rstrip().endswith(GO_ON), done.stderr
+    assert seconds < within_s
+    assert terminal.processes() == []
+    assert terminal.records("ended")[-1]["exit"] == 75
+    return seconds
+
+
+def completed(terminal: Terminal, evaluations: int, *arguments: object) -> None:
+    """Goes on, with the file's budget reached exactly and no evaluation done twice."""
+    done = terminal.hpo("run", "c.toml", *arguments)
+    assert done.returncode == 0, done.stderr
+    counts = terminal.status()["evaluations"]
+    assert counts["completed"] == sum(counts.values()) == evaluations
+    assert set(Counter(terminal.side()).values()) == {1}
+    assert len(terminal.side()) == evaluations
+
+
+def by_command(terminal: Terminal, command: Command) -> None:
+    done = terminal.hpo("stop", "run")
+    assert done.returncode == 0 and "asked to stop" in done.stdout
+
+
+def by(number: int) -> Callable[[Terminal, Command], None]:
+    return lambda terminal, command: command.signal(number)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stop"),
+    [
+        pytest.param(1, by(signal.SIGINT), id="1-SIGINT"),
+        pytest.param(3, by(signal.SIGINT), id="3-SIGINT"),
+        pytest.param(2, by(signal.SIGTERM), id="2-SIGTERM"),
+        pytest.param(1, by(signal.SIGUSR1), id="1-SIGUSR1"),
+        pytest.param(2, by(signal.SIGHUP), id="2-SIGHUP"),
+        pytest.param(1, by_command, id="1-command"),
+    ],
+)
+def test_stopped_once_and_resumed_to_exactly_its_budget(
+    terminal: Terminal, record_property, ranks: int, stop: Callable[[Terminal, Command], None]
+) -> None:
+    terminal.task(0.05)
+    terminal.campaign(evaluations=100_000)
+    command = terminal.start("run", "c.toml", "--ranks", ranks)
+    wait_until(lambda: len(terminal.side()) >= 3 * ranks, "a few evaluations")
+    stop(terminal, command)
+    record_property("seconds_to_exit", stopped(terminal, command))
+
+    status = terminal.status()
+    recorded = status["evaluations"]["completed"]
+    # What ran was given time to end, and its result was taken.
+    assert recorded == sum(status["evaluations"].values()) == len(terminal.side())
+    assert status["running"] == 0
+    terminal.campaign(evaluations=recorded + 20)
+    completed(terminal, recorded + 20, "--ranks", 3 - ranks if ranks < 3 else 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_second_time_what_runs_is_ended_at_once(terminal: Terminal, record_property, ranks: int) -> None:
+    terminal.task()
+    terminal.write("calm.py", CALM)
+    terminal.campaign(evaluations=10, task="calm.py:task")
+    command = terminal.start("run", "c.toml", "--ranks", ranks)
+    wait_until(lambda: len(terminal.side("began")) == ranks, "the evaluations' begin")
+    command.signal(signal.SIGINT)
+    wait_until(lambda: len(terminal.side("heard")) == ranks, "the evaluations' hearing of it")
+    assert command.process.poll() is None, "once is to be patient"
+    command.signal(signal.SIGINT)
+    record_property("seconds_to_exit", stopped(terminal, command))
+    status = terminal.status()
+    assert status["evaluations"]["interrupted"] == sum(status["evaluations"].values()) == ranks
+
+
+def test_the_third_time_an_evaluation_inside_the_rank_is_ended_too(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.write("calm.py", CALM)
+    terminal.campaign('[evaluation]\nisolation = "inline"', evaluations=10, task="calm.py:task")
+    for ranks in 1, 2:
+        before = len(terminal.side("heard"))
+        command = terminal.start("run", "c.toml", "--ranks", ranks)
+        # One evaluation will do: who grants them may be busy with it.
+        wait_until(lambda: len(terminal.side("began")) > len(terminal.side("heard")), "an evaluation's begin")
+        command.signal(signal.SIGINT)
+        wait_until(lambda: len(terminal.side("heard")) > before, "its hearing of it")  # noqa: B023
+        command.signal(signal.SIGINT)
+        time.sleep(0.2)  # signals of one number that meet are one
+        command.signal(signal.SIGINT)
+        done = command.wait()
+        assert done.returncode == 75 and "Traceback" not in done.stderr
+        assert "Nothing that was recorded is lost: give the same command again" in done.stderr
+        assert terminal.processes() == []
+
+
+def test_grace_is_kept_and_what_saves_itself_goes_on_from_there(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.write("saving.py", SAVING)
+    terminal.campaign(evaluations=4, task="saving.py:task")
+    command = terminal.start("run", "c.toml", "--ranks", 2)
+    wait_until(lambda: len(terminal.side()) == 2, "the evaluations' begin")
+    time.sleep(0.2)  # some steps
+    command.signal(signal.SIGTERM)
+    stopped(terminal, command, within_s=10)
+    assert terminal.status()["evaluations"]["interrupted"] == 2
+    assert terminal.hpo("run", "c.toml", "--ranks", 1).returncode == 0
+    lines = [line.split() for line in (terminal.directory / "side.txt").read_text().splitlines()]
+    begins = [(name, int(step)) for name, word, step in lines if word == "began"]
+    ends = [(name, int(step)) for name, word, step in lines if word == "ended"]
+    first = {name for name, _ in begins[:2]}
+    assert {name for name, step in begins[2:] if step > 0} == first
+    assert len(ends) == len({name for name, _ in ends}) == 4 and all(step == 100 for _, step in ends)
+    # Nobody chose to stop these: a resumed one counts as the same try.
+    assert {record["retries"] for record in terminal.records("finished")} == {0}
+
+
+def test_what_ignores_a_stop_is_ended_when_the_grace_is_over(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.write("calm.py", CALM)
+    terminal.campaign("[evaluation]\ngrace = 0.5", evaluations=10, task="calm.py:task")
+    command = terminal.start("run", "c.toml", "--ranks", 2)
+    wait_until(lambda: len(terminal.side()) == 2, "the evaluations' begin")
+    command.signal(signal.SIGINT)
+    stopped(terminal, command, within_s=10)
+    assert terminal.status()["evaluations"]["interrupted"] == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_interrupted_while_it_starts(terminal: Terminal, ranks: int) -> None:
+    """At any moment of the start: a sentence, 75, and the next start is as if nothing had been."""
+    terminal.task(0.02)
+    terminal.campaign(evaluations=30)
+    rng = random.Random(ranks)
+    for _ in range(6):
+        command = terminal.start("run", "c.toml", "--ranks", ranks)
+        wait_until(command.minds_signals, "the handlers of the command")
+        time.sleep(rng.uniform(0.0, 1.2 if ranks > 1 else 0.4))
+        command.signal(rng.choice([signal.SIGINT, signal.SIGTERM]))
+        done = command.wait(20)
+        assert done.returncode == 75, done.stderr
+        assert "Traceback" not in done.stderr and "ive the same command again" in done.stderr, done.stderr
+        wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=5)
+    completed(terminal, 30, "--ranks", ranks)
+
+
+def test_the_journal_appears_and_the_signal_comes(terminal: Terminal) -> None:
+    """The moment at which a stop at the start becomes a stop of the campaign."""
+    terminal.task(0.02)
+    terminal.campaign(evaluations=30)
+    for leg in 1, 2, 3:
+        command = terminal.start("run", "c.toml", "--ranks", 2)
+        wait_until(lambda: terminal.leg_begun(leg), "the journal", pause_s=0.0005)  # noqa: B023
+        command.signal(signal.SIGINT)
+        stopped(terminal, command)
+    completed(terminal, 30, "--ranks", 2)
+
+
+def test_a_deadline_stops_it_in_time(terminal: Terminal) -> None:
+    terminal.task(0.03)
+    terminal.campaign('deadline = "1s"', evaluations=100_000)
+    command = terminal.start("run", "c.toml", "--ranks", 2)
+    wait_until(terminal.side, "the first evaluation")
+    assert stopped(terminal, command) < 4
+    ended = terminal.records("ended")[-1]
+    assert ended["reason"] == "deadline"
+    count = len(terminal.side())
+    assert terminal.status()["evaluations"]["completed"] == count > 5
+    terminal.campaign('deadline = "10min"', evaluations=count + 10)
+    completed(terminal, count + 10)
+
+
+def test_ctrl_c_at_a_terminal_reaches_only_the_command(terminal: Terminal) -> None:
+    """The terminal signals its whole foreground process group; mpirun, which would kill its ranks, is not in it."""
+    terminal.task(0.03)
+    terminal.campaign(evaluations=100_000)
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.chdir(terminal.directory)
+        os.execve(
+            HPO[0],
+            [*HPO, "run", "c.toml", "--ranks", "2"],
+            {**terminal.environment, "TERM": "xterm", "COLUMNS": "100"},
+        )
+    shown = b""
+    os.set_blocking(screen, False)
+
+    def read() -> bytes:
+        nonlocal shown
+        try:
+            shown += os.read(screen, 1 << 16)
+        except (BlockingIOError, OSError):  # nothing there; or, as a pseudo-terminal puts it, nobody there
+            pass
+        return shown
+
+    wait_until(lambda: read() and len(terminal.side()) >= 6, "a few evaluations")
+    os.write(screen, b"\x03")
+    status = None
+
+    def ended() -> bool:
+        nonlocal status
+        read()
+        gone, code = os.waitpid(pid, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(code) if gone else None
+        return bool(gone)
+
+    wait_until(ended, "the end of the command")
+    os.close(screen)
+    assert status == 75
+    text = shown.decode()
+    assert "workers busy" in text and "stopped: " in text and GO_ON in text and "Traceback" not in text
+    count = len(terminal.side())
+    assert terminal.status()["evaluations"]["completed"] == count
+    terminal.campaign(evaluations=count + 10)
+    completed(terminal, count + 10)
