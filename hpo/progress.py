@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpo import config
 from hpo.errors import EXIT_RESUMABLE
-from hpo.individual import COMPLETED, FINAL
+from hpo.individual import COMPLETED, FINAL, PRUNED
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -77,7 +77,7 @@ class Display:
         parts = [f"{final}/{self._evaluations} evaluated" if self._evaluations else f"{final} evaluated"]
         parts.append(f"best {self._best(tally.best)}")
         parts.append(f"{_rate(rate)}")
-        failures = sum(count for status, count in counts.items() if status in FINAL and status != COMPLETED)
+        failures = sum(counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
         parts.append(f"{failures} failed")
         if not ended:
             parts.append(f"{coordinator.busy}/{self._workers} workers busy")
