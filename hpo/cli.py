@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,7 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if config.launcher().speaks:
             sentence = "interrupted. Nothing that was recorded is lost: give the same command again"
             print(f"hpo: {sentence}.", file=sys.stderr)
-        return EXIT_RESUMABLE
+        # Not by return: where the interrupt came inside an exec, as dataclasses use while modules are imported, CPython
+        # ends by SIGINT at its exit although it was caught.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_RESUMABLE)
     except BrokenPipeError:
         # The reader (head, less) has gone; what it did not read it did not want.
         sys.stderr.close()
@@ -139,8 +144,9 @@ def _stop(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from hpo import results, tables
 
-    status = results.status(results.load(options.directory))
-    print(json.dumps(status, indent=2) if options.json else tables.status(options.directory, status))
+    record = results.load(options.directory)
+    status = results.status(record)
+    print(json.dumps(status, indent=2) if options.json else tables.status(record, status))
     return 0
 
 

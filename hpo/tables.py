@@ -5,26 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo.individual import Individual
 
+if TYPE_CHECKING:
+    from hpo.results import CampaignRecord
 
-def status(directory: Path, status: Mapping[str, Any]) -> str:
-    """What ``hpo status`` prints, from what ``hpo status --json`` does."""
-    budget = status["budget"]
+
+def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
+    """What ``hpo status`` prints: ``status``, as ``hpo status --json`` has it, and whether somebody is at work."""
     counts = {name: count for name, count in status["evaluations"].items() if count}
     lines = [
-        ("directory", str(directory)),
+        ("directory", str(record.directory)),
+        ("state", _state(record)),
         ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
-        ("budget", _budget(budget)),
+        ("running", str(status["running"])),
+        ("budget", _budget(status["budget"])),
         ("islands, workers", f"{status['islands']}, {status['workers']}"),
         ("best", _best(status["best"])),
         ("started", _when(status["started"])),
         ("last record", _when(status["updated"])),
     ]
+    if not record.alive:  # else it is being written
+        lines += [
+            ("torn", f"the last line of {path.name} was cut off and is left out") for path in record.torn
+        ]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def _state(record: CampaignRecord) -> str:
+    if record.alive:
+        return "at work"
+    if record.ended is None:
+        return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
+    reason, code = record.ended
+    return f"{reason}. The same `hpo run` goes on" if code else reason
 
 
 def _budget(budget: Mapping[str, Any]) -> str:

@@ -282,7 +282,7 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
     assert status["budget"] == {"evaluations": 30, "deadline": None}
     assert (status["running"], status["islands"], status["workers"]) == (0, 2, 3)
     text = terminal.hpo("status", "run").stdout
-    assert "30 completed" in text and status["best"]["id"] in text
+    assert "state             done" in text and "30 completed" in text and status["best"]["id"] in text
 
     top = json.loads(terminal.hpo("best", "run", "--json", "--top", 3).stdout)
     assert [one["value"] for one in top] == sorted(one["value"] for one in top) and len(top) == 3

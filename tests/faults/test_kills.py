@@ -112,6 +112,7 @@ def test_the_death_of_one_process_ends_the_job_and_the_next_command_goes_on(
     assert "Traceback" not in done.stderr
     wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=10)
 
+    assert "cut off" in terminal.hpo("status", "run").stdout
     before = recorded(terminal)
     assert len(set(terminal.side()) - set(before)) <= 3
     terminal.campaign(evaluations=len(before) + 10)

@@ -116,6 +116,7 @@ def test_stopped_once_and_resumed_to_exactly_its_budget(
     stop(terminal, command)
     record_property("seconds_to_exit", stopped(terminal, command))
 
+    assert "stopped. The same `hpo run` goes on" in terminal.hpo("status", "run").stdout
     status = terminal.status()
     recorded = status["evaluations"]["completed"]
     # What ran was given time to end, and its result was taken.
