@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hpo.errors import EXIT_RESUMABLE, HpoError
@@ -107,9 +108,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os._exit(EXIT_RESUMABLE)
     except BrokenPipeError:
         # The reader (head, less) has gone; what it did not read it did not want.
-        sys.stderr.close()
-        return 0
+        code = 0
+    _finish_output()
     return code
+
+
+def _finish_output() -> None:
+    """Write out what is left; a reader that has gone must not turn into an exit code of Python's own (120)."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(options: argparse.Namespace) -> int:
