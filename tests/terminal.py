@@ -51,7 +51,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8)), evalua
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, *, seconds: float = 30.0, pause_s: float = 0.005
+    condition: Callable[[], object], what: str, *, seconds: float = 45.0, pause_s: float = 0.005
 ) -> None:
     """Return once ``condition`` holds; AssertionError after ``seconds``."""
     end = time.monotonic() + seconds
@@ -142,12 +142,13 @@ class Terminal:
     def hpo(self, *arguments: object, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
         return self.start(*arguments).wait(seconds)
 
-    def mpirun(
-        self, ranks: int, *arguments: object, seconds: float = 60.0
-    ) -> subprocess.CompletedProcess[str]:
+    def start_mpirun(self, ranks: int, *arguments: object) -> Command:
         """``mpirun -n RANKS hpo …``, as on a cluster."""
         line = [find_mpirun(), "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", *HPO, *map(str, arguments)]
-        return Command(self, line, self.environment).wait(seconds)
+        return Command(self, line, self.environment)
+
+    def mpirun(self, ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+        return self.start_mpirun(ranks, *arguments).wait()
 
     def status(self) -> dict[str, object]:
         done = self.hpo("status", "run", "--json")
