@@ -81,6 +81,9 @@ class Strategy:
     def finalise(self) -> None:
         """No step follows: leave the model in its final state, the same on all ranks."""
 
+    def synchronise(self) -> None:
+        """Make the trained parameters the same on all ranks, now; nothing is left under way."""
+
     def parameters_changed(self) -> None:
         """The set of trained parameters, or the shape of one, is not what it was."""
 
@@ -97,6 +100,30 @@ class Strategy:
 
     def close(self) -> None:
         """Take everything off the model that was put there: hooks, wrappers."""
+
+
+Steps = int | float
+"""A number of optimizer steps if an int, a fraction of all steps of the run if a float."""
+
+
+def steps_of(value: Steps, total: int) -> int:
+    """``value`` as a number of steps of a run of ``total``."""
+    return value if isinstance(value, int) else round(value * total)
+
+
+def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
+    """ValueError unless ``value`` is a whole number of at least ``least``, or a fraction from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        allowed = False
+    elif isinstance(value, int):
+        allowed = value >= least
+    else:
+        allowed = 0 <= value <= 1 and (value > 0 or least == 0)
+    if not allowed:
+        raise ValueError(
+            f"{owner}({name}={value!r}): {name} must be a number of steps of at least {least}, or as a float "
+            "a fraction of all steps, from 0.0 to 1.0. Correct it."
+        )
 
 
 class Method(Protocol):

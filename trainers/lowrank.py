@@ -1,0 +1,252 @@
+"""Layers whose weight is a product of factors: which can be, how they come to be, and how they compute.
+
+A layer keeps its place, name, hooks and bias; only its weight is exchanged. ``layer.weight`` still reads as
+the whole matrix, so that code which looks there (``nn.MultiheadAttention`` at its output projection) goes on
+working, with gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, conv2d, linear
+
+SMALLEST_SIDE = 16
+"""Weights with a smaller side stay whole: there is nothing to gain."""
+LARGEST_ASPECT = 64
+"""Weights with sides further apart stay whole: "tensors of disadvantageous shapes" (dissertation, 4.3)."""
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
+_OTHER_LAYERS = (nn.Conv3d, nn.modules.conv._ConvTransposeNd, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
+_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MatrixWeight:
+    """The weight of a layer, taken as a matrix of ``rows`` outputs and ``columns`` of everything else."""
+
+    name: str
+    """As in the state of the model before it was factored: "blocks.0.attention.in_proj_weight"."""
+    module: nn.Module
+    attribute: str
+    shape: torch.Size
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.shape[1:].numel()
+
+    @property
+    def whole(self) -> nn.Parameter:
+        """The parameter, while the weight is one. KeyError while it is factored."""
+        return cast(nn.Parameter, self.module._parameters[self.attribute])
+
+    @property
+    def factors(self) -> dict[str, nn.Parameter]:
+        """By name, in the order of their product; empty while the weight is whole."""
+        names = getattr(self.module, "_factors", {}).get(self.attribute, ())
+        held = cast(dict[str, nn.Parameter], self.module._parameters)
+        return {name: held[f"{self.attribute}_{name}"] for name in names}
+
+    def matrix(self) -> Tensor:
+        """The weight as a matrix, factored or not."""
+        return cast(Tensor, getattr(self.module, self.attribute)).reshape(self.rows, self.columns)
+
+
+def matrix_weights(
+    model: nn.Module, *, first: bool = True, last: bool = True, factored: bool = True
+) -> list[MatrixWeight]:
+    """The weights of ``model`` that may be factored, in the order in which it defines its layers.
+
+    These are the weights of Linear, Conv1d, Conv2d and MultiheadAttention whose sides allow it, which are
+    trained, and which no other layer shares. ``first`` and ``last``: whether those of the model's first and
+    last layer with a weight (of any kind, embeddings included) may be among them. ``factored``: whether those
+    that are factored already may.
+    """
+    layers = list(_layers(model))
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    chosen = layers[0 if first else 1 : len(layers) if last else -1]
+    found = []
+    for name, module in chosen:
+        if not isinstance(module, _LAYERS):
+            continue
+        for attribute in _ATTENTION if isinstance(module, nn.MultiheadAttention) else ("weight",):
+            shape = _shape(module, attribute)
+            if shape is None:
+                continue
+            weight = MatrixWeight(name=f"{name}.{attribute}", module=module, attribute=attribute, shape=shape)
+            if not _worth_it(weight):
+                continue
+            if weight.factors:
+                if factored:
+                    found.append(weight)
+            elif weight.whole.requires_grad and owners[id(weight.whole)] == 1:
+                found.append(weight)
+    return found
+
+
+def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None:
+    """Replace the weight, whole or factored, by the product of ``factors``, matrices given in its order."""
+    module, attribute = weight.module, weight.attribute
+    first, *_, last = factors.values()
+    if first.shape[0] != weight.rows or last.shape[1] != weight.columns:
+        raise ValueError(f"{weight.name}: the factors make no {weight.rows} × {weight.columns} matrix.")
+    _forget(weight)
+    for name, factor in factors.items():
+        module.register_parameter(f"{attribute}_{name}", factor)
+    held: dict[str, tuple[str, ...]] = {**getattr(module, "_factors", {}), attribute: tuple(factors)}
+    shapes: dict[str, torch.Size] = {**getattr(module, "_whole_shapes", {}), attribute: weight.shape}
+    _become(module, held, shapes)
+
+
+def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Parameter:
+    """Let the weight be one trained parameter again, with the value ``matrix`` or its factors' product."""
+    if matrix is None:
+        with torch.no_grad():
+            matrix = weight.matrix().clone()
+    parameter = nn.Parameter(matrix.detach().reshape(weight.shape))
+    _forget(weight)
+    module, attribute = weight.module, weight.attribute
+    held = {name: names for name, names in getattr(module, "_factors", {}).items() if name != attribute}
+    shapes = {name: shape for name, shape in getattr(module, "_whole_shapes", {}).items() if name in held}
+    _become(module, held, shapes)
+    module.register_parameter(attribute, parameter)
+    return parameter
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """``model`` itself, all its factored weights made whole: an ordinary model with ordinary state."""
+    for weight in matrix_weights(model):
+        if weight.factors:
+            make_whole(weight)
+    return model
+
+
+def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
+    """The matrix that ``factors`` make, multiplied from its narrower side."""
+    if columns < rows:
+        result = factors[-1]
+        for factor in reversed(factors[:-1]):
+            result = factor @ result
+    else:
+        result = factors[0]
+        for factor in factors[1:]:
+            result = result @ factor
+    return result
+
+
+# What a factored layer is. A mixin before the layer's own class: whatever that adds stays.
+
+
+class Factored(nn.Module):
+    """A layer with factored weights. Its class is made by ``factorise`` and has a property for each."""
+
+    _factors: dict[str, tuple[str, ...]]
+    _whole_shapes: dict[str, torch.Size]
+
+    def _factors_of(self, attribute: str) -> tuple[Tensor, ...]:
+        return tuple(self._parameters[f"{attribute}_{name}"] for name in self._factors[attribute])  # type: ignore[misc]
+
+    def _whole(self, attribute: str) -> Tensor:
+        shape = self._whole_shapes[attribute]
+        return product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
+
+    def _cheaper_apart(self) -> bool:
+        """Whether the factors one after the other take fewer operations a row than their product: k (m + n +
+        k) < m n."""
+        shape = self._whole_shapes["weight"]
+        return sum(factor.numel() for factor in self._factors_of("weight")) < shape.numel()
+
+
+class _FactoredLinear(Factored):
+    def forward(self, input: Tensor) -> Tensor:
+        bias = cast(Tensor | None, self.bias)
+        if not self._cheaper_apart():
+            return linear(input, self._whole("weight"), bias)
+        *left, right = self._factors_of("weight")
+        result = linear(input, right)
+        for factor in reversed(left[1:]):
+            result = linear(result, factor)
+        return linear(result, left[0], bias)
+
+
+class _FactoredConv(Factored):
+    def forward(self, input: Tensor) -> Tensor:
+        layer = cast(Any, self)
+        # With groups the rows of one group see other channels than those of the next: no common first factor.
+        if layer.groups > 1 or not self._cheaper_apart():
+            return cast(Tensor, layer._conv_forward(input, layer.weight, layer.bias))
+        *left, right = self._factors_of("weight")
+        shape = self._whole_shapes["weight"]
+        result: Tensor = layer._conv_forward(input, right.view(-1, *shape[1:]), None)
+        pointwise = (1,) * (len(shape) - 2)
+        convolve = conv1d if len(shape) == 3 else conv2d
+        for factor in reversed(left[1:]):
+            result = convolve(result, factor.view(*factor.shape, *pointwise))
+        return convolve(result, left[0].view(*left[0].shape, *pointwise), layer.bias)
+
+
+@cache
+def _factored_class(plain: type[nn.Module], attributes: tuple[str, ...]) -> type[nn.Module]:
+    """``plain`` with ``attributes`` read from factors; its own forward only where that is the ordinary one."""
+    base: type[Factored] = Factored
+    if plain.forward is nn.Linear.forward:
+        base = _FactoredLinear
+    elif plain.forward in (nn.Conv1d.forward, nn.Conv2d.forward):
+        base = _FactoredConv
+
+    def reader(attribute: str) -> property:
+        return property(lambda self: self._whole(attribute))
+
+    body: dict[str, object] = {attribute: reader(attribute) for attribute in attributes}
+    body["_plain_class"] = plain
+    return type(f"Factored{plain.__name__}", (base, plain), body)
+
+
+def _become(module: nn.Module, held: dict[str, tuple[str, ...]], shapes: dict[str, torch.Size]) -> None:
+    """Give ``module`` the class for the factored weights that it holds."""
+    plain: type[nn.Module] = getattr(type(module), "_plain_class", type(module))
+    if held:
+        module.__class__ = _factored_class(plain, tuple(sorted(held)))
+        module.__dict__["_factors"], module.__dict__["_whole_shapes"] = held, shapes
+    else:
+        module.__class__ = plain
+        module.__dict__.pop("_factors", None)
+        module.__dict__.pop("_whole_shapes", None)
+
+
+def _forget(weight: MatrixWeight) -> None:
+    """Take the weight's parameters off its module."""
+    for name in [f"{weight.attribute}_{factor}" for factor in weight.factors] or [weight.attribute]:
+        del weight.module._parameters[name]
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules with a weight matrix, or several; the parts of one follow it."""
+    for name, module in model.named_modules():
+        if isinstance(module, _LAYERS + _OTHER_LAYERS):
+            yield name, module
+
+
+def _shape(module: nn.Module, attribute: str) -> torch.Size | None:
+    shapes: dict[str, torch.Size] = getattr(module, "_whole_shapes", {})
+    if attribute in shapes:
+        return shapes[attribute]
+    parameter = module._parameters.get(attribute)
+    return parameter.shape if parameter is not None else None
+
+
+def _worth_it(weight: MatrixWeight) -> bool:
+    short, long = sorted((weight.rows, weight.columns))
+    return short >= SMALLEST_SIDE and long <= LARGEST_ASPECT * short
