@@ -341,6 +341,21 @@ def broadcast_tensors(channel: Channel, tensors: Sequence[Tensor], *, source: in
 
 
 @torch.no_grad()
+def broadcast_everywhere(communicator: Communicator, tensors: Sequence[Tensor], *, source: int) -> None:
+    """Overwrite ``tensors`` with those of rank ``source`` of all, which reach every other node just once."""
+    nodes = communicator.nodes
+    if len(nodes) == 1 or len({len(ranks) for ranks in nodes}) > 1:
+        broadcast_tensors(communicator.world, tensors, source=source)
+        return
+    node = next(index for index, ranks in enumerate(nodes) if source in ranks)
+    place = nodes[node].index(source)
+    inside, across = communicator.node, communicator.across
+    if inside.rank == place:
+        broadcast_tensors(across, tensors, source=node)
+    broadcast_tensors(inside, tensors, source=place)
+
+
+@torch.no_grad()
 def average_tensors(
     channel: Channel, tensors: Sequence[Tensor], *, wire_dtype: torch.dtype | None = None
 ) -> None:

@@ -102,9 +102,7 @@ def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None
     first, *_, last = factors.values()
     if first.shape[0] != weight.rows or last.shape[1] != weight.columns:
         raise ValueError(f"{weight.name}: the factors make no {weight.rows} × {weight.columns} matrix.")
-    _forget(weight)
-    for name, factor in factors.items():
-        module.register_parameter(f"{attribute}_{name}", factor)
+    _exchange(weight, {f"{attribute}_{name}": factor for name, factor in factors.items()})
     held: dict[str, tuple[str, ...]] = {**getattr(module, "_factors", {}), attribute: tuple(factors)}
     shapes: dict[str, torch.Size] = {**getattr(module, "_whole_shapes", {}), attribute: weight.shape}
     _become(module, held, shapes)
@@ -116,12 +114,11 @@ def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Paramet
         with torch.no_grad():
             matrix = weight.matrix().clone()
     parameter = nn.Parameter(matrix.detach().reshape(weight.shape))
-    _forget(weight)
     module, attribute = weight.module, weight.attribute
+    _exchange(weight, {attribute: parameter})
     held = {name: names for name, names in getattr(module, "_factors", {}).items() if name != attribute}
     shapes = {name: shape for name, shape in getattr(module, "_whole_shapes", {}).items() if name in held}
     _become(module, held, shapes)
-    module.register_parameter(attribute, parameter)
     return parameter
 
 
@@ -218,7 +215,7 @@ def _become(module: nn.Module, held: dict[str, tuple[str, ...]], shapes: dict[st
     """Give ``module`` the class for the factored weights that it holds."""
     plain: type[nn.Module] = getattr(type(module), "_plain_class", type(module))
     if held:
-        module.__class__ = _factored_class(plain, tuple(sorted(held)))
+        module.__class__ = _factored_class(cast(Any, plain), tuple(sorted(held)))
         module.__dict__["_factors"], module.__dict__["_whole_shapes"] = held, shapes
     else:
         module.__class__ = plain
@@ -226,10 +223,20 @@ def _become(module: nn.Module, held: dict[str, tuple[str, ...]], shapes: dict[st
         module.__dict__.pop("_whole_shapes", None)
 
 
-def _forget(weight: MatrixWeight) -> None:
-    """Take the weight's parameters off its module."""
-    for name in [f"{weight.attribute}_{factor}" for factor in weight.factors] or [weight.attribute]:
-        del weight.module._parameters[name]
+def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter]) -> None:
+    """Put ``new`` in the place of the weight's parameters: buckets follow the order, and roundings follow
+    buckets, so that a resumed run needs the order that it would have had.
+    """
+    parameters = weight.module._parameters
+    old = [f"{weight.attribute}_{name}" for name in weight.factors] or [weight.attribute]
+    ordered: dict[str, nn.Parameter | None] = {}
+    for name, parameter in parameters.items():
+        if name == old[0]:
+            ordered.update(new)
+        elif name not in old:
+            ordered[name] = parameter
+    parameters.clear()
+    parameters.update(ordered)
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -1,0 +1,105 @@
+"""What an optimizer knows of a parameter, kept when the parameter is exchanged for one in other coordinates.
+
+Adam's moments and SGD's momentum are gradients averaged over time. Gradients in the new coordinates are a
+linear map of those in the old ones, so a first moment goes through that map. A second moment, a mean of
+squares, goes through the map with its coefficients squared, which is exact where entries of the gradient are
+uncorrelated. Setting moments to zero and keeping the count of steps would make the next update several times
+too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
+_SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """How gradients G of the old parameter become those of the new one: ``left`` @ G @ ``right``.
+
+    None is the identity. The old parameter is taken as a matrix of (first dimension, all the others).
+    """
+
+    left: Tensor | None = None
+    right: Tensor | None = None
+
+    def first(self, moment: Tensor) -> Tensor:
+        return self._apply(moment, lambda factor: factor)
+
+    def second(self, moment: Tensor) -> Tensor:
+        return self._apply(moment, torch.square)
+
+    def _apply(self, moment: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+        matrix = moment.reshape(moment.shape[0], -1)
+        if self.left is not None:
+            matrix = of(self.left.to(matrix.dtype)) @ matrix
+        if self.right is not None:
+            matrix = matrix @ of(self.right.to(matrix.dtype))
+        return matrix
+
+
+@torch.no_grad()
+def exchange(
+    optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, projection: Projection | None = None
+) -> None:
+    """Let ``optimizer`` train ``new`` in the place of ``old``, with its settings.
+
+    Without a ``projection``, or for an optimizer whose state is of other kinds than moments and counts, the
+    state starts anew, the count of steps with it. ValueError if the optimizer does not train ``old``.
+    """
+    params, index = _place(optimizer, old)
+    params[index] = new
+    state = optimizer.state.pop(old, {})
+    old.grad = None
+    if projection is None or not _understood(state, old):
+        return
+    kept: dict[str, object] = {}
+    for name, value in state.items():
+        if name in _FIRST_MOMENTS and isinstance(value, Tensor):
+            kept[name] = projection.first(value).reshape(new.shape).contiguous()
+        elif name in _SECOND_MOMENTS and isinstance(value, Tensor):
+            kept[name] = projection.second(value).reshape(new.shape).contiguous()
+        else:
+            kept[name] = value
+    if kept:
+        optimizer.state[new] = kept
+
+
+def insert(optimizer: Optimizer, beside: nn.Parameter, new: nn.Parameter) -> None:
+    """Let ``optimizer`` train ``new`` as well, after ``beside`` and with its settings."""
+    params, index = _place(optimizer, beside)
+    params.insert(index + 1, new)
+
+
+def remove(optimizer: Optimizer, old: nn.Parameter) -> None:
+    """Let ``optimizer`` train ``old`` no more, and forget its state."""
+    params, index = _place(optimizer, old)
+    del params[index]
+    optimizer.state.pop(old, None)
+
+
+def _place(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[list[nn.Parameter], int]:
+    for group in optimizer.param_groups:
+        for index, other in enumerate(group["params"]):
+            if other is parameter:
+                return group["params"], index
+    raise ValueError(
+        f"The optimizer does not train a parameter of shape {tuple(parameter.shape)} that requires a "
+        "gradient. Give it all parameters that it was passed."
+    )
+
+
+def _understood(state: dict[str, object], parameter: nn.Parameter) -> bool:
+    """Whether all that has the parameter's shape is a moment."""
+    return all(
+        name in _FIRST_MOMENTS | _SECOND_MOMENTS
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
+    )
