@@ -162,7 +162,13 @@ def with_another_layer(rank: int) -> list[Tensor]:
     net = model()
     comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
     setup = trainers.Setup(
-        model=net, optimizer=sgd(net.parameters()), communicator=comm, epochs=1, steps_per_epoch=1, seed=0
+        model=net,
+        optimizer=sgd(net.parameters()),
+        communicator=comm,
+        epochs=1,
+        steps_per_epoch=1,
+        batch_size=1,
+        seed=0,
     )
     strategy = trainers.DDP().start(setup)
     old = net[2]

@@ -284,6 +284,7 @@ class _Run:
                 communicator=communicator,
                 epochs=settings.epochs,
                 steps_per_epoch=self.steps_per_epoch,
+                batch_size=settings.batch_size * settings.accumulate,
                 seed=settings.seed,
             )
         )

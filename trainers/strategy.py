@@ -38,6 +38,8 @@ class Setup:
     communicator: Communicator
     epochs: int
     steps_per_epoch: int
+    batch_size: int
+    """Samples that a rank takes at a step, in all passes together."""
     seed: int
 
     @property
