@@ -1,0 +1,147 @@
+"""DASO while cycling, on two nodes of two ranks joined by 200 Mbit/s: its step against one without any traffic
+between nodes and against DDP's; what it sends against what it should.
+
+    python tests/benchmarks/daso.py [--rounds 5] [--cycles 10] [--rate 200] [--quick]
+
+A perceptron of 2.6 million parameters, 128 samples a rank and step, SGD with momentum, B = 4, parameters on
+the wire in bf16. In each round the same processes train it, one after the other, with
+
+- ``alone``: DASO that never comes to synchronise: gradients are averaged inside the node, nothing crosses;
+- ``delay 1``, ``delay 2``, …: DASO with S = 1, 2, 3;
+- ``ddp``: DDP in single precision, and ``ddp bf16``.
+
+The time of a step is the mean over whole cycles of B steps, from the moment at which rank 0 begins one, the
+first cycle left out; ratios are taken within a round, and of these the median. The bytes are those that the
+interface of each node has transmitted in these cycles, for each parameter and step: 0.5 is expected of DASO
+(one rank of a node sends all parameters every fourth step, in two bytes each), 6 of DDP in fp32 (3/4 of all
+gradients twice, in four bytes), 3 in bf16.
+
+The link needs a time for one synchronisation that no method can hide where it is longer than S steps without
+traffic: ``floor_delay_S`` is the ratio at which only that much is waited for. Four ranks share this machine's
+cores, so that a step takes longer than it would on a node of its own, and a link of 200 Mbit/s is the faster
+for it; ratios within a round are what counts. Ends in one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+from typing import Any
+
+import torch
+from training import course, load_average, perceptron
+from two_nodes import entered
+
+import trainers
+
+WIDTHS = (512, 1024, 1024, 1024, 10)
+BATCH_SIZE = 128
+SYNC_EVERY = 4
+DELAYS = (1, 2, 3)
+EXPECTED_BYTES = {"ddp": 6.0, "ddp bf16": 3.0} | {f"delay {delay}": 2 / SYNC_EVERY for delay in DELAYS}
+"""A node, parameter and step."""
+NEVER = 10**6
+
+
+def cycling(sync_every: int, sync_delay: int) -> trainers.DASO:
+    """DASO with neither warm-up nor cool-down nor changes of its period."""
+    return trainers.DASO(
+        sync_every=sync_every, sync_delay=sync_delay, warmup_epochs=0, cooldown_epochs=0, adaptive=False
+    )
+
+
+def measure(rank: int, *, rounds: int, cycles: int) -> list[dict[str, dict[str, float]]]:
+    """Seconds and transmitted bytes of a step, by round and method, as this rank saw them."""
+    methods: dict[str, trainers.Method] = {"alone": cycling(NEVER, 1)}
+    methods |= {f"delay {delay}": cycling(SYNC_EVERY, delay) for delay in DELAYS}
+    methods |= {"ddp": trainers.DDP(), "ddp bf16": trainers.DDP(compression="bf16")}
+    rows = []
+    for number in range(rounds):
+        row = {}
+        # Each round begins elsewhere: what drifts meets every method.
+        names = [*methods][number % len(methods) :] + [*methods][: number % len(methods)]
+        for name in names:
+            # DDP's steps are all alike, and long.
+            length = max(1, cycles // 3) if name.startswith("ddp") else cycles
+            # A step before a multiple of B nothing is under way, whatever S is.
+            first = 2 * SYNC_EVERY - 1
+            last = first + length * SYNC_EVERY
+            watch, result = course(
+                methods[name],
+                widths=WIDTHS,
+                steps=last + 2,
+                batch_size=BATCH_SIZE,
+                optimizer=functools.partial(torch.optim.SGD, momentum=0.9),
+            )
+            row[name] = {
+                "step_s": watch.step_s(first, last),
+                "step_bytes": watch.step_bytes(first, last),
+                "wait_s": result.metrics["wait_s"] / (last + 2),
+            }
+        rows.append(row)
+        if rank == 0:
+            print("  ".join(f"{name} {1e3 * row[name]['step_s']:.0f} ms" for name in methods), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cycles", type=int, default=10, help="of four steps each")
+    parser.add_argument("--rate", type=float, default=200.0, help="of the link, in Mbit/s")
+    parser.add_argument("--quick", action="store_true", help="one round of two cycles")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.cycles = 1, 2
+    with entered(options.rate) as nodes:
+        ranks = nodes.run(measure, {"rounds": options.rounds, "cycles": options.cycles}, timeout_s=1800)
+    parameters = sum(parameter.numel() for parameter in perceptron(WIDTHS).parameters())
+    rows = ranks[0]
+    names = [*rows[0]]
+
+    def median(name: str, key: str) -> float:
+        return statistics.median(row[name][key] for row in rows)
+
+    def ratio(name: str, other: str) -> float:
+        return statistics.median(row[name]["step_s"] / row[other]["step_s"] for row in rows)
+
+    # One rank of each node: both count what their node sent.
+    sent = {
+        name: statistics.median(one[name]["step_bytes"] for both in (ranks[0], ranks[2]) for one in both)
+        / parameters
+        for name in names
+    }
+    link_s = 2 * parameters * 8 / (1e6 * options.rate)
+    alone_s = median("alone", "step_s")
+    result: dict[str, Any] = {
+        "benchmark": "daso",
+        "parameters": parameters,
+        "step_ms": {name: 1e3 * median(name, "step_s") for name in names},
+        "wait_ms_a_step": {name: 1e3 * median(name, "wait_s") for name in names},
+        "ddp_to_alone": ratio("ddp", "alone"),
+        "ddp_bf16_to_alone": ratio("ddp bf16", "alone"),
+        "synchronisation_on_link_ms": 1e3 * link_s,
+        "bytes_a_parameter": sent,
+        "bytes_to_expected": {name: sent[name] / expected for name, expected in EXPECTED_BYTES.items()},
+        "load_average": load_average(),
+        "cores": os.cpu_count(),
+    }
+    for delay in DELAYS:
+        name = f"delay {delay}"
+        result[f"delay_{delay}_to_alone"] = ratio(name, "alone")
+        result[f"delay_{delay}_to_ddp"] = ratio(name, "ddp")
+        waited = max(0.0, link_s - delay * alone_s)
+        result[f"floor_delay_{delay}"] = 1 + waited / (SYNC_EVERY * alone_s)
+    for name in names:
+        print(
+            f"{name:9s} {result['step_ms'][name]:7.1f} ms a step, {sent[name]:.3f} bytes a parameter and node"
+        )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
