@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -246,6 +247,21 @@ class Communicator:
             channel, values = self._channels[name], counters[name]
             channel.bytes_inside, channel.bytes_between = values["bytes_inside"], values["bytes_between"]
             channel.wait_s, channel.operations = values["wait_s"], int(values["operations"])
+
+    @contextmanager
+    def counted_as_service(self) -> Iterator[None]:
+        """Inside, what any channel sends and waits for counts as that of ``service``: an evaluation's."""
+        before = self.counters()
+        try:
+            yield
+        finally:
+            own = before.pop("service")
+            nothing = dict.fromkeys(own, 0.0)
+            after = self.counters()
+            now = after.pop("service")
+            kept = {name: before.get(name, nothing) for name in after}
+            moved = {key: sum(after[name][key] - kept[name][key] for name in after) for key in own}
+            self.set_counters({**kept, "service": {key: now[key] + moved[key] for key in own}})
 
     def close(self) -> None:
         """Give back the process groups made here; the one that the caller initialised stays."""

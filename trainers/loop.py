@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -348,7 +349,11 @@ class _Run:
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "train_loss": train_loss,
         }
-        with self.strategy.evaluating():
+        stopping = settings.early_stopping
+        keeps_best = stopping is not None and stopping.restore_best
+        # Replicas that differ are made one for it, which costs communication.
+        seen = settings.validation_set is not None or keeps_best
+        with self.strategy.evaluating() if seen else nullcontext():
             if settings.validation_set is not None:
                 begin = time.perf_counter()
                 entry.update(self._evaluate(settings.validation_set))
@@ -357,7 +362,6 @@ class _Run:
             position.history.append(entry)
             position.epoch, position.step = position.epoch + 1, 0
             position.loss_sum.zero_()
-            stopping = settings.early_stopping
             if (
                 stopping
                 and stopping.restore_best

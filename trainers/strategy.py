@@ -8,9 +8,9 @@ state. The loop calls, at each optimizer step and on every rank:
     before_pass(last=True), forward, backward
     reduce_gradients, [clip], optimizer step, after_step
 
-and, when an epoch is over, ``end_epoch``, then the evaluation inside ``evaluating``; ``finalise`` after the
-last epoch. ``state`` may be asked for before any step, ``load`` comes before the first. Every hook may
-communicate.
+and, when an epoch is over, ``end_epoch``, then the evaluation, if there is one, inside ``evaluating``;
+``finalise`` after the last epoch. ``state`` may be asked for before any step, ``load`` comes before the
+first. Every hook may communicate.
 """
 
 from __future__ import annotations
@@ -74,10 +74,15 @@ class Strategy:
         """The optimizer has taken ``step``; ``loss`` is this rank's, detached, without dimensions."""
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
-        """``epoch`` is over with this mean loss over all ranks. Afterwards buffers must agree on all ranks."""
+        """``epoch`` is over with this mean loss over all ranks. Buffers must agree on all ranks afterwards, or
+        inside ``evaluating`` at the latest.
+        """
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Inside, the model is what the evaluation shall see, the same on all ranks."""
+        """Inside, the model is what the evaluation shall see, the same on all ranks, and ``state`` tells its
+        shapes. Entered only where there is something to evaluate or to keep; what it sends should count as
+        ``Communicator.service``.
+        """
         return nullcontext()
 
     def finalise(self) -> None:
