@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import trainers
 from trainers.communication import Communicator
+from trainers.loop import smoothed
 from trainers.strategy import Setup, Strategy
 
 STEPS_PER_EPOCH = 5
@@ -609,3 +610,35 @@ def test_progress_is_one_line_that_stays(capsys: pytest.CaptureFixture[str]) -> 
     assert "accuracy" in shown
     train(model(), progress=None)
     assert capsys.readouterr().err == ""
+
+
+def test_label_smoothing_is_that_of_cross_entropy() -> None:
+    generator = torch.Generator().manual_seed(3)
+    outputs = torch.randn(5, 4, 6, dtype=torch.float64, generator=generator)
+    targets = torch.randint(4, (5, 6), generator=generator)
+    found = cross_entropy(outputs, smoothed(targets, outputs, 0.1))
+    torch.testing.assert_close(found, cross_entropy(outputs, targets, label_smoothing=0.1))
+
+
+def test_label_smoothing_changes_training_and_not_what_is_validated() -> None:
+    plain, smooth = model(), model()
+    losses = [train(net, label_smoothing=s).metrics for net, s in ((plain, 0.0), (smooth, 0.3))]
+    assert losses[1]["train_loss"] > losses[0]["train_loss"]
+    smooth.eval()
+    x, y = data().tensors
+    with torch.no_grad():
+        assert losses[1]["validation_loss"] == pytest.approx(cross_entropy(smooth(x), y).item(), rel=1e-5)
+
+
+def test_label_smoothing_is_refused_where_there_are_no_classes() -> None:
+    with pytest.raises(ValueError, match="at least 0 and below 1"):
+        train(model(), label_smoothing=1.0)
+    x = torch.zeros(8, 6)
+    with pytest.raises(TypeError, match="smooth in the loss"):
+        train(
+            model(),
+            train_set=TensorDataset(x, torch.zeros(8, 2)),
+            validation_set=None,
+            metrics={},
+            label_smoothing=0.1,
+        )

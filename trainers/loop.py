@@ -62,6 +62,7 @@ def train(
     precision: str = "fp32",
     clip_norm: float | None = None,
     accumulate: int = 1,
+    label_smoothing: float = 0.0,
     early_stopping: EarlyStopping | None = None,
     assignment: Assignment | None = None,
     topology: Topology | None = None,
@@ -87,6 +88,8 @@ def train(
     - ``method``: how ranks work together; ``DDP()`` if None.
     - ``precision``: "fp32" leaves all tensors as they are, "bf16" is autocast.
     - ``clip_norm``: the largest norm of the gradient that the optimizer gets.
+    - ``label_smoothing``: this part of each target's probability is spread evenly over all classes (Szegedy et
+      al. 2016). The training loss then gets probabilities in place of class indices; the validation's does not.
     - ``checkpoint``: a directory that all ranks see. The run goes on from what it finds there, on the CPU bit
       for bit. It saves when interrupted, at the end, and every ``checkpoint_every`` steps (None: each epoch).
     - ``report(epoch, metrics)``: called on every rank after each epoch, counted from 1; what it raises ends
@@ -112,6 +115,7 @@ def train(
         precision=precision,
         clip_norm=clip_norm,
         accumulate=accumulate,
+        label_smoothing=label_smoothing,
         early_stopping=early_stopping,
         assignment=assignment or Disjoint(),
         checkpoint_every=checkpoint_every,
@@ -153,6 +157,7 @@ class _Settings:
     precision: str
     clip_norm: float | None
     accumulate: int
+    label_smoothing: float
     early_stopping: EarlyStopping | None
     assignment: Assignment
     checkpoint_every: int | None
@@ -180,6 +185,10 @@ class _Settings:
             raise ValueError(
                 f"clip_norm = {self.clip_norm!r}: must be above 0, or None for no clipping. Correct it."
             )
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"label_smoothing = {self.label_smoothing!r}: must be at least 0 and below 1. Correct it."
+            )
         taken = sorted(self.metrics.keys() & _RECORDED)
         if taken:
             raise ValueError(f"metrics: the loop itself records {taken[0]!r}. Choose another name.")
@@ -196,6 +205,7 @@ class _Settings:
             "schedule": repr(self.schedule),
             "precision": self.precision,
             "clip_norm": repr(self.clip_norm),
+            "label_smoothing": repr(self.label_smoothing),
             "assignment": repr(self.assignment),
             "seed": str(self.seed),
         }
@@ -323,7 +333,10 @@ class _Run:
                 inputs, targets = next(batches)
                 self.strategy.before_pass(step, last=index == len(passes) - 1)
                 with autocast(self.settings.device, self.settings.precision):
-                    value = self.settings.loss(outputs_of(model, inputs), targets)
+                    outputs = outputs_of(model, inputs)
+                    if self.settings.label_smoothing:
+                        targets = smoothed(targets, outputs, self.settings.label_smoothing)
+                    value = self.settings.loss(outputs, targets)
                 value = value * (batch.weight / len(passes))
                 torch.autograd.backward(value)
                 local_loss += value.detach()
@@ -538,6 +551,21 @@ class _Run:
         # First the strategy: it may have to give the model other shapes.
         self.strategy.load(saved["strategy"])
         self.model.load_state_dict(saved["model"])
+
+
+def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
+    """Class indices, of shape (N, ...), as probabilities in the shape of ``outputs``, (N, classes, ...).
+
+    TypeError if targets are no class indices.
+    """
+    if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
+        raise TypeError(
+            f"label_smoothing needs class indices; targets are {targets.dtype} of shape {tuple(targets.shape)} "
+            f"for outputs of shape {tuple(outputs.shape)}. Set it to 0, and smooth in the loss."
+        )
+    probabilities = torch.full_like(outputs, amount / outputs.shape[1])
+    peak = torch.full_like(targets, 1 - amount, dtype=outputs.dtype)
+    return probabilities.scatter_add_(1, targets.unsqueeze(1), peak.unsqueeze(1))
 
 
 def _described(optimizer: Optimizer) -> dict[str, str]:
