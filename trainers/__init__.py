@@ -7,10 +7,12 @@ Importing this package imports torch.
 from __future__ import annotations
 
 from trainers.communication import CommunicationError, Topology
+from trainers.daso import DASO
 from trainers.data import Disjoint
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import evaluate
+from trainers.local_sgd import LocalSGD
 from trainers.loop import Interrupted, Result, train
 from trainers.schedules import (
     Constant,
@@ -24,6 +26,7 @@ from trainers.schedules import (
 from trainers.strategy import Method, Setup, Strategy
 
 __all__ = [
+    "DASO",
     "DDP",
     "CommunicationError",
     "Constant",
@@ -33,6 +36,7 @@ __all__ = [
     "Exponential",
     "Interrupted",
     "InverseTime",
+    "LocalSGD",
     "Method",
     "Polynomial",
     "ReduceOnPlateau",
