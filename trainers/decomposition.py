@@ -23,37 +23,54 @@ for singular values below 3e-4 of the largest."""
 def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
     """U (m × k), singular values (k, falling), Vᵀ (k × n) of ``matrix`` (m × n), in its dtype.
 
-    k is the largest i with σ_i > ``cutoff`` · σ_1 (Eq. 5.4), at least 1. Of a matrix that is not finite all is
-    NaN: the run has diverged, and its loss shall say so, on every rank.
+    k is the largest i with σ_i > ``cutoff`` · σ_1 (Eq. 5.4), at least 1; with ``cutoff`` 0, and for a matrix of
+    zeros, of which nothing is small beside the rest, all are kept. Of a matrix that is not finite all is NaN:
+    the run has diverged, and its loss shall say so, on every rank.
     """
     # Half-precision types have no decompositions.
     work = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
-    if not bool(torch.isfinite(work).all()):
+    largest = work.abs().amax()
+    if not bool(torch.isfinite(largest)):
         return (matrix[:, :1] * torch.nan, matrix[0, :1] * torch.nan, matrix[:1] * torch.nan)
     # Zeros have every basis; the Gram matrix would give none that is orthogonal on both sides.
-    by_gram = cutoff >= GRAM_CUTOFF and bool(work.any())
-    u, values, vt = _by_gram(work) if by_gram else torch.linalg.svd(work, full_matrices=False)
-    k = max(1, int((values > cutoff * values[0]).sum()))
-    u = u[:, :k]
+    zeros = not bool(largest)
+    by_gram = cutoff >= GRAM_CUTOFF and not zeros
     if by_gram:
-        # Those of small singular values are orthogonal to 1e-4 only; a Newton-Schulz step squares the error.
-        u = 1.5 * u - 0.5 * u @ (u.T @ u)
-    return u.to(matrix.dtype), values[:k].to(matrix.dtype), vt[:k].to(matrix.dtype)
+        # Squares of very large or small entries would leave the range of the type.
+        u, values, vt = _by_gram(work / largest)
+        values = values * largest
+    else:
+        u, values, vt = torch.linalg.svd(work, full_matrices=False)
+    k = len(values) if cutoff == 0 or zeros else max(1, int((values > cutoff * values[0]).sum()))
+    u, vt = u[:, :k], vt[:k]
+    if by_gram:
+        # Those of small singular values are orthogonal to 1e-4 only.
+        if matrix.shape[0] < matrix.shape[1]:
+            vt = straightened(vt.T).T
+        else:
+            u = straightened(u)
+    return u.to(matrix.dtype), values[:k].to(matrix.dtype), vt.to(matrix.dtype)
+
+
+def straightened(basis: Tensor) -> Tensor:
+    """``basis``, whose columns are nearly orthonormal, with the square of its error (Newton-Schulz)."""
+    return 1.5 * basis - 0.5 * basis @ (basis.T @ basis)
 
 
 def _by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``torch.linalg.svd``, for singular values that are not small beside the largest."""
+    """As ``torch.linalg.svd``, for singular values that are not small beside the largest. The vectors of the
+    longer side come from the others and are as orthogonal as the singular values are large.
+    """
     if matrix.shape[0] < matrix.shape[1]:
         v, values, ut = _by_gram(matrix.T)
         return ut.T, values, v.T
-    squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
-    order = torch.arange(len(squares) - 1, -1, -1, device=matrix.device)
-    values, v = squares[order].clamp(min=0).sqrt(), vectors[:, order]
+    _, vectors = torch.linalg.eigh(matrix.T @ matrix)
+    v = vectors.flip(1)
     images = matrix @ v
-    # Of the image the length is the singular value, more exactly than the root is.
+    # Of the image the length is the singular value, more exactly than the eigenvalue's root is.
     lengths = images.norm(dim=0)
     u = images / lengths.clamp(min=torch.finfo(matrix.dtype).tiny)
-    return u, torch.where(values > 0, lengths, values), v.T
+    return u, lengths, v.T
 
 
 class SharedWork:
@@ -72,6 +89,8 @@ class SharedWork:
         many for each task, of up to two dimensions.
         """
         communicator = self._communicator
+        if not costs:
+            return []
         owners = deal(costs, communicator.size)
         begin = time.perf_counter()
         own = {

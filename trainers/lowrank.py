@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,15 @@ LARGEST_ASPECT = 64
 """Weights with sides further apart stay whole: "tensors of disadvantageous shapes" (dissertation, 4.3)."""
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
-_OTHER_LAYERS = (nn.Conv3d, nn.modules.conv._ConvTransposeNd, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
+_OTHER_LAYERS = (
+    nn.Conv3d,
+    nn.modules.conv._ConvTransposeNd,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
 _ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
@@ -85,7 +93,8 @@ def matrix_weights(
             shape = _shape(module, attribute)
             if shape is None:
                 continue
-            weight = MatrixWeight(name=f"{name}.{attribute}", module=module, attribute=attribute, shape=shape)
+            path = f"{name}.{attribute}" if name else attribute
+            weight = MatrixWeight(name=path, module=module, attribute=attribute, shape=shape)
             if not _worth_it(weight):
                 continue
             if weight.factors:
@@ -149,6 +158,7 @@ def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
 class Factored(nn.Module):
     """A layer with factored weights. Its class is made by ``factorise`` and has a property for each."""
 
+    _plain_class: ClassVar[type[nn.Module]]
     _factors: dict[str, tuple[str, ...]]
     _whole_shapes: dict[str, torch.Size]
 
@@ -158,6 +168,10 @@ class Factored(nn.Module):
     def _whole(self, attribute: str) -> Tensor:
         shape = self._whole_shapes[attribute]
         return product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
+        # Its class has no name in any module to be found by.
+        return _restored, (type(self)._plain_class, tuple(sorted(self._factors))), dict(self.__dict__)
 
     def _cheaper_apart(self) -> bool:
         """Whether the factors one after the other take fewer operations a row than their product: k (m + n +
@@ -209,6 +223,12 @@ def _factored_class(plain: type[nn.Module], attributes: tuple[str, ...]) -> type
     body: dict[str, object] = {attribute: reader(attribute) for attribute in attributes}
     body["_plain_class"] = plain
     return type(f"Factored{plain.__name__}", (base, plain), body)
+
+
+def _restored(plain: type[nn.Module], attributes: tuple[str, ...]) -> nn.Module:
+    """An empty layer for a copy or a pickle to fill."""
+    made = _factored_class(cast(Any, plain), attributes)
+    return made.__new__(made)
 
 
 def _become(module: nn.Module, held: dict[str, tuple[str, ...]], shapes: dict[str, torch.Size]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
-_SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg"})
+_SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Projection:
 def exchange(
     optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, projection: Projection | None = None
 ) -> None:
-    """Let ``optimizer`` train ``new`` in the place of ``old``, with its settings.
+    """Let ``optimizer`` train ``new`` in the place of ``old``, with its settings; it may be the same one.
 
     Without a ``projection``, or for an optimizer whose state is of other kinds than moments and counts, the
     state starts anew, the count of steps with it. ValueError if the optimizer does not train ``old``.
@@ -59,6 +59,7 @@ def exchange(
     state = optimizer.state.pop(old, {})
     old.grad = None
     if projection is None or not _understood(state, old):
+        _begin(optimizer, new)
         return
     kept: dict[str, object] = {}
     for name, value in state.items():
@@ -76,6 +77,7 @@ def insert(optimizer: Optimizer, beside: nn.Parameter, new: nn.Parameter) -> Non
     """Let ``optimizer`` train ``new`` as well, after ``beside`` and with its settings."""
     params, index = _place(optimizer, beside)
     params.insert(index + 1, new)
+    _begin(optimizer, new)
 
 
 def remove(optimizer: Optimizer, old: nn.Parameter) -> None:
@@ -96,10 +98,17 @@ def _place(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[list[nn.Param
     )
 
 
+def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
+    """Give ``new`` the state that Adagrad makes when it is itself made; others do so at their next step."""
+    if isinstance(optimizer, torch.optim.Adagrad):
+        start = optimizer.defaults["initial_accumulator_value"]
+        optimizer.state[new] = {"step": torch.tensor(0.0), "sum": torch.full_like(new, start)}
+
+
 def _understood(state: dict[str, object], parameter: nn.Parameter) -> bool:
-    """Whether all that has the parameter's shape is a moment."""
+    """Whether all that is no single number is a moment of the parameter's shape."""
     return all(
-        name in _FIRST_MOMENTS | _SECOND_MOMENTS
+        name in _FIRST_MOMENTS | _SECOND_MOMENTS and value.shape == parameter.shape
         for name, value in state.items()
-        if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
+        if isinstance(value, Tensor) and value.dim() > 0
     )
