@@ -6,7 +6,6 @@ Importing this package imports torch.
 
 from __future__ import annotations
 
-from trainers.ab import AB
 from trainers.communication import CommunicationError, Topology
 from trainers.daso import DASO
 from trainers.data import Disjoint
@@ -15,6 +14,8 @@ from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import evaluate
 from trainers.local_sgd import LocalSGD
 from trainers.loop import Interrupted, Result, train
+from trainers.lowrank import merged
+from trainers.oialr import OIALR
 from trainers.schedules import (
     Constant,
     Cosine,
@@ -27,9 +28,9 @@ from trainers.schedules import (
 from trainers.strategy import Method, Setup, Strategy
 
 __all__ = [
-    "AB",
     "DASO",
     "DDP",
+    "OIALR",
     "CommunicationError",
     "Constant",
     "Cosine",
@@ -48,5 +49,6 @@ __all__ = [
     "Strategy",
     "Topology",
     "evaluate",
+    "merged",
     "train",
 ]

@@ -46,13 +46,13 @@ def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
     if by_gram:
         # Those of small singular values are orthogonal to 1e-4 only.
         if matrix.shape[0] < matrix.shape[1]:
-            vt = straightened(vt.T).T
+            vt = _straightened(vt.T).T
         else:
-            u = straightened(u)
+            u = _straightened(u)
     return u.to(matrix.dtype), values[:k].to(matrix.dtype), vt.to(matrix.dtype)
 
 
-def straightened(basis: Tensor) -> Tensor:
+def _straightened(basis: Tensor) -> Tensor:
     """``basis``, whose columns are nearly orthonormal, with the square of its error (Newton-Schulz)."""
     return 1.5 * basis - 0.5 * basis @ (basis.T @ basis)
 
@@ -80,6 +80,8 @@ class SharedWork:
         self._communicator = communicator
         self.own_s = 0.0
         """Seconds that this rank has worked."""
+        # Makes the groups now: a resumed run goes on counting what groups send that are there.
+        broadcast_everywhere(communicator, [], source=0)
 
     @torch.no_grad()
     def run(
