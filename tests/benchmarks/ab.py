@@ -1,0 +1,196 @@
+"""AB training over a whole run on two nodes of two ranks: what crosses between them, beside DDP's, and who
+does the decompositions.
+
+    python tests/benchmarks/ab.py [--steps 1500] [--quick]
+
+The phases have the proportions of table A.7 at a global batch of 4096: of all steps 9300/45000 warm-up, then
+3000/45000 in groups and 300/45000 rebound in turns, 750/45000 for the learning rate's rise. The link is as fast
+as the machine copies. The model is a perceptron; its data are noise, which leaves singular values as spread as
+they were drawn: hardly any is dropped, the worst case for the factors' size.
+
+- Bytes: the interface's counters of both nodes, from before ``train`` to after it, so that the first broadcast,
+  the decompositions and the merges are among them. ``fewer`` is 1 − AB / DDP in single precision, for AB and for
+  AB whose full-rank phases send bf16. DDP, whose steps all send alike, runs a tenth of the steps; each further
+  one counts as the mean of those. ``expected`` is methods.md's w + (1 − w) r / p, the full-rank steps alone.
+- Between groups: the counters before each step of the group phases, three steps at either end left out, where a
+  node may still be in what the other has behind it. The most bytes in any one step, of either node.
+- Decompositions: processor seconds of each, in a run of a model with weights of uneven sizes. The busiest
+  rank's against the larger of an equal share and the dearest weight's alone. Medians over repeats.
+
+Ends in one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import time
+from typing import Any
+
+import torch
+from training import Watch, course, load_average, perceptron
+from two_nodes import RANKS, entered, settled
+
+import trainers
+import trainers.ab
+from trainers.strategy import steps_of
+
+STEPS_OF_SOURCE = 45_000
+WARMUP, GROUPS, REBOUND, LR_REBOUND = (steps / STEPS_OF_SOURCE for steps in (9300, 3000, 300, 750))
+WIDTHS = (256, 512, 512, 512, 512, 10)
+QUICK = (64, 128, 128, 10)
+UNEVEN = (64, 1024, 256, 768, 768, 256, 512, 512, 512, 128, 384, 384, 10)
+BATCH_SIZE = 16
+MARGIN = 3
+LARGEST_OWN_SHARE = 1.3
+
+
+def method(compression: str | None = None) -> trainers.AB:
+    """AB with the phases of the source."""
+    return trainers.AB(
+        warmup_steps=WARMUP,
+        ab_steps=GROUPS,
+        rebound_steps=REBOUND,
+        lr_rebound_steps=LR_REBOUND,
+        compression=compression,
+    )
+
+
+def group_steps(steps: int) -> list[range]:
+    """The steps of each group phase in a run of so many."""
+    warmup, length = steps_of(WARMUP, steps), steps_of(GROUPS, steps)
+    cycle = length + steps_of(REBOUND, steps)
+    return [range(first, min(first + length, steps)) for first in range(warmup, steps, cycle)]
+
+
+def transmit(rank: int, *, steps: int, ddp_steps: int, widths: list[int]) -> dict[str, dict[str, float]]:
+    """What this rank's node sends in a run of ``steps`` with each method."""
+    found = {}
+    methods: dict[str, tuple[trainers.Method, int]] = {
+        "ddp": (trainers.DDP(), ddp_steps),
+        "ab": (method(), steps),
+        "ab bf16": (method("bf16"), steps),
+    }
+    for name, (one, length) in methods.items():
+        before = settled()
+        watch, result = course(
+            one, widths=widths, steps=length, batch_size=BATCH_SIZE, optimizer=torch.optim.AdamW, lr=1e-3
+        )
+        row = {
+            "run_bytes": float(settled() - before),
+            "ours": result.metrics["bytes_between_nodes"],
+            "step_s": watch.step_s(2, length - 1),
+        }
+        if name == "ddp":
+            a_step = watch.step_bytes(2, length - 2)
+            row["run_bytes"] += (steps - length) * a_step
+            row["ours"] *= steps / length
+        else:
+            row |= between_groups(watch, steps)
+            row["mean_rank_fraction"] = result.metrics["mean_rank_fraction"]
+            row["decomposition_s"] = result.metrics["decomposition_s"]
+        found[name] = row
+        if rank == 0:
+            print(
+                f"{name:8s} {row['run_bytes'] / 1e6:9.1f} MB of node 0, {1e3 * row['step_s']:.1f} ms a step"
+            )
+    return found
+
+
+def between_groups(watch: Watch, steps: int) -> dict[str, float]:
+    """The most bytes that this node sent in a step inside a group phase, and how many steps were looked at."""
+    inside = [
+        step for phase in group_steps(steps) for step in range(phase.start + MARGIN, phase.stop - MARGIN)
+    ]
+    return {
+        "group_phase_bytes": float(max(watch.sent[step + 1] - watch.sent[step] for step in inside)),
+        "group_phase_bytes_in_all": float(sum(watch.sent[step + 1] - watch.sent[step] for step in inside)),
+        "group_phase_steps": float(len(inside)),
+    }
+
+
+def decompose(rank: int, *, repeats: int, widths: list[int]) -> list[dict[str, float]]:
+    """By weight, the processor seconds of the decompositions that this rank did: a list of repeats."""
+    seconds: dict[str, float] = {}
+    original = trainers.ab.svd
+
+    @functools.wraps(original)
+    def timed(matrix: torch.Tensor, *, cutoff: float) -> tuple[torch.Tensor, ...]:
+        begin = time.thread_time()
+        result = original(matrix, cutoff=cutoff)
+        label = "×".join(map(str, matrix.shape)) + f" at {matrix.data_ptr():x}"
+        seconds[label] = time.thread_time() - begin
+        return result
+
+    trainers.ab.svd = timed  # type: ignore[assignment]
+    rows = []
+    for _ in range(repeats):
+        seconds.clear()
+        course(trainers.AB(warmup_steps=1, ab_steps=2), widths=widths, steps=3, batch_size=2)
+        rows.append(dict(seconds))
+    return rows
+
+
+def shared(ranks: list[list[dict[str, float]]]) -> dict[str, float]:
+    """How evenly the decompositions were dealt, a median over the repeats but for the first."""
+    ratios = []
+    for repeat in range(1, len(ranks[0])):
+        own = [sum(one[repeat].values()) for one in ranks]
+        dearest = max(value for one in ranks for value in one[repeat].values())
+        ratios.append(max(own) / max(sum(own) / RANKS, dearest))
+    done = sum(len(one[-1]) for one in ranks)
+    return {"busiest_to_fair_share": statistics.median(ratios), "weights_decomposed": done}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--repeats", type=int, default=7, help="of the decompositions")
+    parser.add_argument("--quick", action="store_true", help="150 steps, two repeats")
+    options = parser.parse_args()
+    if options.quick:
+        options.steps, options.repeats = 150, 2
+    widths = QUICK if options.quick else WIDTHS
+    with entered(None) as nodes:
+        ranks = nodes.run(
+            transmit,
+            {"steps": options.steps, "ddp_steps": max(20, options.steps // 10), "widths": list(widths)},
+            timeout_s=1800,
+        )
+        decomposed = nodes.run(decompose, {"repeats": options.repeats, "widths": list(UNEVEN)})
+    both = (ranks[0], ranks[2])
+    sent = {name: sum(one[name]["run_bytes"] for one in both) for name in ranks[0]}
+    full_rank = 1 - sum(map(len, group_steps(options.steps))) / options.steps
+    result: dict[str, Any] = {
+        "benchmark": "ab",
+        "steps": options.steps,
+        "parameters": sum(parameter.numel() for parameter in perceptron(widths).parameters()),
+        "fewer": 1 - sent["ab"] / sent["ddp"],
+        "fewer_bf16": 1 - sent["ab bf16"] / sent["ddp"],
+        "expected": 1 - full_rank,
+        "expected_bf16": 1 - full_rank / 2,
+        "run_mb": {name: value / 1e6 for name, value in sent.items()},
+        "counted_by_trainers": {name: ranks[0][name]["ours"] / value for name, value in sent.items()},
+        "group_phase_bytes": max(
+            one[name]["group_phase_bytes"] for one in both for name in ("ab", "ab bf16")
+        ),
+        "group_phase_steps": ranks[0]["ab"]["group_phase_steps"],
+        "mean_rank_fraction": ranks[0]["ab"]["mean_rank_fraction"],
+        "step_ms": {name: 1e3 * row["step_s"] for name, row in ranks[0].items()},
+        **shared(decomposed),
+        "load_average": load_average(),
+    }
+    for name in ("fewer", "fewer_bf16"):
+        print(f"{name}: {result[name]:.2%}, by the full-rank steps alone {result[f'expected{name[5:]}']:.2%}")
+    print(
+        f"the busiest rank's decompositions: {result['busiest_to_fair_share']:.2f} of the larger of an equal "
+        f"share and the dearest (at most {LARGEST_OWN_SHARE} is asked for)"
+    )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
