@@ -6,6 +6,7 @@ Importing this package imports torch.
 
 from __future__ import annotations
 
+from trainers.ab import AB
 from trainers.communication import CommunicationError, Topology
 from trainers.daso import DASO
 from trainers.data import Disjoint
@@ -28,6 +29,7 @@ from trainers.schedules import (
 from trainers.strategy import Method, Setup, Strategy
 
 __all__ = [
+    "AB",
     "DASO",
     "DDP",
     "OIALR",
