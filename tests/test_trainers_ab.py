@@ -439,6 +439,24 @@ def test_the_cutoff_says_which_singular_values_stay() -> None:
     driven.close()
 
 
+def test_moments_follow_w_into_its_factor_and_start_anew_after_the_merge() -> None:
+    net = model()
+    driven = Driven(net, method(groups=False)).run(WARMUP)
+    weight = matrix_weights(net, first=False, last=False)[0]
+    before = dict(driven.optimizer.state[weight.whole])
+    driven.strategy.before_pass(WARMUP, last=True)
+    a, b = weight.factors.values()
+    state = driven.optimizer.state[b]
+    torch.testing.assert_close(state["exp_avg"], a.T @ before["exp_avg"])
+    torch.testing.assert_close(state["exp_avg_sq"], (a**2).T @ before["exp_avg_sq"])
+    assert state["step"] == WARMUP
+    assert a not in driven.optimizer.state
+    driven.run(PHASE)
+    assert weight.whole not in driven.optimizer.state
+    assert driven.run(1).optimizer.state[weight.whole]["step"] == 1
+    driven.close()
+
+
 # What groups do, and what crosses between them
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.ab_merge import GroupExchange, groups_of, merged_matrix, shares_by_loss
+from trainers.ab_merge import GroupExchange, groups_of
 from trainers.communication import (
+    Channel,
     GradientAverager,
     average_tensors,
     broadcast_tensors,
@@ -203,16 +204,16 @@ class _ABTraining(Strategy):
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
         # Between groups nothing goes, not even this; the evaluation's merge brings buffers together, too.
-        apart = self._factored and self._exchange is not None
-        channel = self._exchange.inside if apart and self._exchange else self._communicator.world
-        reconcile_buffers(channel, self._setup.model)
+        reconcile_buffers(self._channel, self._setup.model)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         if not self._factored:
             yield
             return
-        touched = self._shared_tensors() + list(self._setup.model.buffers())
+        touched: list[Tensor] = []
+        if self._exchange is not None:
+            touched = self._shared_tensors() + list(self._setup.model.buffers())
         kept = [tensor.clone() for tensor in touched]
         factors = [weight.factors for weight in self._weights]
         with self._communicator.counted_as_service():
@@ -260,6 +261,8 @@ class _ABTraining(Strategy):
             "compression_ratio": self._full_parameters / (self._full_parameters - whole + stored),
             "decomposition_s": max(worked_s),
             "synchronisations": float(self._merges),
+            # Of the last decomposition, whatever is trained now.
+            "factored_compression_ratio": self._full_parameters / (self._full_parameters - whole + a + b),
             "mean_rank_fraction": sum(self._ranks[weight.name] for weight in self._weights) / max(1, fullest),
             **{f"rank/{_layer(weight)}": float(self._ranks[weight.name]) for weight in self._weights},
         }
@@ -377,13 +380,18 @@ class _ABTraining(Strategy):
         if self._averager is not None:
             self._averager.close()
             self._averager = None
-        apart = self._factored and self._exchange is not None
-        channel = self._exchange.inside if apart and self._exchange else self._communicator.world
+        channel = self._channel
         if channel.size > 1:
-            narrow = self._method.compression == "bf16" and not apart
+            narrow = self._method.compression == "bf16" and channel is self._communicator.world
             self._averager = GradientAverager(
                 self._setup.model.parameters(), channel, wire_dtype=torch.bfloat16 if narrow else None
             )
+
+    @property
+    def _channel(self) -> Channel:
+        """The ranks that train in common now."""
+        apart = self._exchange if self._factored else None
+        return apart.inside if apart is not None else self._communicator.world
 
     # The merge
 
@@ -392,50 +400,19 @@ class _ABTraining(Strategy):
         """Each W as the groups together have it. What they share otherwise, buffers included, becomes its
         mean in place, with ``moments`` the optimizer's state of it, too.
         """
-        groups = self._exchange
-        if groups is None:
+        if self._exchange is None:
             return [weight.matrix().clone() for weight in self._weights]
-        model, world = self._setup.model, self._communicator.world
-        floating = [buffer for buffer in model.buffers() if buffer.dtype.is_floating_point]
-        average_tensors(groups.inside, floating)
-        broadcast_tensors(world, [b for b in model.buffers() if not b.dtype.is_floating_point])
-        share_of_factor, share_of_all = self._shares(groups)
-        changes: dict[str, list[Tensor]] = {"a": [], "b": []}
-        for weight in self._weights:
-            for name, factor in weight.factors.items():
-                own = name == self._trains
-                changes[name].append(
-                    (factor - self._starts[weight.name]) * share_of_factor
-                    if own
-                    else torch.empty_like(factor)
-                )
-        shared = self._shared_tensors() + floating + (self._shared_moments() if moments else [])
-        parts = [tensor * share_of_all for tensor in shared]
-        groups.sums(changes["a"], changes["b"], parts)
-        for tensor, mean in zip(shared, parts, strict=True):
-            tensor.copy_(mean)
-        gain, mixed = (self._method.merge_gain, self._method.merge_gain), True
-        if self._method.merge == "products":
-            count = len(groups.groups)
-            gain, mixed = (groups.first_of_b / count, 1 - groups.first_of_b / count), False
-        matrices = []
-        for weight, delta_a, delta_b in zip(self._weights, changes["a"], changes["b"], strict=True):
-            old = {**weight.factors, self._trains: self._starts[weight.name]}
-            matrices.append(merged_matrix(old["a"], old["b"], delta_a, delta_b, gain=gain, mixed=mixed))
-        return matrices
-
-    def _shares(self, groups: GroupExchange) -> tuple[float, float]:
-        """The weight of this rank's group in means over those that train the same factor, and over all."""
-        count, first_of_b = len(groups.groups), groups.first_of_b
-        same = range(first_of_b) if self._trains == "a" else range(first_of_b, count)
-        if self._method.merge != "loss-weighted":
-            return 1 / len(same), 1 / count
-        own = (self._loss_sum / max(1, self._loss_steps)).reshape(1)
-        of_ranks = [float(part.item()) for part in self._communicator.world.all_gather(own)]
-        losses = [sum(of_ranks[rank] for rank in ranks) / len(ranks) for ranks in groups.groups]
-        return (
-            shares_by_loss([losses[group] for group in same])[groups.index - same.start],
-            shares_by_loss(losses)[groups.index],
+        buffers = list(self._setup.model.buffers())
+        floating = [buffer for buffer in buffers if buffer.dtype.is_floating_point]
+        average_tensors(self._exchange.inside, floating)
+        broadcast_tensors(self._communicator.world, [b for b in buffers if not b.dtype.is_floating_point])
+        return self._exchange.merged(
+            self._weights,
+            self._starts,
+            self._shared_tensors() + floating + (self._shared_moments() if moments else []),
+            merge=self._method.merge,
+            gain=self._method.merge_gain,
+            loss=self._loss_sum / max(1, self._loss_steps),
         )
 
     def _shared_tensors(self) -> list[Tensor]:

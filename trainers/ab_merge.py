@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from trainers.communication import Channel, Communicator, Ranks
+from trainers.lowrank import MatrixWeight
 
 Nodes = tuple[Ranks, ...]
 
@@ -85,20 +86,20 @@ class GroupExchange:
     """
 
     def __init__(self, communicator: Communicator, groups: tuple[Ranks, ...]) -> None:
+        nodes = groups == communicator.nodes
         self.groups = groups
         self._device = communicator.device
         self.index = next(i for i, ranks in enumerate(groups) if communicator.rank in ranks)
         self.first_of_b = len(groups) // 2
-        if groups == communicator.nodes:
-            self.inside = communicator.node
-        else:
-            self.inside = communicator.group("group", groups)
+        self.inside = communicator.node if nodes else communicator.group("group", groups)
+        self._world = communicator.world
         halves = groups[: self.first_of_b], groups[self.first_of_b :]
         self._half: Channel | None = None
         self._pair: Channel | None = None
         self._across: Channel | None = None
         if len(groups) % 2:
-            self._across = communicator.group("across groups", zip(*groups, strict=True))
+            places = zip(*groups, strict=True)
+            self._across = communicator.across if nodes else communicator.group("across groups", places)
         else:
             self._half = communicator.group(
                 "half of the groups", [ranks for half in halves for ranks in zip(*half, strict=True)]
@@ -114,7 +115,62 @@ class GroupExchange:
         return "a" if self.index < self.first_of_b else "b"
 
     @torch.no_grad()
-    def sums(self, a: list[Tensor], b: list[Tensor], both: list[Tensor]) -> None:
+    def merged(
+        self,
+        weights: Sequence[MatrixWeight],
+        starts: Mapping[str, Tensor],
+        shared: Sequence[Tensor],
+        *,
+        merge: str,
+        gain: float,
+        loss: Tensor,
+    ) -> list[Tensor]:
+        """The matrix of each of ``weights`` as the groups together have it, the same bits on all ranks;
+        ``shared`` becomes its mean over the groups, in place.
+
+        ``starts``: of each weight the factor that this group trains, as it was when the phase began; the
+        other factor is still that of the beginning. ``merge``, ``gain``: as in ``AB``. ``loss``: this rank's
+        mean in this phase, without dimensions.
+        """
+        share_of_factor, share_of_all = self._shares(loss if merge == "loss-weighted" else None)
+        # Changes travel, not values: where nothing was learned they are zero, and W is A B to the last bit.
+        changes: dict[str, list[Tensor]] = {"a": [], "b": []}
+        for weight in weights:
+            for name, factor in weight.factors.items():
+                changes[name].append(
+                    (factor - starts[weight.name]) * share_of_factor
+                    if name == self.trains
+                    else torch.empty_like(factor)
+                )
+        parts = [tensor * share_of_all for tensor in shared]
+        self._sum(changes["a"], changes["b"], parts)
+        for tensor, mean in zip(shared, parts, strict=True):
+            tensor.copy_(mean)
+        mixed = merge != "products"
+        share_of_a = self.first_of_b / len(self.groups)
+        gains = (gain, gain) if mixed else (share_of_a, 1 - share_of_a)
+        matrices = []
+        for weight, delta_a, delta_b in zip(weights, changes["a"], changes["b"], strict=True):
+            old = {**weight.factors, self.trains: starts[weight.name]}
+            matrices.append(merged_matrix(old["a"], old["b"], delta_a, delta_b, gain=gains, mixed=mixed))
+        return matrices
+
+    def _shares(self, loss: Tensor | None) -> tuple[float, float]:
+        """The weight of this group in means over those that train the same factor, and over all; the same
+        for each without a ``loss``.
+        """
+        count = len(self.groups)
+        same = range(self.first_of_b) if self.trains == "a" else range(self.first_of_b, count)
+        if loss is None:
+            return 1 / len(same), 1 / count
+        of_ranks = [float(part.item()) for part in self._world.all_gather(loss.reshape(1))]
+        losses = [sum(of_ranks[rank] for rank in ranks) / len(ranks) for ranks in self.groups]
+        return (
+            shares_by_loss([losses[group] for group in same])[self.index - same.start],
+            shares_by_loss(losses)[self.index],
+        )
+
+    def _sum(self, a: list[Tensor], b: list[Tensor], both: list[Tensor]) -> None:
         """Overwrite ``a`` with its sum over the groups that train A, ``b`` with that over those that train B,
         and ``both`` with that over all groups.
 
@@ -125,7 +181,7 @@ class GroupExchange:
             self._sum_flat(dtype, *of_type)
 
     def _sum_flat(self, dtype: torch.dtype, a: list[Tensor], b: list[Tensor], both: list[Tensor]) -> None:
-        """``sums`` for tensors of one type."""
+        """``_sum`` for tensors of one type."""
         trains_a = self.trains == "a"
         of_a = self._slice(a, dtype, empty=not trains_a)
         of_b = self._slice(b, dtype, empty=trains_a)
