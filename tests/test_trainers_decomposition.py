@@ -1,0 +1,323 @@
+"""Decompositions, how ranks share them, and optimizers whose parameters are exchanged."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from gloo import run_ranks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from trainers.communication import Communicator, Topology
+from trainers.decomposition import SharedWork, deal, svd, svd_cost
+from trainers.optimizer_state import Projection, exchange, insert, remove
+
+
+def matrix(rows: int, columns: int, smallest: float = 1e-3, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Random bases, singular values from 1 to ``smallest`` in even ratios."""
+    generator = torch.Generator().manual_seed(rows + columns)
+    k = min(rows, columns)
+    u, v = (
+        torch.linalg.qr(torch.randn(size, k, dtype=torch.float64, generator=generator)).Q
+        for size in (rows, columns)
+    )
+    values = torch.logspace(0, math.log10(smallest), k, dtype=torch.float64)
+    return (u @ torch.diag(values) @ v.T).to(dtype)
+
+
+def orthogonality_error(basis: Tensor) -> float:
+    gram = basis.double().T @ basis.double()
+    return (gram - torch.eye(len(gram), dtype=torch.float64)).abs().max().item()
+
+
+# The decomposition
+
+
+@pytest.mark.parametrize("cutoff", [0.0, 0.01, 0.1, 0.5])
+@pytest.mark.parametrize("shape", [(20, 20), (50, 17), (17, 50), (1, 9), (9, 1), (1, 1)])
+def test_svd(shape: tuple[int, int], cutoff: float) -> None:
+    a = matrix(*shape)
+    u, values, vt = svd(a, cutoff=cutoff)
+    expected = torch.linalg.svdvals(a)
+    k = len(values)
+    # Eq. 5.4
+    assert k == max(i + 1 for i in range(len(expected)) if expected[i] > cutoff * expected[0])
+    assert (u.shape, vt.shape) == ((shape[0], k), (k, shape[1]))
+    torch.testing.assert_close(values, expected[:k], rtol=1e-9, atol=1e-12)
+    assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 1e-9
+    # What is dropped is the whole error.
+    error = (a - u @ torch.diag(values) @ vt).norm()
+    torch.testing.assert_close(error, expected[k:].square().sum().sqrt(), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(96, 64), (64, 96), (80, 80)])
+def test_by_the_gram_matrix_single_precision_is_orthogonal_on_both_sides(shape: tuple[int, int]) -> None:
+    for smallest in (1e-2, 1e-4):
+        a = matrix(*shape, smallest=smallest, dtype=torch.float32)
+        u, values, vt = svd(a, cutoff=0.05)
+        assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 3e-6
+        torch.testing.assert_close(values, torch.linalg.svdvals(a)[: len(values)], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e30])
+def test_entries_of_any_size(factor: float) -> None:
+    a = matrix(30, 20, dtype=torch.float32)
+    u, values, vt = svd(a * factor, cutoff=0.1)
+    assert len(values) == len(svd(a, cutoff=0.1)[1])
+    torch.testing.assert_close(values / factor, torch.linalg.svdvals(a)[: len(values)], rtol=1e-4, atol=0)
+    assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 3e-6
+
+
+@pytest.mark.parametrize("cutoff", [0.0, 0.1])
+def test_zeros_are_kept_with_bases(cutoff: float) -> None:
+    u, values, vt = svd(torch.zeros(6, 4), cutoff=cutoff)
+    assert torch.equal(values, torch.zeros(4))
+    assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 1e-6
+
+
+def test_ranks_that_lack() -> None:
+    a = torch.outer(torch.arange(1.0, 7), torch.ones(5))
+    assert len(svd(a, cutoff=0.1)[1]) == 1
+    u, values, vt = svd(a, cutoff=0.0)
+    assert len(values) == 5
+    assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 1e-5
+
+
+def test_half_precision() -> None:
+    a = matrix(20, 30).to(torch.bfloat16)
+    u, values, vt = svd(a, cutoff=0.1)
+    assert {t.dtype for t in (u, values, vt)} == {torch.bfloat16}
+    torch.testing.assert_close(
+        values.float(), torch.linalg.svdvals(a.float())[: len(values)], rtol=0.01, atol=0
+    )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_becomes_nan(value: float) -> None:
+    a = matrix(5, 4)
+    a[2, 3] = value
+    u, values, vt = svd(a, cutoff=0.1)
+    assert (u.shape, values.shape, vt.shape) == ((5, 1), (1,), (1, 4))
+    assert all(t.isnan().all() for t in (u, values, vt))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 20),
+    columns=st.integers(1, 20),
+    cutoff=st.sampled_from([0.0, 0.01, 0.1, 0.9]),
+    seed=st.integers(0, 2**16),
+)
+def test_svd_of_anything(rows: int, columns: int, cutoff: float, seed: int) -> None:
+    a = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    u, values, vt = svd(a, cutoff=cutoff)
+    assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 1e-8
+    dropped = torch.linalg.svdvals(a)[len(values) :]
+    error = (a - u @ torch.diag(values) @ vt).norm()
+    torch.testing.assert_close(error, dropped.square().sum().sqrt(), rtol=1e-7, atol=1e-10)
+
+
+# Shared among ranks
+
+
+@settings(max_examples=100, deadline=None)
+@given(costs=st.lists(st.floats(0.1, 100), max_size=30), ranks=st.integers(1, 8))
+def test_dealing_is_even(costs: list[float], ranks: int) -> None:
+    owners = deal(costs, ranks)
+    loads = [sum(c for c, o in zip(costs, owners, strict=True) if o == rank) for rank in range(ranks)]
+    assert sum(loads) == pytest.approx(sum(costs))
+    # The last task of the fullest rank went there when no other had less.
+    assert max(loads) <= sum(costs) / ranks + max(costs, default=0.0) + 1e-9
+
+
+def test_dealing_takes_turns_and_costs_grow() -> None:
+    assert deal([1, 1, 1, 1], 2) == [0, 1, 0, 1]
+    assert deal([5, 1, 1, 1, 1, 1], 2) == [0, 1, 1, 1, 1, 1]
+    assert svd_cost(30, 20) == svd_cost(20, 30) < svd_cost(30, 30)
+
+
+def shared(rank: int, ranks_per_node: int | None) -> tuple[list[list[Tensor]], list[int], Any, bool]:
+    comm = Communicator(
+        topology=Topology(ranks_per_node=ranks_per_node),
+        timeout=timedelta(seconds=30),
+        device=torch.device("cpu"),
+    )
+    work = SharedWork(comm)
+    known = set(comm.counters())
+    done: list[int] = []
+    sizes = [(9, 4), (30, 20), (5, 5), (20, 30), (3, 8)]
+
+    def decompose(task: int) -> tuple[Tensor, ...]:
+        done.append(task)
+        # Ranks that did it themselves would differ in signs.
+        sign = -1 if rank % 2 else 1
+        u, values, vt = svd(matrix(*sizes[task]).to(dtypes[task]), cutoff=0.1)
+        return sign * u, values, sign * vt.T.contiguous().T
+
+    dtypes = [torch.float64, torch.float32, torch.float64, torch.float32, torch.bfloat16]
+    found = work.run([svd_cost(*size) for size in sizes], decompose, dtypes)
+    assert [[t.dtype for t in task] for task in found] == [[dtype] * 3 for dtype in dtypes]
+    assert all(tensor.is_contiguous() for task in found for tensor in task)
+    assert work.run([], decompose, []) == []
+    assert (work.own_s > 0) == bool(done)
+    # All groups are there from the start, or their counters could not be taken up again.
+    assert set(comm.counters()) == known
+    counters = comm.counters()
+    comm.close()
+    return [[t.float() for t in task] for task in found], done, counters, len(known) > 2
+
+
+@pytest.mark.parametrize(("ranks", "per_node"), [(1, None), (2, None), (3, None), (4, 2), (3, 1)])
+def test_every_task_is_done_once_and_all_have_the_result(ranks: int, per_node: int | None) -> None:
+    found = run_ranks(ranks, shared, per_node) if ranks > 1 else [shared(0, None)]
+    assert sorted(task for _, done, _, _ in found for task in done) == list(range(5))
+    for results, _, _, several_groups in found:
+        assert several_groups == (per_node is not None)
+        for task, expected in zip(results, found[0][0], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(task, expected, strict=True))
+
+
+def one_fails(rank: int) -> str:
+    comm = Communicator(topology=None, timeout=timedelta(seconds=3), device=torch.device("cpu"))
+
+    def work(task: int) -> tuple[Tensor, ...]:
+        if rank == 1:
+            raise ArithmeticError
+        return (torch.ones(2),)
+
+    try:
+        SharedWork(comm).run([1.0, 1.0], work, [torch.float32] * 2)
+    except (ArithmeticError, RuntimeError) as error:
+        return type(error).__name__
+    return "returned"
+
+
+def test_a_rank_that_fails_keeps_no_other_waiting_for_ever() -> None:
+    assert run_ranks(2, one_fails) == ["CommunicationError", "ArithmeticError"]
+
+
+# What the optimizer knows
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
+}
+PROJECTED = ("sgd", "momentum", "adamw", "nadam", "rmsprop", "adagrad")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def stepped(make: Any, steps: int = 3) -> tuple[torch.optim.Optimizer, nn.Parameter, nn.Parameter]:
+    old, other = nn.Parameter(random(6, 2, 4)), nn.Parameter(random(3))
+    optimizer = make([{"params": [other, old]}])
+    for step in range(steps):
+        old.grad, other.grad = random(6, 2, 4, seed=step + 1), random(3, seed=step + 9)
+        optimizer.step()
+    return optimizer, old, other
+
+
+@pytest.mark.parametrize("projected", [True, False])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_exchanged_parameter_goes_on_being_trained(kind: str, projected: bool) -> None:
+    optimizer, old, other = stepped(OPTIMIZERS[kind])
+    left, right = random(5, 6), random(8, 7)
+    new = nn.Parameter(random(5, 7))
+    before = {name: v.clone() if isinstance(v, Tensor) else v for name, v in optimizer.state[old].items()}
+    exchange(optimizer, old, new, Projection(left=left, right=right) if projected else None)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(other), id(new)]
+    assert old not in optimizer.state
+    assert old.grad is None
+    if projected and kind in PROJECTED:
+        assert optimizer.state[new].keys() == before.keys()
+        for name, value in optimizer.state[new].items():
+            was = before[name]
+            if isinstance(was, Tensor) and was.dim():
+                first = name in ("exp_avg", "momentum_buffer", "grad_avg")
+                a, b = (left, right) if first else (left**2, right**2)
+                torch.testing.assert_close(value, a @ was.view(6, 8) @ b)
+            else:
+                assert value == was
+    elif kind == "adagrad":
+        assert torch.equal(optimizer.state[new]["sum"], torch.full_like(new, 0.5))
+    else:
+        assert new not in optimizer.state
+    value = new.detach().clone()
+    new.grad, other.grad = random(5, 7, seed=20), random(3)
+    optimizer.step()
+    assert (new - value).abs().min() > 0
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_sgd_in_other_coordinates_takes_the_same_steps() -> None:
+    """With orthonormal coordinates momentum steps are the same ones, seen from there."""
+    left, right = torch.linalg.qr(random(6, 6)).Q, torch.linalg.qr(random(8, 8)).Q
+    optimizer, old, _ = stepped(OPTIMIZERS["momentum"])
+    twin_optimizer, twin, _ = stepped(OPTIMIZERS["momentum"])
+    new = nn.Parameter(left @ old.detach().view(6, 8) @ right)
+    exchange(optimizer, old, new, Projection(left=left, right=right))
+    for step in range(5):
+        twin.grad = random(6, 2, 4, seed=30 + step)
+        new.grad = left @ twin.grad.view(6, 8) @ right
+        for one in (optimizer, twin_optimizer):
+            one.param_groups[0]["params"][0].grad = torch.zeros(3, dtype=torch.float64)
+            one.step()
+    torch.testing.assert_close(new.detach(), left @ twin.detach().view(6, 8) @ right)
+
+
+def test_the_first_step_after_an_exchange_is_of_ordinary_size() -> None:
+    """With moments at zero and the count of steps kept it would be several times the learning rate."""
+    old = nn.Parameter(random(32, 32))
+    optimizer = torch.optim.AdamW([old], lr=0.1, weight_decay=0.0)
+    for step in range(100):
+        old.grad = random(32, 32, seed=step)
+        optimizer.step()
+    left, right = torch.linalg.qr(random(32, 32)).Q, torch.linalg.qr(random(32, 32, seed=1)).Q
+    new = nn.Parameter(torch.zeros(32, 32, dtype=torch.float64))
+    exchange(optimizer, old, new, Projection(left=left, right=right))
+    new.grad = left @ random(32, 32, seed=200) @ right
+    optimizer.step()
+    assert 0.01 < new.abs().mean() < 0.1
+
+
+def test_the_same_parameter_may_take_other_coordinates() -> None:
+    optimizer, old, other = stepped(OPTIMIZERS["adamw"])
+    was = {name: value.clone() for name, value in optimizer.state[old].items()}
+    turn = torch.linalg.qr(random(6, 6)).Q
+    exchange(optimizer, old, old, Projection(left=turn))
+    state = optimizer.state[old]
+    torch.testing.assert_close(state["exp_avg"].view(6, 8), turn @ was["exp_avg"].view(6, 8))
+    assert state["exp_avg"].shape == (6, 2, 4)
+    assert state["step"] == was["step"]
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(other), id(old)]
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adagrad"])
+def test_parameters_come_and_go(kind: str) -> None:
+    optimizer, old, other = stepped(OPTIMIZERS[kind])
+    new = nn.Parameter(random(2, 2))
+    insert(optimizer, other, new)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(other), id(new), id(old)]
+    new.grad = random(2, 2, seed=4)
+    optimizer.step()
+    remove(optimizer, old)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(other), id(new)]
+    assert old not in optimizer.state
+    for action in (lambda: remove(optimizer, old), lambda: exchange(optimizer, old, new)):
+        with pytest.raises(ValueError, match=r"does not train a parameter of shape \(6, 2, 4\)"):
+            action()
