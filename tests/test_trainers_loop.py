@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import trainers
+from trainers.checkpoint import Checkpoint
 from trainers.communication import Communicator
 from trainers.loop import smoothed
 from trainers.strategy import Setup, Strategy
@@ -170,6 +173,29 @@ def test_killed_without_warning_goes_on_from_the_last_checkpoint(tmp_path: Path)
         assert history == expected_history
         assert_identical(state, expected_state)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{STEPS:09d}"]
+
+
+def saved_by_one_ahead(rank: int, directory: str) -> list[int]:
+    """Rank 0 is slow to name the step that all have written; the other has nothing to wait for."""
+    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    write = trainers.checkpoint._write
+
+    def slow(path: Path, content: Any) -> None:
+        time.sleep(0.2 if path.name == "latest" else 0)
+        write(path, content)
+
+    trainers.checkpoint._write = slow
+    checkpoint = Checkpoint(directory, communicator)
+    for step in range(3):
+        checkpoint.save(step, shared={}, own={"step": step})
+    found = Checkpoint(directory, communicator).load()
+    communicator.close()
+    assert found is not None
+    return [found[1]["step"]]
+
+
+def test_no_rank_is_ahead_of_the_checkpoint_s_end(tmp_path: Path) -> None:
+    assert run_ranks(2, saved_by_one_ahead, str(tmp_path)) == [[2], [2]]
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:

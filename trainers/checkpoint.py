@@ -47,6 +47,8 @@ class Checkpoint:
             for other in self._directory.glob("step-*"):
                 if other != place:
                     shutil.rmtree(other, ignore_errors=True)
+        # Where a method lets ranks run ahead, one could be writing the next step while others are removed.
+        communicator.service.barrier(communicator.device)
         self._saved_step = step
 
     def load(self) -> tuple[Content, Content] | None:
