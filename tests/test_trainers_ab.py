@@ -495,8 +495,11 @@ def in_phases(rank: int, kind: Any, optimizer: Any) -> None:
     driven.run(WARMUP)
     assert strategy.replicated
     assert alike([0, 1, 2, 3])
+    before = driven.sent("bytes_between")
     driven.step()
     assert not strategy.replicated
+    sent = torch.tensor(driven.sent("bytes_between") - before)
+    communicator.service.all_reduce(sent).wait()
     weights = [weight for weight in matrix_weights(net) if weight.factors]
     own, other = ("a", "b") if group == 0 else ("b", "a")
     starts = {w.name: {k: f.detach().clone() for k, f in w.factors.items()} for w in weights}
@@ -515,6 +518,8 @@ def in_phases(rank: int, kind: Any, optimizer: Any) -> None:
     moments = 1 if optimizer is sgd else 2
     rest = 8 * (1 + moments) * sum(p.numel() for p in shared)
     sizes = {k: 8 * sum(w.factors[k].numel() for w in weights) for k in ("a", "b")}
+    # The other node got each decomposition once.
+    assert sent.item() == sum(sizes.values())
     driven.step()
     assert alike([0, 1, 2, 3])
     trained_once()
@@ -538,24 +543,25 @@ def test_groups_train_one_factor_each_and_send_nothing_until_they_merge(kind: An
     run_ranks(4, in_phases, kind, optimizer)
 
 
-def with_flipped_signs(rank: int, flipped: int | None) -> dict[str, Tensor]:
-    ordinary = trainers.ab.svd
+def with_flipped_signs(rank: int) -> list[dict[str, Tensor]]:
+    ordinary, found = trainers.ab.svd, []
 
-    def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
+    def flipped(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
         u, values, vt = ordinary(matrix, cutoff=cutoff)
-        return (-u, values, -vt) if rank == flipped else (u, values, vt)
+        return -u, values, -vt
 
-    trainers.ab.svd = svd
-    net = model()
-    train(net, 1, optimizer=adamw)
-    return values(net)
+    for svd in (ordinary, flipped if rank == 1 else ordinary):
+        trainers.ab.svd = svd
+        net = model()
+        train(net, 1, optimizer=adamw)
+        found.append(values(net))
+    return found
 
 
 def test_signs_of_one_rank_s_vectors_change_nothing() -> None:
-    expected, found = run_ranks(2, with_flipped_signs, None), run_ranks(2, with_flipped_signs, 1)
-    for a, b in zip(expected, found):
-        for name in a:
-            torch.testing.assert_close(a[name], b[name], rtol=1e-10, atol=1e-12)
+    for expected, found in run_ranks(2, with_flipped_signs):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
 
 
 # Training as users see it
@@ -595,25 +601,20 @@ def test_the_rate_rises_anew_after_each_change_of_shape() -> None:
     assert run_ranks(2, rates)[0] == [1.0] * WARMUP + (phase + rebound) * 2
 
 
-def evaluated_or_not(rank: int, validate: bool, kind: Any) -> tuple[dict[str, Tensor], list[float], float]:
-    net = kind()
-    result = train(
-        net,
-        1,
-        optimizer=adamw,
-        validation_set=data(16) if validate else None,
-        early_stopping=trainers.EarlyStopping(metric="train_loss", patience=99, restore_best=False),
-    )
-    return values(net), [e["train_loss"] for e in result.history], result.metrics["bytes_between_nodes"]
-
-
-@pytest.mark.parametrize("kind", [model, with_statistics])
-def test_evaluations_in_a_group_phase_change_nothing_and_are_not_counted(kind: Any) -> None:
+def evaluated_or_not(rank: int) -> None:
+    found = []
     # The first two epochs of twelve steps end inside group phases.
-    with_them, without = (run_ranks(2, evaluated_or_not, v, kind) for v in (True, False))
-    for a, b in zip(with_them, without):
-        assert_identical(a[0], b[0])
-        assert a[1:] == b[1:]
+    for validation_set in (data(16), None):
+        net = with_statistics()
+        result = train(net, 1, optimizer=adamw, validation_set=validation_set)
+        sent = result.metrics["bytes_between_nodes"]
+        found.append((values(net), [entry["train_loss"] for entry in result.history], sent))
+    assert_identical(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+
+
+def test_evaluations_in_a_group_phase_change_nothing_and_are_not_counted() -> None:
+    run_ranks(2, evaluated_or_not)
 
 
 def at_an_evaluation(rank: int) -> None:
@@ -667,7 +668,9 @@ def keeping_the_best(rank: int) -> None:
     with torch.no_grad():
         found = mse_loss(net(x), y).item()
     assert net.state_dict().keys() == model().state_dict().keys()
-    assert found == pytest.approx(min(losses), rel=1e-9) == result.metrics["validation_loss"]
+    assert min(losses) < losses[-1]
+    assert found == pytest.approx(min(losses), rel=1e-9)
+    assert result.metrics["validation_loss"] == min(losses)
 
 
 def test_the_best_epoch_is_kept_whole() -> None:
@@ -687,7 +690,14 @@ class After:
 
 
 def resumed_and_not(rank: int, directory: str, settings: dict[str, Any], optimizer: Any) -> tuple[Any, ...]:
-    keywords = {"method": method(**settings), "optimizer": optimizer, "batch_size": 4, "clip_norm": 1.0}
+    ranks = dist.get_world_size()
+    keywords: dict[str, Any] = {
+        "method": method(**settings),
+        "optimizer": optimizer,
+        "batch_size": 8 // ranks,
+        "clip_norm": 1.0,
+        "per_node": ranks // 2,
+    }
     whole, pieces = with_statistics(), with_statistics()
     expected = train(whole, **keywords)
     # In the warm-up, before and in the groups, before and in the rebound, before the next phase, in it.
@@ -701,12 +711,20 @@ def resumed_and_not(rank: int, directory: str, settings: dict[str, Any], optimiz
 
 
 @pytest.mark.parametrize(
-    ("settings", "optimizer"),
-    [({}, adamw), ({"merge": "loss-weighted"}, sgd), ({"groups": False, "compression": "bf16"}, adamw)],
+    ("ranks", "settings", "optimizer"),
+    [
+        (2, {}, adamw),
+        (4, {"merge": "loss-weighted"}, sgd),
+        (2, {"groups": False, "compression": "bf16"}, adamw),
+    ],
     ids=str,
 )
-def test_resumes_bit_for_bit_in_every_phase(tmp_path: Path, settings: dict[str, Any], optimizer: Any) -> None:
-    for whole, expected, pieces, found in run_ranks(2, resumed_and_not, str(tmp_path), settings, optimizer):
+def test_resumes_bit_for_bit_in_every_phase(
+    tmp_path: Path, ranks: int, settings: dict[str, Any], optimizer: Any
+) -> None:
+    for whole, expected, pieces, found in run_ranks(
+        ranks, resumed_and_not, str(tmp_path), settings, optimizer
+    ):
         assert found == expected
         assert_identical(whole, pieces)
 

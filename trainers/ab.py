@@ -298,7 +298,7 @@ class _ABTraining(Strategy):
                 ]
             )
         device = self._communicator.device
-        self._starts = {name: start.to(device) for name, start in saved["starts"].items()}
+        self._starts = {name: start.to(device, copy=True) for name, start in saved["starts"].items()}
         self._changed_at, self._next_step = saved["changed_at"], saved["next_step"]
         self._loss_sum.copy_(saved["loss_sum"])
         self._loss_steps, self._merges = saved["loss_steps"], saved["merges"]
