@@ -1,0 +1,319 @@
+"""OIALR: what crosses between nodes, what a low-rank layer costs, what the decompositions cost.
+
+    python tests/benchmarks/oialr.py [--repeats 5] [--quick]
+
+- Bytes, on two nodes of two ranks, link as fast as the machine copies, by the interface's counters: OIALR over
+  DDP trains a perceptron, with a cutoff that drops many singular values. Expected of each step is what a step of
+  DDP sends times the share of parameters that is trained then, and besides of each decomposition its U, σ and
+  Vᵀ, once from one node to the other. ``bytes_to_expected`` is the whole of it, ``step_to_expected`` that of the
+  steps without a decomposition, for each set of ranks that occurred the median.
+- A layer's forward and backward, with a gradient for its input: Linear of full rank, of rank k as ``trainers``
+  has it (U, Vᵀ frozen, Σ trained), and of rank k by materialising W = U Σ Vᵀ in each pass, as the published code
+  does. 768 → 768 and 768 → 3072, one thread, variants interleaved, medians. ``faster_than_materialised`` at
+  k = 192, a quarter, on 8 192 rows; ``of_full_rank`` is the largest ratio over k at 25 216 rows, a batch of 128
+  images of 197 tokens. Where k (m + n + k) ≥ m n the layer works as one matrix, and multiplying it takes
+  some 4 k / (3 rows) of its time more: ``by_rows`` has fewer rows, too, where that weighs more.
+- Decompositions: seconds of the conversion and of an update of all weights, exchange between ranks included, of
+  a small vision transformer on four ranks, and of a step. ``share_at_source`` is their share of a run with the
+  source's numbers: 156 000 steps, converted after a third, an update every 1 000 (Table A.1), each as dear as
+  the first of all weights, when nothing was dropped yet. A step here has 1 024 rows a rank, five times the
+  width; the source's has some thirty times as many, so that its share is lower still.
+
+Ends in one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accuracy import VisionTransformer
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.data import TensorDataset
+from training import Watch, load_average, noise, perceptron
+from two_nodes import RANKS, RANKS_PER_NODE, Alone, entered, settled
+
+import trainers
+import trainers.oialr
+from trainers.lowrank import factorise, matrix_weights, product
+
+WIDTHS = (256, 512, 512, 512, 512, 10)
+SOURCE_STEPS, SOURCE_EVERY = 156_000, 1000
+LAYERS = {"768 to 768": (768, 768), "768 to 3072": (3072, 768)}
+"""Rows and columns of W."""
+WIDTH = 768
+MANY_ROWS, ROWS, FEW_ROWS = 128 * 197, 8192, 256
+
+
+def train_watched(
+    model: nn.Module, data: TensorDataset, method: trainers.Method, *, watch: Callable[[], bool], batch: int
+) -> None:
+    trainers.train(
+        model,
+        data,
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        method=method,
+        epochs=1,
+        batch_size=batch,
+        topology=trainers.Topology(ranks_per_node=RANKS_PER_NODE),
+        interrupt=watch,
+        progress=False,
+    )
+
+
+# Bytes
+
+
+def transmit(rank: int, *, steps: int, every: int) -> dict[str, Any]:
+    """What each step and decomposition sent, of this node, and what was trained and decomposed then."""
+    batch = 8
+    found: dict[str, Any] = {}
+    methods: dict[str, trainers.Method] = {
+        "ddp": trainers.DDP(),
+        "oialr": trainers.OIALR(delay=every, update_every=every, layer_step=0.5, sigma_cutoff=0.5),
+    }
+    for name, method in methods.items():
+        model = perceptron(WIDTHS)
+        watch = Watch()
+        trained: list[int] = []
+        ranks: list[list[list[int]]] = []
+
+        def look(
+            watch: Watch = watch, trained: list[int] = trained, model: nn.Module = model, ranks: Any = ranks
+        ) -> bool:
+            trained.append(sum(p.numel() for p in model.parameters() if p.requires_grad))
+            ranks.append(
+                [
+                    list(weight.factors["sigma"].shape[:1])
+                    for weight in matrix_weights(model)
+                    if weight.factors
+                ]
+            )
+            return watch()
+
+        settled()
+        train_watched(model, noise(steps * batch * RANKS, WIDTHS[0]), method, watch=look, batch=batch)
+        found[name] = {
+            "step_bytes": [after - before for before, after in zip(watch.sent, watch.sent[1:])],
+            "trained": trained,
+            "ranks": ranks,
+            "all": watch.sent[-1] - watch.sent[0],
+        }
+    return found
+
+
+def bytes_of(ranks: list[dict[str, Any]], every: int) -> dict[str, float]:
+    """What both nodes sent, against what they should."""
+    both = (ranks[0], ranks[2])
+    ddp, oialr = ([one[name] for one in both] for name in ("ddp", "oialr"))
+    # Steps begin and end at a node's own pace: the middle one of many.
+    ddp_step = sum(statistics.median(one["step_bytes"][2:]) for one in ddp)
+    full = ddp[0]["trained"][0]
+    trained = oialr[0]["trained"]
+    steps = len(trained) - 1
+    # What is trained in step i is known when step i + 1 begins: decompositions come after the look.
+    expected = sum(ddp_step * trained[step + 1] / full for step in range(steps))
+    shapes = [(weight.rows, weight.columns) for weight in matrix_weights(perceptron(WIDTHS), last=False)]
+    sent_by_decompositions = 0.0
+    for step in range(steps):
+        before, after = oialr[0]["ranks"][step], oialr[0]["ranks"][step + 1]
+        if step == every:
+            # U, σ and Vᵀ of each weight.
+            sent_by_decompositions += sum(4 * (m * k + k + k * n) for (m, n), (k,) in zip(shapes, after))
+        elif step > every and step % every == 0:
+            count = max(1, int(len(shapes) * 0.5 * (step // every - 1) + 1e-9))
+            # P, S and Qᵀ of those updated.
+            sent_by_decompositions += sum(
+                4 * (2 * old * new + new) for (old,), (new,) in list(zip(before, after))[-count:]
+            )
+    quiet: dict[int, list[float]] = defaultdict(list)
+    for step in range(2, steps - 1):
+        if step % every not in (every - 1, 0, 1):
+            quiet[trained[step + 1]].append(sum(one["step_bytes"][step] for one in oialr))
+    ratios = [statistics.median(sent) / (ddp_step * share / full) for share, sent in quiet.items()]
+    return {
+        "bytes_to_expected": sum(one["all"] for one in oialr) / (expected + sent_by_decompositions),
+        "step_to_expected": max(ratios, key=lambda ratio: abs(ratio - 1)),
+        "trainable_at_the_end": trained[-1] / full,
+        "step_of_ddp_at_the_end": statistics.median(quiet[trained[-1]]) / ddp_step,
+        "decompositions_of_all_bytes": sent_by_decompositions / (expected + sent_by_decompositions),
+    }
+
+
+# A layer
+
+
+class Materialised(nn.Module):
+    """W = U Σ Vᵀ multiplied in each pass."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.factors = next(iter(matrix_weights(layer))).factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.layer.out_features, self.layer.in_features
+        return linear(x, product(tuple(self.factors.values()), *shape), self.layer.bias)
+
+
+def low_rank(rows: int, columns: int, k: int) -> nn.Linear:
+    """Linear with W = U Σ Vᵀ, as OIALR has it."""
+    layer = nn.Linear(columns, rows)
+    u, _ = torch.linalg.qr(torch.randn(rows, k))
+    v, _ = torch.linalg.qr(torch.randn(columns, k))
+    frozen = {
+        name: nn.Parameter(value, requires_grad=False) for name, value in (("u", u), ("vt", v.T.contiguous()))
+    }
+    weight = matrix_weights(layer)[0]
+    factorise(weight, {"u": frozen["u"], "sigma": nn.Parameter(torch.randn(k, k)), "vt": frozen["vt"]})
+    return layer
+
+
+def layer_seconds(shape: tuple[int, int], rows: int, ks: list[int], repeats: int) -> dict[str, Any]:
+    """Medians of forward and backward, for each k beside full rank, interleaved."""
+    x = torch.randn(rows, shape[1], requires_grad=True)
+    gradient = torch.randn(rows, shape[0])
+    variants: dict[str, nn.Module] = {"full": nn.Linear(shape[1], shape[0])}
+    for k in ks:
+        layer = low_rank(*shape, k)
+        variants[f"low {k}"] = layer
+        variants[f"materialised {k}"] = Materialised(layer)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for repeat in range(repeats + 1):
+        for name, module in variants.items():
+            x.grad = None
+            module.zero_grad(set_to_none=True)
+            begin = time.thread_time()
+            module(x).backward(gradient)
+            if repeat:
+                seconds[name].append(time.thread_time() - begin)
+    of_full, faster = {}, {}
+    for k in ks:
+        pairs = list(zip(seconds[f"low {k}"], seconds["full"], seconds[f"materialised {k}"]))
+        of_full[k] = statistics.median(low / full for low, full, _ in pairs)
+        faster[k] = statistics.median(materialised / low for low, _, materialised in pairs)
+    return {
+        "full_ms": 1e3 * statistics.median(seconds["full"]),
+        "of_full_rank": of_full,
+        "faster_than_materialised": faster,
+    }
+
+
+def layers(repeats: int, quick: bool) -> dict[str, Any]:
+    """All shapes and numbers of rows."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    found: dict[str, Any] = {}
+    for name, shape in LAYERS.items():
+        by_rows = {}
+        for rows in (FEW_ROWS,) if quick else (FEW_ROWS, ROWS, MANY_ROWS):
+            ks = [WIDTH // 4] if quick else [WIDTH * part // 8 for part in (1, 2, 3, 4, 5, 6, 8)]
+            by_rows[rows] = layer_seconds(
+                shape, rows, ks, repeats if rows < MANY_ROWS else max(3, repeats // 2)
+            )
+            print(
+                f"{name}, {rows} rows: full rank {by_rows[rows]['full_ms']:.1f} ms; of it "
+                + ", ".join(f"k={k} {ratio:.2f}" for k, ratio in by_rows[rows]["of_full_rank"].items())
+                + "; over it materialised "
+                + ", ".join(
+                    f"k={k} {ratio:.2f}" for k, ratio in by_rows[rows]["faster_than_materialised"].items()
+                ),
+                flush=True,
+            )
+        most, some = max(by_rows), sorted(by_rows)[len(by_rows) // 2]
+        found[name] = {
+            "of_full_rank": max(by_rows[most]["of_full_rank"].values()),
+            "faster_than_materialised": by_rows[some]["faster_than_materialised"][WIDTH // 4],
+            "by_rows": by_rows,
+        }
+    return found
+
+
+# Decompositions
+
+
+def timed(function: Callable[[Any], None], seconds: list[float]) -> Callable[[Any], None]:
+    def called(self: Any) -> None:
+        begin = time.perf_counter()
+        function(self)
+        seconds.append(time.perf_counter() - begin)
+
+    return called
+
+
+def decompose(rank: int, *, updates: int, width: int) -> dict[str, Any]:
+    """Seconds of the conversion, of updates of all weights, of the other steps."""
+    spent: dict[str, list[float]] = {"_decompose": [], "_update": []}
+    for name, kept in spent.items():
+        setattr(trainers.oialr._LowRank, name, timed(getattr(trainers.oialr._LowRank, name), kept))
+    torch.manual_seed(0)
+    model = VisionTransformer(channels=1, side=8, classes=10, width=width, depth=4, heads=4)
+    every, batch = 4, 64
+    steps = every * (updates + 2)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(steps * batch * RANKS, 1, 8, 8, generator=generator)
+    data = TensorDataset(images, torch.randint(10, (len(images),), generator=generator))
+    watch = Watch(lambda: 0)
+    method = trainers.OIALR(delay=every, update_every=every, layer_step=1.0)
+    train_watched(model, data, method, watch=watch, batch=batch)
+    lengths = [after - before for before, after in zip(watch.begun, watch.begun[1:])]
+    others = [seconds for step, seconds in enumerate(lengths) if step % every and step > 1]
+    return {
+        "conversion_s": spent["_decompose"][0],
+        "first_update_s": spent["_update"][0],
+        "updates": len(spent["_update"]),
+        "step_s": statistics.median(others),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="few steps, few rows, k a quarter")
+    options = parser.parse_args()
+    steps, every, updates, width = (40, 8, 1, 64) if options.quick else (120, 20, 3, 192)
+    options.repeats = 2 if options.quick else options.repeats
+    with entered(None) as nodes:
+        transmitted = nodes.run(transmit, {"steps": steps, "every": every}, timeout_s=600)
+    result: dict[str, Any] = {"benchmark": "oialr", **bytes_of(transmitted, every)}
+    print(
+        f"bytes: {result['bytes_to_expected']:.3f} of what is expected, at the end "
+        f"{result['step_of_ddp_at_the_end']:.3f} of DDP's a step with {result['trainable_at_the_end']:.3f} trained",
+        flush=True,
+    )
+    slowest = Alone().run(decompose, {"updates": updates, "width": width}, timeout_s=600)
+    conversion, update = (max(one[key] for one in slowest) for key in ("conversion_s", "first_update_s"))
+    step = statistics.median(one["step_s"] for one in slowest)
+    count = (SOURCE_STEPS - SOURCE_STEPS // 3) // SOURCE_EVERY
+    result |= {
+        "conversion_s": conversion,
+        "update_s": update,
+        "step_s": step,
+        "share_at_source": (conversion + count * update)
+        / (SOURCE_STEPS * step + conversion + count * update),
+    }
+    print(
+        f"conversion {conversion:.2f} s, an update {update:.2f} s, a step {step:.3f} s: "
+        f"{result['share_at_source']:.3%} of the source's run",
+        flush=True,
+    )
+    result["layers"] = layers(options.repeats, options.quick)
+    result["of_full_rank"] = max(one["of_full_rank"] for one in result["layers"].values())
+    result["faster_than_materialised"] = min(
+        one["faster_than_materialised"] for one in result["layers"].values()
+    )
+    result["load_average"] = load_average()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
