@@ -39,11 +39,13 @@ class DASO:
     parameters' own. Parameters stay as precise as they are, and the average costs a copy of them.
 
     - ``warmup_epochs``, ``cooldown_epochs``: at the run's start and end nodes synchronise at each step and
-      wait for it (B = 1, S = 0). An int counts epochs, a float is a fraction of the run, and may be a part of
-      an epoch. 0.05 is what the published runs had: 4 epochs each of 90. Between them the run is "cycling".
+      wait for it (B = 1, S = 0); between them the run is cycling. An int counts epochs; a float is a fraction
+      of the run, to the step. The default is about what the published implementation's 4 epochs are of the 90
+      of its runs on ImageNet.
     - ``adaptive``: when the training loss of ``plateau_patience`` cycling epochs in a row has not fallen below
       its best by more than the fraction ``plateau_threshold``, B and S are halved, to no less than 1 (S = 0
-      stays); where B is 1 already, both go back to their maximum. The count starts anew then.
+      stays); where B is 1 already, both go back to their maximum. The count starts anew then. The defaults
+      are the published implementation's.
     - ``bucket_bytes``: how many bytes on the wire make one message.
 
     The last synchronisation of an epoch waits, so that all ranks evaluate the same parameters. On one node
@@ -206,6 +208,8 @@ class _Cycling(Strategy):
     def reduce_gradients(self, step: int) -> None:
         if self._averager is not None:
             self._averager.finish()
+        # The optimizer steps next, and one may synchronise before ``after_step``.
+        self._agreed = self._across.size == 1
 
     def after_step(self, step: int, loss: Tensor) -> None:
         cycling = self._warm_until <= step < self._cool_from
@@ -213,7 +217,6 @@ class _Cycling(Strategy):
         self._used = (every, delay)
         if self._across.size == 1:
             return
-        self._agreed = False
         self._since_sync += 1
         if self._sent is not None:
             self._sent.steps += 1

@@ -62,7 +62,8 @@ class LocalSGD:
     - ``neighbourhoods``: ranks in each, a multiple of a household's. Goes with ``neighbourhood_every``.
     - ``start``: steps before which gradients are averaged over all ranks (post-local SGD).
     - ``adaptive``: with each epoch after ``start``, ``world_every`` shrinks as the training loss falls from
-      that of the first (AdaComm, see ``adapted_period``).
+      that of the first (AdaComm, see ``adapted_period``). Inner periods stay; those that are not shorter any
+      more have no effect.
 
     An average goes from level to level: one rank of each household, and where nodes fit between, of each
     node, exchanges and hands on, so that the slow links carry each parameter as few times as possible.
@@ -220,6 +221,8 @@ class _Households(Strategy):
     def reduce_gradients(self, step: int) -> None:
         if self._averager is not None:
             self._averager.finish()
+        # The optimizer steps next, and one may synchronise before ``after_step``.
+        self._agreed = min(self._agreed, self._gradients_over(step))
 
     def after_step(self, step: int, loss: Tensor) -> None:
         if step < self._start:
@@ -229,7 +232,6 @@ class _Households(Strategy):
         self._used = self._period
         self._local_steps += 1
         self._since_world += 1
-        self._agreed = min(self._agreed, self._gradients_over(step))
         since, between = self._since_world, method.neighbourhood_every
         if since >= self._period:
             self.synchronise()
