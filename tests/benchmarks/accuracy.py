@@ -1,10 +1,10 @@
 """Test accuracy of every training method beside DDP's, on real images: the same steps, batches and seeds.
 
-    python tests/benchmarks/accuracy.py [--data digits] [--epochs 30] [--seeds 3] [--methods NAME ...] [--quick]
+    python tests/benchmarks/accuracy.py [--data digits] [--epochs 20] [--seeds 3] [--methods NAME ...] [--quick]
 
 Four ranks on this machine's loopback pose as two nodes of two. A small residual network and a small vision
 transformer are trained with AdamW and a cosine schedule that was set for DDP; no method was tuned: its settings
-are its defaults, but for what a run of some hundred steps needs (``methods``). The digits of scikit-learn are
+are its defaults, but for what a run of some hundred steps needs (``METHODS``). The digits of scikit-learn are
 split in two halves, one to train with and one for the test; Fashion-MNIST, where Debian's package is
 installed, gives 4 000 samples to train with and its own test set. Accuracies are of the model as the run left
 it, on the whole test set, means over seeds.
@@ -43,20 +43,18 @@ POINTS = {"daso": 1.0, "ab": 1.0, "oialr": 1.5}
 """How far below DDP's a method's accuracy may be."""
 
 
-def methods(steps: int) -> dict[str, Callable[[], trainers.Method]]:
-    """The methods of a run of so many steps."""
-    return {
-        "ddp": trainers.DDP,
-        "ddp bf16": lambda: trainers.DDP(compression="bf16"),
-        "powersgd": lambda: trainers.DDP(compression="powersgd"),
-        "daso": trainers.DASO,
-        "local sgd": lambda: trainers.LocalSGD(start=0.25),
-        "ab": trainers.AB,
-        "ab gain 1": lambda: trainers.AB(merge_gain=1.0),
-        "ab no groups": lambda: trainers.AB(groups=False),
-        "oialr": trainers.OIALR,
-        "oialr daso": lambda: trainers.OIALR(under=trainers.DASO()),
-    }
+METHODS: dict[str, Callable[[], trainers.Method]] = {
+    "ddp": trainers.DDP,
+    "ddp bf16": lambda: trainers.DDP(compression="bf16"),
+    "powersgd": lambda: trainers.DDP(compression="powersgd"),
+    "daso": trainers.DASO,
+    "local sgd": lambda: trainers.LocalSGD(start=0.25),
+    "ab": trainers.AB,
+    "ab gain 1": lambda: trainers.AB(merge_gain=1.0),
+    "ab no groups": lambda: trainers.AB(groups=False),
+    "oialr": trainers.OIALR,
+    "oialr daso": lambda: trainers.OIALR(synchronisation=trainers.DASO()),
+}
 
 
 class Block(nn.Module):
@@ -136,7 +134,7 @@ def compare(
                     train_set,
                     loss=nn.functional.cross_entropy,
                     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=LR, weight_decay=0.05),
-                    method=methods(steps)[name](),
+                    method=METHODS[name](),
                     epochs=epochs,
                     batch_size=BATCH_SIZE,
                     schedule=trainers.Cosine(warmup_epochs=epochs / 10),
@@ -200,8 +198,8 @@ def main() -> None:
     )
     parser.add_argument("--data", choices=SETS, default="digits")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--methods", nargs="+", choices=list(methods(1)), default=list(methods(1)))
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--quick", action="store_true", help="one seed, two epochs, the residual network alone"

@@ -3,7 +3,7 @@ between nodes and against DDP's; what it sends against what it should.
 
     python tests/benchmarks/daso.py [--rounds 5] [--cycles 10] [--rate 200] [--quick]
 
-A perceptron of 2.6 million parameters, 128 samples a rank and step, SGD with momentum, B = 4, parameters on
+A perceptron of 2.6 million parameters, 128 samples a rank and step, AdamW, B = 4, parameters on
 the wire in bf16. In each round the same processes train it, one after the other, with
 
 - ``alone``: DASO that never comes to synchronise: gradients are averaged inside the node, nothing crosses;
@@ -24,7 +24,6 @@ for it; ratios within a round are what counts. Ends in one line of JSON."""
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import statistics
@@ -73,7 +72,8 @@ def measure(rank: int, *, rounds: int, cycles: int) -> list[dict[str, dict[str, 
                 widths=WIDTHS,
                 steps=last + 2,
                 batch_size=BATCH_SIZE,
-                optimizer=functools.partial(torch.optim.SGD, momentum=0.9),
+                optimizer=torch.optim.AdamW,
+                lr=1e-3,
             )
             row[name] = {
                 "step_s": watch.step_s(first, last),
