@@ -95,7 +95,7 @@ def orthogonality_error(net: nn.Module) -> float:
 
 
 class Steps:
-    """A strategy that is stepped by hand, on one rank, with the net's own random gradients between."""
+    """A strategy that is stepped by hand, on one rank, with random gradients between."""
 
     def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         keywords = {"delay": 0, "update_every": 1, "layer_step": 1.0, "full_rank_last_layer": False}
@@ -141,8 +141,8 @@ def test_conversion_changes_no_output_and_no_gradient_and_projects_that_of_the_w
     net = nn.Sequential(
         nn.Conv2d(4, 24, 3, padding=1, stride=2), nn.GELU(), nn.Flatten(1), nn.Linear(24 * 4, 40)
     ).double()
-    inputs = [torch.randn(5, 4, 4, 4, dtype=torch.float64) for _ in range(1)] * 2
-    inputs = [x.clone().requires_grad_() for x in inputs]
+    x = torch.randn(5, 4, 4, 4, dtype=torch.float64)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
     outputs = [net(inputs[0])]
     outputs[0].square().sum().backward()
     gradients = [w.whole.grad.reshape(w.rows, w.columns) for w in matrix_weights(net)]
@@ -450,7 +450,7 @@ METHODS: dict[str, trainers.Method | None] = {
 
 
 def square_run(
-    rank: int, batch_size: int, oialr: dict[str, Any] | None, under: str
+    rank: int, batch_size: int, accumulate: int, oialr: dict[str, Any] | None, under: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     net = square()
     method = METHODS[under] if oialr is None else trainers.OIALR(**oialr, synchronisation=METHODS[under])
@@ -461,23 +461,29 @@ def square_run(
         optimizer=sgd,
         method=method,
         batch_size=batch_size,
+        accumulate=accumulate,
         topology=trainers.Topology(ranks_per_node=1),
     )
     return state_of(trainers.merged(net)), result.metrics
 
 
 @pytest.mark.parametrize(
-    ("ranks", "under", "update_every"),
-    [(1, "ddp", 100), (1, "ddp", 2), (2, "ddp", 2), (3, "ddp", 3), (4, "ddp", 2), (2, "daso, always", 2)],
+    ("ranks", "accumulate", "under", "update_every"),
+    [
+        (1, 1, "ddp", 100),
+        (1, 3, "ddp", 2),
+        (2, 2, "ddp", 2),
+        (3, 1, "ddp", 3),
+        (4, 1, "ddp", 2),
+        (2, 1, "daso, always", 2),
+    ],
 )
 def test_with_square_weights_and_nothing_dropped_it_is_plain_training(
-    ranks: int, under: str, update_every: int
+    ranks: int, accumulate: int, under: str, update_every: int
 ) -> None:
-    expected, plain = square_run(0, 12, None, "ddp")
-    oialr = {
-        "delay": 7, "update_every": update_every, "sigma_cutoff": 1e-9, "layer_step": 0.6
-    }  # fmt: skip
-    arguments = (12 // ranks, oialr, under)
+    expected, plain = square_run(0, 12, 1, None, "ddp")
+    oialr = {"delay": 7, "update_every": update_every, "sigma_cutoff": 1e-9, "layer_step": 0.6}
+    arguments = (12 // ranks // accumulate, accumulate, oialr, under)
     found = run_ranks(ranks, square_run, *arguments) if ranks > 1 else [square_run(0, *arguments)]
     for state, metrics in found:
         for name, value in expected.items():

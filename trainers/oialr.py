@@ -44,14 +44,18 @@ class OIALR:
 
     - ``delay``: steps of full rank; a third of all "yields favorable results" (4.3). Table A.1 has 25 000 of
       about 156 000.
-    - ``update_every``: 0.02 is Table A.4's 400 of about 21 500 steps; A.1's 1000 is 0.0064 of its steps. All
-      weights take part after 1 / ``layer_step`` updates, with the default at 0.53 of the run. At least 1 step.
+    - ``update_every``: 0.02 is Table A.4's 400 of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's
+      1000 is 0.0064 of its steps. All weights take part after 1 / ``layer_step`` updates, with the default at
+      0.53 of the run. At least 1 step.
     - ``sigma_cutoff``: Table A.2 has 0.2, A.4 0.4.
     - ``full_rank_warmup``: False decomposes before the first step, as Table A.4 has it against rapid
       overfitting (4.4.5); ``delay`` then only says from when on updates are counted.
-    - ``synchronisation``: the method that makes ranks train together, before and after: ``DDP()`` if None.
+    - ``synchronisation``: the method that makes ranks train together, before and after: ``DDP()`` if None. Where
+      it lets ranks differ, they are synchronised, waiting, before each decomposition.
 
-    The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. Metrics: rank/LAYER
+    The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A compiled model is
+    compiled anew where ranks fall; torch does so 8 times (``torch._dynamo.config.recompile_limit``) and then
+    runs that part uncompiled. Metrics: rank/LAYER
     from the decomposition on, stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors;
     1 for a basis that did not turn), ``decomposition_s`` of the busiest rank.
     """
