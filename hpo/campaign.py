@@ -6,6 +6,7 @@ barrier."""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import random
@@ -21,9 +22,9 @@ import orjson
 
 from hpo import config, directory, journal, resume
 from hpo.breeding import make_breeder
-from hpo.coordinator import STOPPED, UNFIT, Assignment, Coordinator
+from hpo.coordinator import LOST, STOPPED, UNFIT, Assignment, Coordinator
 from hpo.directory import Lock
-from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
+from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, RanksDied, UsageError
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.individual import Scalar
@@ -33,6 +34,7 @@ from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
 from hpo.node import Node
+from hpo.population import Population
 from hpo.progress import Display
 from hpo.results import Result
 from hpo.rooms import Rooms
@@ -71,6 +73,8 @@ class Campaign:
         self._display: Display | None = None
         self._serving = False
         self.exit_code = 0
+        self.process_code = 0
+        """What the process of this rank returns where it cannot end MPI."""
 
     @classmethod
     def from_file(cls, path: str | Path) -> Campaign:
@@ -89,7 +93,7 @@ class Campaign:
         campaign._source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
         campaign._display = None
         campaign._serving = False
-        campaign.exit_code = 0
+        campaign.exit_code = campaign.process_code = 0
         return campaign
 
     @property
@@ -180,9 +184,11 @@ class Campaign:
                 if isinstance(transport, MpiTransport) and not expected:
                     _give_up(transport, error)
                 raise
+        self.exit_code = end.exit_code
         if isinstance(transport, MpiTransport):
             transport.leave(10.0)
-        self.exit_code = end.exit_code
+            if transport.failed():
+                atexit.register(_leave_without_mpi, self)
         if end.reason == UNFIT:
             raise CampaignError(
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
@@ -232,6 +238,8 @@ class Campaign:
         early: list[tuple[int, bytes]] = []
         deadline = time.monotonic() + 2 * _GREETING_S
         while time.monotonic() < deadline:
+            if 0 in transport.failed():
+                return End(LOST, EXIT_RESUMABLE, None)
             arrived = transport.poll()
             for position, (source, data) in enumerate(arrived, start=1):
                 message = decode(data)
@@ -260,6 +268,10 @@ class Campaign:
         deadline = time.monotonic() + _GREETING_S
         mine = self._fingerprint()
         while len(hosts) < transport.size:
+            if transport.failed():
+                raise RanksDied(
+                    f"rank {min(transport.failed())} died before the campaign began. Look for its own message above"
+                )
             for source, data in transport.poll():
                 hello = decode(data)
                 if not isinstance(hello, Hello):
@@ -312,6 +324,7 @@ class Campaign:
                 )
             node = Node(
                 transport=transport,
+                members=place.ranks,
                 coordinator_rank=0,
                 coordinator=None,
                 leader=None,
@@ -347,10 +360,11 @@ class Campaign:
             coordinator = None
             housekeeping = None
             if earlier is not None and lock is not None:
-                coordinator = self._coordinator(transport, layout, writer, earlier)
+                coordinator = self._coordinator(transport, layout, start.leg, writer, earlier)
                 housekeeping = self._housekeeping(lock, coordinator, layout, signals)
             node = Node(
                 transport=transport,
+                members=place.ranks,
                 coordinator_rank=0,
                 coordinator=coordinator,
                 leader=leader,
@@ -376,7 +390,12 @@ class Campaign:
     # --- the parts ------------------------------------------------------------------------------------------
 
     def _coordinator(
-        self, transport: Transport, layout: Layout, writer: journal.JournalWriter, earlier: resume.Earlier
+        self,
+        transport: Transport,
+        layout: Layout,
+        leg: int,
+        writer: journal.JournalWriter,
+        earlier: resume.Earlier,
     ) -> Coordinator:
         settings, space = self.settings, self.task.space
         writer.append(
@@ -394,6 +413,20 @@ class Campaign:
             writer.append(journal.ended(reason=end.reason, exit=end.exit_code))
             writer.commit()
 
+        def read(one: Path) -> list[journal.Record]:
+            return list(journal.read_file(one)) if one.exists() else []
+
+        def autopsy(leader: int) -> resume.Autopsy:
+            place, _ = layout.place_of(leader)
+            path = journal.journal_path(settings.directory, leg=leg, island=place.island, worker=place.worker)
+            return resume.autopsy(read(path), space=space, islands=layout.islands, losses=self.task.losses)
+
+        def census() -> dict[int, Population]:
+            records = journal.read_directory(settings.directory)
+            return resume.fold(
+                records, space=space, islands=layout.islands, losses=self.task.losses
+            ).populations
+
         points = [] if self.task.default is None else [(self.task.default, "default")]
         points += [(point, "given") for point in self.task.points]
         stop_file = _stop_file(settings.directory)
@@ -401,8 +434,12 @@ class Campaign:
             transport=transport,
             leaders=layout.leaders,
             everyone=range(transport.size),
+            members={one.leader: one.ranks for one in layout.workers},
+            islands=self._groups(layout),
+            autopsy=autopsy,
+            census=census,
             evaluations=settings.evaluations,
-            deadline=None if settings.deadline_s is None else transport.now() + settings.deadline_s,
+            deadline=config.deadline(settings, transport.now()),
             known=earlier.keys,
             assignments=[
                 *earlier.pending,
@@ -419,6 +456,11 @@ class Campaign:
             ended=ended,
         )
 
+    @staticmethod
+    def _groups(layout: Layout) -> list[list[int]]:
+        """The leaders of each island."""
+        return [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
+
     def _leader(
         self,
         transport: Transport,
@@ -429,7 +471,7 @@ class Campaign:
     ) -> Leader:
         settings, space = self.settings, self.task.space
         search = settings.search_of(place.island)
-        groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
+        groups = self._groups(layout)
         return Leader(
             place=place,
             peers=groups[place.island],
@@ -480,6 +522,14 @@ class Housekeeping:
             self._lock.refresh()
         if self._display is not None:
             self._display.update(self._coordinator, now)
+
+
+def _leave_without_mpi(campaign: Campaign) -> None:
+    """End this process where ranks have died: MPI's own end would wait for them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    failed = getattr(sys, "last_value", None) is not None  # an exception that nobody has caught
+    os._exit(1 if failed else campaign.process_code)
 
 
 def connect() -> Transport:

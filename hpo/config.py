@@ -31,6 +31,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 __all__ = [
+    "DEADLINE",
     "STARTED_BY",
     "TERMINAL",
     "EvaluationSettings",
@@ -38,6 +39,7 @@ __all__ = [
     "LayoutSettings",
     "SearchSettings",
     "Settings",
+    "deadline",
     "environment",
     "from_keywords",
     "launcher",
@@ -45,8 +47,10 @@ __all__ = [
 ]
 
 STARTED_BY = "HPO_STARTED_BY"
-TERMINAL = "HPO_TERMINAL_COLUMNS"
 """The environment variable by which ``hpo run`` tells the ranks that mpirun starts that it is watching."""
+TERMINAL = "HPO_TERMINAL_COLUMNS"
+DEADLINE = "HPO_DEADLINE"
+"""Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
 
 # Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFFA
@@ -140,6 +144,14 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     if in_step and rank is not None and tasks is not None and tasks > 1:
         return Launcher(rank=rank, size=tasks, kind="slurm", started_by_hpo=ours)
     return Launcher(started_by_hpo=ours)
+
+
+def deadline(settings: Settings, now: float) -> float | None:
+    """When the campaign must end, in Unix seconds: what ``hpo run`` says, else counted from ``now``."""
+    told = os.environ.get(DEADLINE, "")
+    if told:
+        return float(told)
+    return None if settings.deadline_s is None else now + settings.deadline_s
 
 
 def environment() -> dict[str, str]:

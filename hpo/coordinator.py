@@ -11,30 +11,37 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, Scalar
 from hpo.messages import (
     Claim,
+    Disbanded,
     End,
     Finished,
     Grant,
+    Lost,
     Message,
+    Migrant,
     Recall,
+    Records,
     Returned,
     Stop,
     StopRequest,
     Unfit,
     encode,
 )
+from hpo.population import Population
 from hpo.transport import Transport
 
 UNLIMITED = 1 << 62
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
 UNFIT = "unfit"
+LOST = "lost"
+"""No worker is left, or rank 0 is gone: ranks died."""
 
 _FORCED_END_S = 60.0
 _MOST_BARREN = 20_000
@@ -96,11 +103,30 @@ class Tally:
         return sum(count for status, count in self.counts.items() if status in FINAL)
 
 
+class Autopsy(Protocol):
+    """What a dead leader's journal says (see ``hpo.resume``)."""
+
+    finished: list[tuple[str, str, str, list[float] | None, float]]
+    begun: list[Assignment]
+    populations: dict[int, Population]
+
+
+@dataclass
+class _Broken:
+    """A worker that lost a rank: its survivors that have not ended its evaluators yet, and what it was
+    evaluating. Only when they have may somebody else begin that: it has one directory."""
+
+    waiting: set[int]
+    held: list[Assignment] = field(default_factory=list)
+
+
 class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the campaign.
 
     ``deadline``: Unix seconds. ``known``: keys of all admitted configurations. ``assignments``: to be given
-    out before anything bred. ``configurations``: all of a finite space that the constraints allow, or None.
+    out before anything bred. ``members``: all ranks of a worker by its leader; ``islands[i]``: leaders of
+    island i; ``autopsy``: what a dead leader left; ``census``: who lives on each island by all journals.
+    ``configurations``: all of a finite space that the constraints allow, or None.
     ``ended``: called once, before anyone is told, to put the end on record."""
 
     def __init__(
@@ -109,6 +135,10 @@ class Coordinator:
         transport: Transport,
         leaders: Iterable[int],
         everyone: Iterable[int],
+        members: Mapping[int, Iterable[int]] | None = None,
+        islands: Sequence[Sequence[int]] = (),
+        autopsy: Callable[[int], Autopsy] | None = None,
+        census: Callable[[], Mapping[int, Population]] = dict,
         evaluations: int | None,
         deadline: float | None = None,
         known: set[str] | None = None,
@@ -134,6 +164,17 @@ class Coordinator:
         self._ended = ended
         self._next_look = 0.0
         self._outstanding: dict[int, dict[int, Assignment | str]] = {leader: {} for leader in leaders}
+        self._members = {
+            leader: frozenset((members or {}).get(leader, (leader,))) for leader in self._outstanding
+        }
+        self._islands = [list(leaders) for leaders in islands]
+        self._homes = [frozenset(leaders) for leaders in islands]
+        self._autopsy = autopsy
+        self._census = census
+        # How many results each leader has told: of a dead one those after them are in its journal only.
+        self._told: dict[int, int] = dict.fromkeys(self._outstanding, 0)
+        self._broken: dict[int, _Broken] = {}
+        self.dead: frozenset[int] = frozenset()
         self.running = 0
         self._holders: set[int] = set()
         self._recalled: set[int] = set()
@@ -168,6 +209,8 @@ class Coordinator:
 
     def receive(self, source: int, message: Message) -> None:
         """Handle one message that is meant for the coordinator."""
+        if source in self.dead:  # its journal has told all
+            return
         if isinstance(message, Finished):
             self._take_results(source, message)
         elif isinstance(message, Claim):
@@ -176,6 +219,8 @@ class Coordinator:
             self._take_back(source, message.tokens)
         elif isinstance(message, Unfit):
             self._dismiss(source, message)
+        elif isinstance(message, Disbanded):
+            self._disband(source, message)
         elif isinstance(message, StopRequest):
             self.stop(message.reason, urgent=message.urgent)
 
@@ -224,6 +269,7 @@ class Coordinator:
 
     def _take_results(self, leader: int, message: Finished) -> None:
         mine = self._outstanding[leader]
+        self._told[leader] += len(message.results)
         for token, identity, status, losses, seconds in message.results:
             if mine.pop(token, None) is None:
                 continue
@@ -254,20 +300,137 @@ class Coordinator:
     def _dismiss(self, leader: int, message: Unfit) -> None:
         """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
         any."""
+        self._assignments += self._taken_off(leader, message.unfinished)
+        self.unfit[leader] = message.error
+        self._check_workers()
+        self._left(leader)
+
+    def _taken_off(self, leader: int, unfinished: list[list[Any]]) -> list[Assignment]:
+        """What ``leader`` had begun; what was granted to it beside that is free again, and it gets nothing
+        more."""
         mine = self._outstanding[leader]
-        for token, fields in message.unfinished:
+        begun = []
+        for token, fields in unfinished:
             if mine.pop(token, None) is not None:
                 self.running -= 1
-                self._assignments.append(Assignment.from_wire(fields))
+                begun.append(Assignment.from_wire(fields))
+        self._forget_leader(leader)
+        return begun
+
+    def _forget_leader(self, leader: int) -> None:
+        mine = self._outstanding[leader]
         for item in mine.values():
             self._give_back(item)
         mine.clear()
-        self.unfit[leader] = message.error
+        self._holders.discard(leader)
+        self._recalled.discard(leader)
         self._idle = deque(entry for entry in self._idle if entry[0] != leader)
         self._later.pop(leader, None)
-        if len(self.unfit) == len(self._outstanding) and self.stopping is None:
-            self.stop(UNFIT)
+
+    def _check_workers(self) -> None:
+        """End when no worker is left."""
+        if self.stopping is None and all(
+            leader in self.unfit or leader in self._broken for leader in self._outstanding
+        ):
+            self.stop(LOST if self._broken else UNFIT)
+
+    # --- deaths ---------------------------------------------------------------------------------------------
+
+    def bury(self, ranks: Iterable[int]) -> None:
+        """These ranks are dead: tell the others, end their workers, and give what those had to others."""
+        dead = frozenset(ranks) - self.dead
+        if not dead or self.end is not None:
+            return
+        self.dead |= dead
+        self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
+        for rank in self._everyone:
+            self._send(rank, Lost(sorted(dead)))
+        empty = [not leaders for leaders in self._islands]
+        for leaders in self._islands:
+            leaders[:] = [leader for leader in leaders if not self._members[leader] & dead]
+        for leader, members in self._members.items():
+            if not members & dead:
+                continue
+            broken = self._broken.setdefault(leader, _Broken(set(members)))
+            broken.waiting -= dead
+            if leader in dead and leader not in self.unfit:
+                self._open_journal(leader, broken)
+            self._release(leader)
+        for island, leaders in enumerate(self._islands):
+            if not leaders and not empty[island]:
+                self._evacuate(island)
+        self._check_workers()
+        self._serve()
+        self._recall()
+        self._maybe_end()
+
+    def _open_journal(self, leader: int, broken: _Broken) -> None:
+        """Count what a dead leader finished and had not told, and hold what it had begun."""
+        if self._autopsy is None:
+            self._forget_leader(leader)
+            return
+        found = self._autopsy(leader)
+        mine = self._outstanding[leader]
+        tokens: dict[str, list[int]] = {}
+        for token, item in mine.items():
+            tokens.setdefault(item if isinstance(item, str) else item.key, []).append(token)
+        for key, identity, status, losses, seconds in found.finished[self._told[leader] :]:
+            if tokens.get(key):
+                del mine[tokens[key].pop()]
+                self.running -= 1
+                self.tally.add(identity, status, losses, seconds)
+        for assignment in found.begun:
+            if tokens.get(assignment.key):
+                del mine[tokens[assignment.key].pop()]
+                self.running -= 1
+                broken.held.append(assignment)
+        self._forget_leader(leader)
+        self._hand_on(leader, found)
+
+    def _hand_on(self, leader: int, found: Autopsy) -> None:
+        """Tell the living what a dead leader may not have told all of them: whom it evaluated, and whom it sent
+        to other islands. One leader of its island owns the former from now on, so that they can emigrate."""
+        for island, population in found.populations.items():
+            heirs = self._islands[island] if island < len(self._islands) else []
+            if heirs:
+                self._settle(population, heirs, owned=leader in self._homes[island])
+
+    def _evacuate(self, island: int) -> None:
+        """Nobody is left on ``island``: the next one that has somebody takes in all who lived there."""
+        following = (
+            self._islands[(island + step) % len(self._islands)] for step in range(1, len(self._islands))
+        )
+        heirs = next((leaders for leaders in following if leaders), None)
+        population = self._census().get(island) if heirs else None
+        if heirs and population is not None:
+            self._settle(population, heirs, owned=True)
+
+    def _settle(self, population: Population, heirs: list[int], *, owned: bool) -> None:
+        # Worst first: what comes last counts as most recent.
+        members = [one.to_wire() for one in (*population.failures, *reversed(list(population)))]
+        for heir in heirs:
+            self._send(heir, Records(members, []))
+        if owned:
+            for member in population.best:
+                self._send(heirs[0], Migrant(member.to_wire()))
+
+    def _disband(self, rank: int, message: Disbanded) -> None:
+        """A survivor of a broken worker has ended what ran there."""
+        leader = next((one for one, members in self._members.items() if rank in members), None)
+        if leader is None or leader not in self._broken:
+            return
+        broken = self._broken[leader]
+        if rank == leader:
+            broken.held += self._taken_off(leader, message.unfinished)
+        broken.waiting.discard(rank)
+        self._release(leader)
         self._left(leader)
+
+    def _release(self, leader: int) -> None:
+        broken = self._broken[leader]
+        if not broken.waiting:
+            self._assignments += broken.held
+            broken.held = []
 
     def _left(self, leader: int) -> None:
         """Something has left the outstanding individuals of ``leader``."""
@@ -374,11 +537,14 @@ class Coordinator:
         self._idle.clear()
         self._later.clear()
         for leader in self._outstanding:
-            self._send(leader, Stop(reason, urgent))
+            if leader not in self.dead:
+                self._send(leader, Stop(reason, urgent))
         self._maybe_end()
 
     def _maybe_end(self) -> None:
         if self.end is not None or self.running:
+            return
+        if not self.stopping and any(broken.held for broken in self._broken.values()):
             return
         if self.stopping:
             self._finish(self.stopping)

@@ -25,6 +25,12 @@ class CampaignError(HpoError):
     """The environment does not allow the campaign: the task, its directory or MPI."""
 
 
+class RanksDied(CampaignError):
+    """Ranks died before the campaign had begun; it may be tried again."""
+
+    exit_code = EXIT_RESUMABLE
+
+
 class JournalDamaged(CampaignError):
     """A journal holds a record, other than a torn last one, whose checksum does not fit."""
 

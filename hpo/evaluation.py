@@ -172,6 +172,18 @@ class Crew:
         self._enter("down")
         self._deliver(Outcome(status=status, error="ended by the campaign", seconds=seconds))
 
+    def disband(self) -> None:
+        """End the evaluation, if there is one, without an outcome, and all evaluators: the worker is no more."""
+        self._job = None
+        self._outcomes.clear()
+        self._broadcast({"type": "kill"})
+        self._enter("down")
+
+    @property
+    def gone(self) -> bool:
+        """Whether the leader's own evaluator has ended."""
+        return self._own.gone
+
     def filenos(self) -> list[int]:
         """Descriptors to wait on."""
         return self._own.filenos()

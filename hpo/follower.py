@@ -79,6 +79,15 @@ class Follower:
             self._tell({"type": "died", "error": error})
         return bool(messages) or cause is not None
 
+    def disband(self) -> None:
+        """End the evaluator at once: the worker is no more."""
+        self._drop(kill=True)
+
+    @property
+    def gone(self) -> bool:
+        """Whether no evaluator is left."""
+        return self._child is None and not self._leaving
+
     def filenos(self) -> list[int]:
         """Descriptors to wait on."""
         waiting = [] if self._child is None else self._child.filenos()

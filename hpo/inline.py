@@ -142,6 +142,16 @@ class InlineCrew:
             self.busy = False
             self._outcomes.append(Outcome(status=status, error="ended by the campaign"))
 
+    def disband(self) -> None:
+        """The worker is no more: wait for no other rank."""
+        self.busy = False
+        self._outcomes.clear()
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is evaluated."""
+        return not self.busy
+
     def filenos(self) -> list[int]:
         """There is nothing to wait on."""
         return []
@@ -211,6 +221,14 @@ class InlineFollower:
     def poll(self) -> bool:
         """Nothing happens by itself."""
         return False
+
+    def disband(self) -> None:
+        """Nothing runs here between messages."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is evaluated: between messages nothing is."""
+        return True
 
     def filenos(self) -> list[int]:
         """There is nothing to wait on."""

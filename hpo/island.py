@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpo.coordinator import UNFIT
+from hpo.coordinator import LOST, UNFIT
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, Scalar, make_id
 from hpo.messages import (
     Claim,
+    Disbanded,
     End,
     Evaluated,
     Finished,
     Grant,
+    Lost,
     Message,
     Migrant,
     Recall,
@@ -160,6 +162,8 @@ class Leader:
         self._breeding_s = 0.0
         self._stop: Stop | None = None
         self._grace_end = math.inf
+        self._broken = False
+        self._disbanding: list[list[object]] | None = None
         self.started = False
         self.end: End | None = None
 
@@ -198,6 +202,8 @@ class Leader:
             self._send(self._coordinator, Returned([one.token for one in spare]))
         elif isinstance(message, Stop):
             self._halt(message)
+        elif isinstance(message, Lost):
+            self._mourn(frozenset(message.ranks))
         elif isinstance(message, End):
             self.end = message
         return True
@@ -220,6 +226,9 @@ class Leader:
             for outcome in self._crew.poll():
                 self._finish(outcome)
         self._publish_when_due()
+        if self._disbanding is not None and self._crew.gone:
+            self._send(self._coordinator, Disbanded(self._disbanding))
+            self._disbanding = None
         if self.started and self._stop is None and self.end is None:
             self._request()
         return active
@@ -395,19 +404,10 @@ class Leader:
         if self._crew.failed_starts < _START_ATTEMPTS and self._stop is None:
             self._queue.appendleft(candidate)
             return
-        begun = [
-            candidate.id,
-            candidate.params,
-            candidate.key,
-            candidate.operator,
-            list(candidate.parents),
-            candidate.retries,
-            candidate.resumed,
-        ]
         self._publish()
         self._halt(Stop(UNFIT, False))
         error = outcome.error or "no evaluator could be started"
-        self._send(self._coordinator, Unfit(error, [[candidate.token, begun]]))
+        self._send(self._coordinator, Unfit(error, [_begun(candidate, candidate.retries, candidate.resumed)]))
 
     def _tidy(self, identity: str, losses: list[float] | None) -> None:
         """Let go of the checkpoints of all but the best few; those of failures at once.
@@ -470,6 +470,42 @@ class Leader:
         for peer in self._peers:
             self._transport.send(peer, data)
 
+    # --- deaths ---------------------------------------------------------------------------------------------
+
+    def _mourn(self, dead: frozenset[int]) -> None:
+        """Speak no more to ``dead`` ranks; if one was of this worker, it is over with the worker."""
+        self._peers = tuple(rank for rank in self._peers if rank not in dead)
+        for departure in self._migration.lose(dead):
+            # The gateway may have died before it told its island: that learns it twice rather than never.
+            self._send(departure.gateway, Migrant(departure.traveller.to_wire()))
+        if dead & set(self.place.ranks) and not self._broken:
+            self._broken = True
+            self._disband()
+
+    def _disband(self) -> None:
+        """End what runs here, for others to begin it again."""
+        begun = [candidate for candidate in self._queue if candidate.started]
+        if self._running is not None:
+            begun.append(self._running)
+            self._running = None
+        self._queue.clear()
+        self._claimed.clear()
+        self._claim_times.clear()
+        self._publish()
+        self._stop = Stop(LOST, True)
+        self._crew.disband()
+        self._disbanding = [_begun(candidate, candidate.retries + 1, True) for candidate in begun]
+
+    def orphan(self) -> None:
+        """The coordinator is dead: nothing more can be counted here. What runs may save, as for any stop."""
+        if self._stop is None:
+            self._halt(Stop(LOST, False))
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing runs here and nothing is left to be put on record."""
+        return self._running is None and not self._crew.busy and not self._unpublished.results
+
     # --- stopping -------------------------------------------------------------------------------------------
 
     def _halt(self, stop: Stop) -> None:
@@ -488,3 +524,19 @@ class Leader:
 
     def _send(self, destination: int, message: Message) -> None:
         self._transport.send(destination, encode(message))
+
+
+def _begun(candidate: Candidate, retries: int, resumed: bool) -> list[object]:
+    """For a message: the token, and what ``Assignment.from_wire`` reads."""
+    return [
+        candidate.token,
+        [
+            candidate.id,
+            candidate.params,
+            candidate.key,
+            candidate.operator,
+            list(candidate.parents),
+            retries,
+            resumed,
+        ],
+    ]

@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
 from hpo import config, journal
 from hpo.campaign import Campaign, connect
+from hpo.coordinator import LOST
 from hpo.directory import acquire
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
 from hpo.layout import Layout, smallest
@@ -22,6 +24,8 @@ from hpo.messages import End, Hello, encode
 from hpo.signals import Signals, stop_signals
 from hpo.transport import MpiTransport, Transport
 
+_IN_VAIN = 3
+"""So many launches in a row that finish nothing are enough: what kills the ranks will not go away."""
 _SHOW_CURSOR = "\033[?25h"
 
 
@@ -47,7 +51,7 @@ def run(file: Path, ranks: int | None) -> int:
     # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
     # between mpirun's own lines.
     acquire(campaign.settings.directory).release()
-    return launch(file, campaign.settings.directory, ranks, mpirun)
+    return Supervisor(file, campaign.settings, ranks, mpirun).run()
 
 
 def _as_rank(file: Path, *, started_by_us: bool) -> int:
@@ -65,9 +69,9 @@ def _as_rank(file: Path, *, started_by_us: bool) -> int:
             campaign.run(transport, signals)
         except HpoError as error:
             return _refused(transport, error, started_by_us=started_by_us)
-    if transport.rank or started_by_us:
-        return 0
-    return campaign.exit_code
+    if transport.rank == 0 and not started_by_us:
+        campaign.process_code = campaign.exit_code
+    return campaign.process_code
 
 
 def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> int:
@@ -107,16 +111,39 @@ def find_mpirun() -> str:
     return found
 
 
-def command(mpirun: str, version: str, ranks: int, rest: list[str], *, live: bool = False) -> list[str]:
+def tolerates_faults(mpirun: str) -> bool:
+    """Whether the MPI of ``mpirun`` is an Open MPI with fault tolerance (ULFM), by its own ompi_info."""
+    beside = Path(mpirun).with_name("ompi_info")
+    found = str(beside) if beside.exists() else shutil.which("ompi_info")
+    if found is None:
+        return False
+    try:
+        told = subprocess.run([found], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return any("FT MPI support" in line and "yes" in line for line in told.splitlines())
+
+
+def command(
+    mpirun: str,
+    version: str,
+    ranks: int,
+    rest: list[str],
+    *,
+    live: bool = False,
+    tolerant: bool = False,
+) -> list[str]:
     """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
     share one, and must be allowed more ranks than cores: the ranks are light. ``live``: it must not keep back
-    a line that has no end yet, as a line of progress has none."""
+    a line that has no end yet, as a line of progress has none. ``tolerant``: it must not end all ranks when one
+    dies."""
     flags = ["-n", str(ranks)]
     if "Open MPI" in version or "OpenRTE" in version:
         major = next((int(word.split(".")[0]) for word in version.split() if word[0].isdigit()), 5)
         flags += ["--bind-to", "none"]
         flags += ["--map-by", ":OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]
         flags += ["--stream-buffering", "0"] if major >= 5 and live else []
+        flags += ["--with-ft", "ulfm"] if major >= 5 and tolerant else []
     return [mpirun, *flags, *rest]
 
 
@@ -132,76 +159,116 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, **added}
 
 
-def launch(file: Path, directory: Path, ranks: int, mpirun: str) -> int:
-    """Run the campaign of ``file`` under mpirun; returns the exit code of ``hpo run``.
+class Supervisor:
+    """Runs the campaign of ``file`` under mpirun, and starts it again where ranks died and ended it.
 
     mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its
     own, where no Ctrl-C reaches it, and all become SIGUSR1. Its return code says little (0 after the death
     of a node): the journal tells."""
-    version = subprocess.run(
-        [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
-    ).stdout
-    leg = journal.next_leg(directory)
-    # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
-    begun = journal.journal_path(directory, leg=leg, island=0, worker=0)
-    rest = [sys.executable, "-m", "hpo", "run", str(file)]
-    live = config.terminal_columns() is not None
-    process: subprocess.Popen[bytes] | None = None
-    asked = early = False
 
-    def forward(number: int = 0, frame: FrameType | None = None) -> None:
-        nonlocal asked, early
-        asked = True
-        if process is None or process.poll() is not None:
+    def __init__(self, file: Path, settings: config.Settings, ranks: int, mpirun: str) -> None:
+        self._directory = settings.directory
+        self._restarts = settings.restarts
+        version = subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
+        ).stdout
+        self._live = config.terminal_columns() is not None
+        rest = [sys.executable, "-m", "hpo", "run", str(file)]
+        tolerant = tolerates_faults(mpirun)
+        self._command = command(mpirun, version, ranks, rest, live=self._live, tolerant=tolerant)
+        self._environment = environment(config.environment())
+        until = config.deadline(settings, time.time())
+        if until is not None:
+            self._environment[config.DEADLINE] = repr(until)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begun = Path()
+        self._asked = self._early = False
+
+    def run(self) -> int:
+        """The exit code of ``hpo run``."""
+        former = {number: signal.signal(number, self._forward) for number in stop_signals()}
+        try:
+            restarts = in_vain = 0
+            while True:
+                leg = journal.next_leg(self._directory)
+                code, died = self._launch(leg)
+                if not died or self._asked:
+                    return code
+                in_vain = 0 if _finished(self._directory, leg) else in_vain + 1
+                if restarts >= self._restarts or in_vain >= _IN_VAIN:
+                    why = (
+                        f"restarts = {self._restarts}" if restarts >= self._restarts else "nothing gets done"
+                    )
+                    _say(
+                        f"ranks died again, and this is not started again by itself any more ({why}). Nothing that was "
+                        "recorded is lost: give the same command again to go on."
+                    )
+                    return code
+                restarts += 1
+                _say(
+                    "ranks died, and the campaign ended with them. Nothing that was recorded is lost: starting again "
+                    f"({restarts} of at most {self._restarts} times)."
+                )
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _forward(self, number: int = 0, frame: FrameType | None = None) -> None:
+        self._asked = True
+        if self._process is None or self._process.poll() is not None:
             return
         # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
-        early |= not begun.exists()
-        process.send_signal(signal.SIGTERM if early else signal.SIGUSR1)
+        self._early |= not self._begun.exists()
+        self._process.send_signal(signal.SIGTERM if self._early else signal.SIGUSR1)
 
-    former = {number: signal.signal(number, forward) for number in stop_signals()}
-    try:
-        process = subprocess.Popen(
-            command(mpirun, version, ranks, rest, live=live),
-            env=environment(config.environment()),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+    def _launch(self, leg: int) -> tuple[int, bool]:
+        """One launch: its exit code, and whether it ended because ranks died."""
+        # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
+        self._begun = journal.journal_path(self._directory, leg=leg, island=0, worker=0)
+        self._process = subprocess.Popen(
+            self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
-        if asked:
-            forward()
+        if self._asked:
+            self._forward()
         # No time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks.
-        code = process.wait()
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-    if code in (EXIT_TOLD + 1, EXIT_TOLD + 2):
-        return code - EXIT_TOLD
-    end = last_end(directory, since=leg)
-    if live and end is None:
-        # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
-        print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
-    if early and end != 0:
-        _say("stopped before the campaign began. Give the same command again to start it.")
-        return EXIT_RESUMABLE
-    if end is not None:
-        return end
-    if not begun.exists():
-        _say(f"the ranks ended (mpirun returned {code}) before the campaign began: see what they said above.")
-        return 1
-    _say(
-        f"the ranks ended (mpirun returned {code}) before the campaign did. Nothing that was recorded is lost: "
-        "give the same command again to go on."
-    )
-    return EXIT_RESUMABLE
+        code = self._process.wait()
+        if code in (EXIT_TOLD + 1, EXIT_TOLD + 2):
+            return code - EXIT_TOLD, False
+        end = last_end(self._directory, since=leg)
+        if self._live and end is None:
+            # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
+            print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
+        if self._early and (end is None or end[1] != 0):
+            _say("stopped before the campaign began. Give the same command again to start it.")
+            return EXIT_RESUMABLE, False
+        if end is not None:
+            return end[1], end[0] == LOST
+        if code == EXIT_TOLD + EXIT_RESUMABLE:
+            return EXIT_RESUMABLE, True
+        if not self._begun.exists():
+            _say(
+                f"the ranks ended (mpirun returned {code}) before the campaign began: see what they said above."
+            )
+            return 1, False
+        _say(f"the ranks ended (mpirun returned {code}) before the campaign did.")
+        return EXIT_RESUMABLE, True
 
 
 def _say(sentence: str) -> None:
     print(f"hpo: {sentence}", file=sys.stderr, flush=True)
 
 
-def last_end(directory: Path, *, since: int) -> int | None:
-    """The exit code on record for leg ``since``; None when that leg never began or never came to its end."""
+def last_end(directory: Path, *, since: int) -> tuple[str, int] | None:
+    """Reason and exit code on record for leg ``since``; None when that leg never began or never came to its
+    end."""
     path = journal.journal_path(directory, leg=since, island=0, worker=0)
     if not path.exists():
         return None
-    codes = [int(record["exit"]) for record in journal.read_file(path) if record["type"] == "ended"]
-    return codes[-1] if codes else None
+    ends = [record for record in journal.read_file(path) if record["type"] == "ended"]
+    return (str(ends[-1]["reason"]), int(ends[-1]["exit"])) if ends else None
+
+
+def _finished(directory: Path, leg: int) -> bool:
+    """Whether anything was finished in this leg."""
+    files = [path for path in journal.journal_files(directory) if int(path.name.split("-")[0]) == leg]
+    return any(record["type"] == "finished" for path in files for record in journal.read_file(path))

@@ -92,6 +92,19 @@ class Unfit(NamedTuple):
     unfinished: list[list[Any]]
 
 
+class Lost(NamedTuple):
+    """Coordinator to all that live: these ranks are dead. Their workers have ended, nothing is sent to them."""
+
+    ranks: list[int]
+
+
+class Disbanded(NamedTuple):
+    """A surviving rank of a worker that lost one to coordinator: nothing of this worker runs here any more.
+    ``unfinished``: what its leader had begun, pairs (token, assignment), for others to evaluate."""
+
+    unfinished: list[list[Any]]
+
+
 class Records(NamedTuple):
     """Leader to the leaders of its island: newly finished individuals, and ids that emigrated."""
 
@@ -142,6 +155,8 @@ Message = (
     | Recall
     | Returned
     | Unfit
+    | Lost
+    | Disbanded
     | Records
     | Migrant
     | Worker
@@ -159,6 +174,8 @@ _FIELDS: dict[Any, tuple[Any, ...]] = {
     Recall: (int,),
     Returned: (list,),
     Unfit: (str, list),
+    Lost: (list,),
+    Disbanded: (list,),
     Records: (list, list),
     Migrant: (list,),
     Worker: (dict,),

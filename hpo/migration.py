@@ -6,14 +6,17 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from hpo.population import Member
 from hpo.seams import Journal
 
 _OWNED = 64
+_REMEMBERED = 64
+"""Of those who left, the last: their gateway may have died before it told its island."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,18 @@ class Migration:
         self._owned: list[Member] = []
         self._ids: set[str] = set()
         self._rng = random.Random()
+        self._sent: deque[tuple[int, Departure]] = deque(maxlen=_REMEMBERED)
+
+    def lose(self, dead: frozenset[int]) -> list[Departure]:
+        """Send nobody to ``dead`` leaders from now on; who was sent there lately has to be sent again, to another
+        leader of the same island."""
+        self._islands = [tuple(one for one in leaders if one not in dead) for leaders in self._islands]
+        again: list[Departure] = []
+        for index, (target, departure) in enumerate(self._sent):
+            if departure.gateway in dead and self._islands[target]:
+                again.append(replace(departure, gateway=self._islands[target][0]))
+                self._sent[index] = (target, again[-1])
+        return again
 
     def own(self, member: Member) -> None:
         """Take ``member`` into the care of this leader: it was evaluated here, or came from another
@@ -122,7 +137,9 @@ class Migration:
             member.history = (*member.history, target)
         else:
             self._release(member.id)
-        return Departure(gateway, traveller, left=not copy)
+        departure = Departure(gateway, traveller, left=not copy)
+        self._sent.append((target, departure))
+        return departure
 
     def _release(self, identity: str) -> None:
         self._ids.remove(identity)

@@ -12,12 +12,15 @@ import select
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hpo.coordinator import STOPPED, Coordinator
+from hpo.coordinator import LOST, STOPPED, Coordinator
+from hpo.errors import EXIT_RESUMABLE
 from hpo.island import Leader
 from hpo.messages import (
     Claim,
+    Disbanded,
     End,
     Finished,
+    Lost,
     Message,
     MessageError,
     Returned,
@@ -33,7 +36,7 @@ from hpo.transport import Transport
 _FASTEST_S = 0.0001
 _SLOWEST_S = 0.05
 _SHARE = 0.01
-_FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest, Unfit)
+_FOR_COORDINATOR = (Claim, Disbanded, Finished, Returned, StopRequest, Unfit)
 
 
 class Member(Protocol):
@@ -41,16 +44,24 @@ class Member(Protocol):
 
     def receive(self, content: dict[str, object]) -> None: ...
     def poll(self) -> object: ...
+    def disband(self) -> None: ...
+    @property
+    def gone(self) -> bool: ...
 
 
 class Node:
-    """The parts of one rank. ``filenos``: what to wait on beside messages; ``housekeeping``: called each turn
-    with the time, for what is not the protocol's (display, lock)."""
+    """The parts of one rank. ``members``: the ranks of its worker, the leader first; ``filenos``: what to wait on
+    beside messages; ``housekeeping``: called each turn with the time, for what is not the protocol's (display,
+    lock).
+
+    Rank 0 hears of deaths from MPI and tells the others, so that all act on the same news in the same order. Of
+    its own death the others hear from MPI, and end."""
 
     def __init__(
         self,
         *,
         transport: Transport,
+        members: Sequence[int],
         coordinator_rank: int,
         coordinator: Coordinator | None,
         leader: Leader | None,
@@ -61,6 +72,8 @@ class Node:
         on_bad_message: Callable[[int, str], None] = lambda source, text: None,
     ) -> None:
         self._transport = transport
+        self._members = tuple(members)
+        self._disbanding = False
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
         self._leader = leader
@@ -93,6 +106,7 @@ class Node:
                 self._deliver(source, decode(data))
             except MessageError as error:
                 self._on_bad_message(source, str(error))
+        self._look_for_deaths()
         if self._signals.count > self._heard:
             self._heard = self._signals.count
             request = StopRequest(STOPPED, self._heard > 1)
@@ -101,6 +115,9 @@ class Node:
             active |= self._leader.step()
         if self._follower is not None:
             active |= bool(self._follower.poll())
+            if self._disbanding and self._follower.gone:
+                self._disbanding = False
+                self._transport.send(self._coordinator_rank, encode(Disbanded([])))
         if self._coordinator is not None:
             self._coordinator.step()
         self._housekeeping(self._transport.now())
@@ -114,8 +131,38 @@ class Node:
             self._leader.receive(source, message)
         elif self._follower is not None and isinstance(message, Worker):
             self._follower.receive(message.content)
+        elif self._follower is not None and isinstance(message, Lost):
+            self._mourn(frozenset(message.ranks))
         if isinstance(message, End):
             self.end = message
+
+    def _mourn(self, dead: frozenset[int]) -> None:
+        if self._follower is not None and not dead.isdisjoint(self._members):
+            self._follower.disband()
+            self._disbanding = True
+
+    def _look_for_deaths(self) -> None:
+        failed = self._transport.failed()
+        if not failed:
+            return
+        if self._coordinator is not None:
+            self._coordinator.bury(failed)
+        elif self._coordinator_rank in failed:
+            self._end_as_orphan(failed)
+
+    def _end_as_orphan(self, failed: frozenset[int]) -> None:
+        """Nobody counts any more: what runs may save, then this rank ends, and the launch with all of them."""
+        end = End(LOST, EXIT_RESUMABLE, None)
+        if self._leader is not None:
+            self._leader.orphan()
+            if not failed.isdisjoint(self._members):
+                self._leader.receive(self._coordinator_rank, Lost(sorted(failed)))
+            if self._leader.at_rest and self.end is None:
+                for member in self._members[1:]:
+                    self._transport.send(member, encode(end))
+                self.end = end
+        elif self._members[0] in failed:
+            self.end = end
 
     def _limit(self, pause: float) -> float:
         wake = math.inf

@@ -93,21 +93,66 @@ def fold(
                 population = earlier.populations.setdefault(island, Population())
                 population.add(Member(member.id, genome, member.losses, member.status, history))
     for record, interrupted in open_.values():
-        key = space.key(record["params"])
-        earlier.keys.add(key)
-        earlier.pending.append(
-            Assignment(
-                id=record["id"],
-                params=dict(record["params"]),
-                key=key,
-                operator=record["operator"],
-                parents=tuple(record["parents"]),
-                retries=record["retries"] + (0 if interrupted else 1),
-                resumed=True,
-                admitted=True,
-            )
-        )
+        assignment = _unfinished(record, interrupted=interrupted, space=space)
+        earlier.keys.add(assignment.key)
+        earlier.pending.append(assignment)
     return earlier
+
+
+@dataclass
+class Autopsy:
+    """What the journal of a leader that died says of its last launch.
+
+    ``finished``: (key, id, status, losses, seconds) in the order in which they were told to the coordinator;
+    ``begun``: what it was evaluating; ``populations``: by island, whom it has put there."""
+
+    finished: list[tuple[str, str, str, list[float] | None, float]] = field(default_factory=list)
+    begun: list[Assignment] = field(default_factory=list)
+    populations: dict[int, Population] = field(default_factory=dict)
+
+
+def autopsy(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    space: Codec,
+    islands: int,
+    losses: Callable[[dict[str, float]], tuple[float, ...]],
+) -> Autopsy:
+    """``records``: of one journal, whose writer writes no more."""
+    found = Autopsy()
+    open_: dict[str, Mapping[str, Any]] = {}
+    for record in records:
+        if record["type"] == "started":
+            open_[record["id"]] = record
+        elif record["type"] == "finished":
+            open_.pop(record["id"], None)
+            complete = record["status"] == COMPLETED and record["objectives"] is not None
+            found.finished.append(
+                (
+                    space.key(record["params"]),
+                    record["id"],
+                    record["status"],
+                    list(losses(record["objectives"])) if complete else None,
+                    record["finished"] - record["started"],
+                )
+            )
+    found.begun = [_unfinished(record, interrupted=False, space=space) for record in open_.values()]
+    found.populations = fold(records, space=space, islands=islands, losses=losses).populations
+    return found
+
+
+def _unfinished(record: Mapping[str, Any], *, interrupted: bool, space: Codec) -> Assignment:
+    """An individual that was begun, to be evaluated again under its id; it may find its own checkpoint."""
+    return Assignment(
+        id=record["id"],
+        params=dict(record["params"]),
+        key=space.key(record["params"]),
+        operator=record["operator"],
+        parents=tuple(record["parents"]),
+        retries=record["retries"] + (0 if interrupted else 1),
+        resumed=True,
+        admitted=True,
+    )
 
 
 def _all(population: Population) -> list[Member]:

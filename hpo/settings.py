@@ -133,6 +133,7 @@ class Settings(Section):
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1")
     keep: int = Field(default=3, ge=0, description="a whole number from 0")
+    restarts: int = Field(default=10, ge=0, description="a whole number from 0")
     layout: LayoutSettings = LayoutSettings()
     search: SearchSettings = SearchSettings()
     island: tuple[SearchSettings, ...] = Field(

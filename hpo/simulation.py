@@ -21,6 +21,7 @@ from hpo.layout import Layout, topology_matrix
 from hpo.messages import (
     Claim,
     Counter,
+    Disbanded,
     End,
     Finished,
     Message,
@@ -32,11 +33,12 @@ from hpo.messages import (
     decode,
 )
 from hpo.migration import MigrationSettings
-from hpo.resume import Earlier, start_messages
+from hpo.population import Population
+from hpo.resume import Autopsy, Earlier, autopsy, fold, start_messages
 from hpo.seams import Breeder, Candidate
 from hpo.space import SearchSpace
 
-_FOR_COORDINATOR = (Claim, Finished, Returned, StopRequest, Unfit)
+_FOR_COORDINATOR = (Claim, Disbanded, Finished, Returned, StopRequest, Unfit)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class SimulatedTransport:
         raise NotImplementedError("the simulation delivers by itself")
 
     def failed(self) -> frozenset[int]:
-        return frozenset()
+        return frozenset()  # the simulation tells by itself
 
     def now(self) -> float:
         return self._simulation.time
@@ -153,6 +155,14 @@ class SimulatedCrew:
         self._over = self._simulation.time
         self._killed = status
 
+    def disband(self) -> None:
+        self._candidate = None
+        self._over = math.inf
+
+    @property
+    def gone(self) -> bool:
+        return self._candidate is None
+
     def deadline(self) -> float | None:
         return None
 
@@ -197,7 +207,11 @@ class Simulation:
         seed: int = 0,
     ) -> None:
         self.ranks = workers
+        self.islands = islands
+        self.space = space
         self.time = 0.0
+        self.dead: set[int] = set()
+        self._orphaned = False
         self.started = 0
         self.evaluations: list[tuple[float, float]] = []
         self.admitted_last = 0.0
@@ -255,6 +269,9 @@ class Simulation:
             transport=SimulatedTransport(self, 0),
             leaders=range(workers),
             everyone=range(workers),
+            islands=groups,
+            autopsy=self._autopsy,
+            census=self._census,
             evaluations=evaluations,
             known=earlier.keys,
             assignments=earlier.pending,
@@ -298,23 +315,69 @@ class Simulation:
         self._count += 1
         heapq.heappush(self._events, (when, self._count, 0, 0, action))
 
+    # --- deaths ---------------------------------------------------------------------------------------------
+
+    def kill(self, rank: int, *, told_after: float = 0.05) -> None:
+        """``rank`` dies now; what it has not committed is lost, and so may be what it has sent. The others hear of it
+        later."""
+        self.dead.add(rank)
+        self.crews[rank].disband()
+        # To each rank some of the last messages are lost: what arrives, arrives in order.
+        last = [self.time + self._rng.expovariate(1.0 / self._latency_s) for _ in range(self.ranks)]
+        self._events = [
+            event
+            for event in self._events
+            if event[2] != rank or event[2] == event[3] or callable(event[4]) or event[0] <= last[event[3]]
+        ]
+        heapq.heapify(self._events)
+        self.at(self.time + told_after, self._tell_of_deaths)
+
+    def _tell_of_deaths(self) -> None:
+        if 0 not in self.dead:
+            self.coordinator.bury(self.dead)
+            return
+        self._orphaned = True
+        for leader in self.leaders:
+            if leader.place.leader not in self.dead:
+                leader.orphan()
+                self.wake(leader.place.leader, self.time)
+
+    def _autopsy(self, leader: int) -> Autopsy:
+        return autopsy(
+            self.journals[leader].committed,
+            space=self.space,
+            islands=self.islands,
+            losses=lambda objectives: tuple(objectives.values()),
+        )
+
+    def _census(self) -> dict[int, Population]:
+        return fold(
+            (record for journal in self.journals for record in journal.committed),
+            space=self.space,
+            islands=self.islands,
+            losses=lambda objectives: tuple(objectives.values()),
+        ).populations
+
     # --- running --------------------------------------------------------------------------------------------
 
     def run(self, until: float = math.inf) -> Report | None:
-        """Run to the end and report; None where the job is killed at ``until`` before it. What was not
-        committed is lost then.
+        """Run to the end and report; None where the job is killed at ``until`` before it, or rank 0 died. What was
+        not committed is lost then.
 
         Raises:
             RuntimeError: nothing can happen any more, and the end has not come.
         """
         for leader, start in zip(self.leaders, self._starts):
             leader.begin(start)
-        events, leaders, coordinator = self._events, self.leaders, self.coordinator
-        ended = 0
-        while events:
+        leaders, coordinator, dead = self.leaders, self.coordinator, self.dead
+        ended: set[int] = set()
+        while self._events:
+            events = self._events  # a death makes new ones
             if events[0][0] > until:
                 return None
             self.time, _, source, destination, message = heapq.heappop(events)
+            if dead and destination in dead and not callable(message):
+                continue
             if isinstance(message, Records):  # nearly all are
                 leaders[destination].receive(source, message)
                 continue
@@ -331,10 +394,13 @@ class Simulation:
                 if wake < math.inf:
                     self.wake(destination, max(wake, self.time))
                 if isinstance(message, End):
-                    ended += 1
-        if ended != len(leaders):
+                    ended.add(destination)
+        if self._orphaned:
+            return None
+        alive = {leader.place.leader for leader in leaders} - dead
+        if not alive <= ended:
             raise RuntimeError(
-                f"the simulated campaign came to a standstill at {self.time} s; {ended} of {len(leaders)} ended"
+                f"the simulated campaign came to a standstill at {self.time} s; {len(ended)} of {len(alive)} ended"
             )
         return self._report()
 

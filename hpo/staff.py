@@ -68,6 +68,13 @@ class Staff:
     def kill(self, status: str) -> None:
         self._crew.kill(status)
 
+    def disband(self) -> None:
+        self._crew.disband()
+
+    @property
+    def gone(self) -> bool:
+        return self._crew.gone
+
     def deadline(self) -> float | None:
         return self._crew.deadline()
 

@@ -22,6 +22,9 @@ a process takes the next: all ranks run their campaigns in the same order, and a
 the next."""
 
 
+_LOOK_S = 0.1
+"""How often to ask MPI for deaths; an answer takes a microsecond, and evaluations may be as short."""
+
 _made = itertools.count()
 _DAY = time.time() - time.monotonic()
 
@@ -93,29 +96,67 @@ class MpiTransport(LocalTransport):
         self.rank = communicator.Get_rank()
         self.size = communicator.Get_size()
         # A send's buffer must live until its request completes: both are kept here, oldest first.
-        self._sending: deque[tuple[MPI.Request, bytes]] = deque()
+        self._sending: deque[tuple[MPI.Request, bytes, int]] = deque()
         self._receiving: list[tuple[MPI.Request, int, bytearray]] = []
         # How many were sent to each rank, and how many came: by these the ranks know when nothing is under way.
         self._sent = array("q", bytes(8 * self.size))
         self._received = 0
         self._expected = array("q", [0])
+        self._failed: frozenset[int] = frozenset()
+        self._abandoned: list[object] = []
+        self._deaths = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING)
+        self._next_look = 0.0
+        self._can_tell = True
+
+    def failed(self) -> frozenset[int]:
+        """Ranks known to be dead, where MPI has fault tolerance (ULFM) and was started with it: an MPI without
+        ends the whole job when a rank dies."""
+        now = time.monotonic()
+        if self._can_tell and now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            self._look_for_failures()
+        return self._failed
+
+    def _look_for_failures(self) -> None:
+        try:
+            group = self._comm.Get_failed()
+        except (self._mpi.Exception, NotImplementedError):
+            self._can_tell = False
+            return
+        if group.Get_size():
+            # Without this every probe from any source would report the same deaths again.
+            self._comm.Ack_failed()
+            dead = group.Translate_ranks(list(range(group.Get_size())), self._comm.Get_group())
+            self._failed |= frozenset(dead)
+            # What is still to go there never will, and what was to come may be half there. MPI may look at their
+            # buffers yet.
+            self._abandoned += [one for one in self._sending if one[2] in self._failed]
+            self._abandoned += [one for one in self._receiving if one[1] in self._failed]
+            self._sending = deque(one for one in self._sending if one[2] not in self._failed)
+            self._receiving = [one for one in self._receiving if one[1] not in self._failed]
+        group.Free()
 
     def send(self, destination: int, data: bytes) -> None:
         if destination == self.rank:
             self._inbox.append((self.rank, data))
             return
+        if destination in self._failed:
+            return
         self._sent[destination] += 1
-        request = self._comm.Isend([data, self._mpi.BYTE], dest=destination, tag=self._tag)
-        if not request.Test():
-            self._sending.append((request, data))
+        try:
+            request = self._comm.Isend([data, self._mpi.BYTE], dest=destination, tag=self._tag)
+        except self._mpi.Exception as error:
+            if error.Get_error_class() not in self._deaths:
+                raise
+            self._failed |= {destination}
+            return
+        if not self._is_done(request, destination):
+            self._sending.append((request, data, destination))
 
     def poll(self) -> list[tuple[int, bytes]]:
         arrived = super().poll()
         status = self._mpi.Status()
-        while True:
-            message = self._mpi.Message.Iprobe(self._comm, self._mpi.ANY_SOURCE, self._tag, status)
-            if message is None:
-                break
+        while (message := self._probe(status)) is not None:
             buffer = bytearray(status.Get_count(self._mpi.BYTE))
             # Not Recv: a message above the eager limit completes only when its sender makes progress, and the
             # sender may be inside an inline evaluation for minutes.
@@ -126,19 +167,43 @@ class MpiTransport(LocalTransport):
             for request, source, buffer in self._receiving:
                 # What follows an incomplete message of the same sender waits for it: order between a pair is
                 # kept.
-                if source in blocked or not request.Test():
+                if source in blocked or not self._is_done(request, source):
                     blocked.add(source)
                     unfinished.append((request, source, buffer))
-                else:
+                elif source not in self._failed:
                     arrived.append((source, bytes(buffer)))
                     self._received += 1
             self._receiving = unfinished
-        # Completion need not be in order, but one stuck send must not make every poll walk a long queue.
-        for _ in range(min(len(self._sending), 64)):
-            request, data = self._sending.popleft()
-            if not request.Test():
-                self._sending.append((request, data))
+        self._send_on(64)
         return arrived
+
+    def _probe(self, status: MPI.Status) -> MPI.Message | None:
+        try:
+            return self._mpi.Message.Iprobe(self._comm, self._mpi.ANY_SOURCE, self._tag, status)
+        except self._mpi.Exception as error:
+            if error.Get_error_class() not in self._deaths:
+                raise
+            # Somebody died, whom a probe from any source waits for too; it goes on once that is acknowledged.
+            self._look_for_failures()
+            return None
+
+    def _is_done(self, request: MPI.Request, partner: int) -> bool:
+        """Whether an operation with ``partner`` is over; with a dead one all are."""
+        try:
+            return bool(request.Test())
+        except self._mpi.Exception as error:
+            if error.Get_error_class() not in self._deaths:
+                raise
+            self._failed |= {partner}
+            return True
+
+    def _send_on(self, most: int) -> None:
+        """Let go of what has been sent. Completion need not be in order, but one stuck send must not make every
+        poll walk a long queue."""
+        for _ in range(min(len(self._sending), most)):
+            request, data, destination = self._sending.popleft()
+            if not self._is_done(request, destination):
+                self._sending.append((request, data, destination))
 
     def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm:
         """A communicator of ``ranks`` alone, for tasks that bring MPI code; collective over these ranks."""
@@ -157,9 +222,8 @@ class MpiTransport(LocalTransport):
         """
         deadline = time.monotonic() + timeout_s
         while self._sending and time.monotonic() < deadline:
-            request, data = self._sending.popleft()
-            if not request.Test():
-                self._sending.append((request, data))
+            self._send_on(1)
+            if self._sending:
                 time.sleep(0.0005)
         return not self._sending
 
@@ -167,15 +231,24 @@ class MpiTransport(LocalTransport):
         """Receive and drop what is still under way, once no rank sends any more; collective over all ranks.
 
         Under MPICH a message that nobody has received makes MPI_Finalize fail, and the launcher then kills the other
-        ranks; a large one keeps its sender waiting under any MPI. False when not all is done within ``timeout_s``.
+        ranks; a large one keeps its sender waiting under any MPI. False when not all is done within ``timeout_s``, or
+        a rank is dead: then nobody can say what is still to come.
         """
         deadline = time.monotonic() + timeout_s
+        if self.failed():
+            self.flush(min(timeout_s, 1.0))
+            return False
         kind = self._mpi.INT64_T
         counted = self._comm.Ireduce_scatter_block([self._sent, kind], [self._expected, kind])
         known = False
         while time.monotonic() < deadline:
             self.poll()
-            known = known or counted.Test()
+            try:
+                known = known or counted.Test()
+            except self._mpi.Exception:  # a rank died on its way out
+                return False
+            if self.failed():
+                return False
             if known and not self._sending and self._received == self._expected[0]:
                 return True
             time.sleep(0.0005)

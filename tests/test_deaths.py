@@ -1,0 +1,116 @@
+"""Deaths of ranks under the simulator: nothing counted is lost or repeated, the living go on and know all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from test_protocol import SPACE, check_that_it_completes, finished, make, records_of
+
+from hpo.coordinator import DONE
+
+
+def kill_at_random(simulation, rng, ranks, *, within):
+    for rank in ranks:
+        when = rng.uniform(0, within)
+        simulation.at(when, lambda rank=rank: simulation.kill(rank, told_after=rng.choice([0.0, 0.05, 1.0])))
+
+
+def check_records(simulation, settings):
+    """Exactly the budget, each individual and configuration once, whatever was begun came to its end."""
+    records = finished(simulation)
+    assert len(records) == settings["evaluations"]
+    assert len({record["id"] for record in records}) == len(records)
+    assert len({SPACE.key(record["params"]) for record in records}) == len(records)
+    done = {record["id"]: record["params"] for record in records}
+    begun = [record for record in records_of(simulation) if record["type"] == "started"]
+    assert all(done[record["id"]] == record["params"] for record in begun)
+    tally = simulation.coordinator.tally
+    assert tally.final == len(records)
+    best = min(sum(record["objectives"].values()) for record in records)
+    assert tally.best[0][0] == best
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_the_living_go_on_and_meet_the_budget_exactly(seed):
+    rng = random.Random(seed)
+    workers = rng.randint(2, 12)
+    simulation, settings = make(seed, workers=workers, islands=rng.randint(1, min(4, workers)))
+    victims = rng.sample(range(1, workers), rng.randint(1, workers - 1))
+    kill_at_random(simulation, rng, victims, within=rng.choice([0.1, 5.0, 20.0]))
+    assert simulation.run() is not None
+    assert simulation.coordinator.end.reason == DONE
+    assert simulation.coordinator.end.exit_code == 0
+    check_records(simulation, settings)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_living_learn_all_that_their_island_ever_finished(seed):
+    rng = random.Random(seed)
+    workers = rng.randint(3, 10)
+    simulation, _ = make(seed, workers=workers, islands=2, migration=0.0, evaluations=60)
+    kill_at_random(simulation, rng, rng.sample(range(1, workers), workers // 2), within=10.0)
+    simulation.run()
+    living = [leader for leader in simulation.leaders if leader.place.leader not in simulation.dead]
+    homes = {leader.place.island for leader in living}
+    for leader in living:
+        island = leader.place.island
+        # One that was begun on the other island, by a leader who died, counts as born there.
+        here = [
+            simulation.journals[one.place.leader] for one in simulation.leaders if one.place.island == island
+        ]
+        born = {
+            record["id"]
+            for journal in here
+            for record in journal.committed
+            if record["type"] == "finished" and record["island"] == island
+        }
+        known = {member.id for member in leader.population}
+        assert len(known & born) >= min(len(born), 64)
+        if homes == {0, 1}:  # else it took the other's in as well
+            assert leader.population.completed >= len(born)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_island_that_dies_out_hands_its_best_on(seed):
+    simulation, _ = make(seed, workers=4, islands=2, migration=0.0, evaluations=60)
+    for rank in (2, 3):
+        simulation.at(6.0 + 2 * rank, lambda rank=rank: simulation.kill(rank))
+    simulation.run()
+    there = [record for record in finished(simulation) if record["island"] == 1]
+    best = sorted(there, key=lambda record: record["objectives"]["value"])[:5]
+    for leader in simulation.leaders[:2]:
+        assert {record["id"] for record in best} <= {member.id for member in leader.population}
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("seed", range(15))
+def test_migrants_are_not_lost_with_their_gateway(seed, copy):
+    rng = random.Random(seed)
+    simulation, settings = make(seed, workers=6, islands=3, migration=1.0, copy=copy, evaluations=60)
+    kill_at_random(simulation, rng, rng.sample(range(1, 6), 2), within=10.0)
+    simulation.run()
+    check_records(simulation, settings)
+    living = [leader for leader in simulation.leaders if leader.place.leader not in simulation.dead]
+    known = {member.id for leader in living for member in leader.population}
+    if len({leader.place.island for leader in living}) == 3:
+        assert {record["id"] for record in finished(simulation)} <= known
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_without_rank_0_the_launch_ends_and_the_next_one_goes_on(seed):
+    rng = random.Random(seed)
+    workers = rng.randint(2, 8)
+    simulation, settings = make(seed, workers=workers, islands=rng.randint(1, 2), evaluations=50)
+    kill_at_random(simulation, rng, [0, *rng.sample(range(1, workers), rng.randint(0, 1))], within=4.0)
+    if simulation.run() is None:
+        assert simulation.coordinator.end is None
+    check_that_it_completes(records_of(simulation), settings, seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_when_all_workers_but_the_coordinators_own_are_gone_it_goes_on_alone(seed):
+    simulation, settings = make(seed, workers=5, islands=1, evaluations=40)
+    kill_at_random(simulation, random.Random(seed), range(1, 5), within=3.0)
+    assert simulation.run() is not None
+    check_records(simulation, settings)
