@@ -7,12 +7,14 @@ Importing this package imports torch.
 from __future__ import annotations
 
 from trainers.ab import AB
+from trainers.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
 from trainers.communication import CommunicationError, Topology
 from trainers.daso import DASO
 from trainers.data import Disjoint
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import evaluate
+from trainers.large_batch import lamb, lars, linear_scaling
 from trainers.local_sgd import LocalSGD
 from trainers.loop import Interrupted, Result, train
 from trainers.lowrank import merged
@@ -33,15 +35,19 @@ __all__ = [
     "DASO",
     "DDP",
     "OIALR",
+    "Coarse",
     "CommunicationError",
     "Constant",
     "Cosine",
     "Disjoint",
     "EarlyStopping",
     "Exponential",
+    "FineGrained",
+    "FullOverlap",
     "Interrupted",
     "InverseTime",
     "LocalSGD",
+    "MediumCoarse",
     "Method",
     "Polynomial",
     "ReduceOnPlateau",
@@ -50,7 +56,11 @@ __all__ = [
     "Setup",
     "Strategy",
     "Topology",
+    "effective_epochs",
     "evaluate",
+    "lamb",
+    "lars",
+    "linear_scaling",
     "merged",
     "train",
 ]
