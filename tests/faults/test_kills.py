@@ -92,12 +92,10 @@ def test_the_whole_job_killed_twenty_times_in_a_row(terminal: Terminal) -> None:
     )
 
 
-@pytest.mark.parametrize("victim", ["rank 0", "rank 2", "mpirun"])
-def test_the_death_of_one_process_ends_the_job_and_the_next_command_goes_on(
-    terminal: Terminal, victim: str
-) -> None:
+@pytest.mark.parametrize("victim", ["rank 0", "mpirun"])
+def test_where_nothing_is_started_again_the_next_command_goes_on(terminal: Terminal, victim: str) -> None:
     terminal.task(0.03)
-    terminal.campaign(evaluations=100_000)
+    terminal.campaign("restarts = 0", evaluations=100_000)
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 10, "a few evaluations")
     mpirun = psutil.Process(command.process.pid).children()[0]
@@ -108,7 +106,7 @@ def test_the_death_of_one_process_ends_the_job_and_the_next_command_goes_on(
     print(f"{victim} killed: hpo run ended after {time.monotonic() - begun:.2f} s")
     assert done.returncode == 75, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("hpo: ")]
-    assert len(told) == 1 and "the ranks ended" in told[0] and "same command again" in told[0], done.stderr
+    assert "the ranks ended" in told[0] and "same command again" in told[-1], done.stderr
     assert "Traceback" not in done.stderr
     wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=10)
 

@@ -1,0 +1,140 @@
+"""Ranks that die while a campaign runs: it goes on without them, or is started again, and the budget is met."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from terminal import Terminal, wait_until
+
+TWO_RANKS = """
+import os, time
+import hpo
+
+space = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5))
+
+def evaluate(trial):
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(4):
+        time.sleep(0.02)
+        dist.all_reduce(torch.ones(1))
+    if trial.rank == 0:
+        with open("side.txt", "a") as file:
+            file.write(f"{trial.id} ended\\n")
+    return trial.params["x"] ** 2 + trial.params["y"] ** 2
+
+task = hpo.Task(space, evaluate)
+"""
+
+
+def check_complete(terminal: Terminal, evaluations: int, *, victims: int) -> None:
+    """The budget exactly, each individual once; done twice only what was running when somebody died."""
+    records = terminal.records("finished")
+    assert Counter(record["status"] for record in records) == {"completed": evaluations}
+    assert len({record["id"] for record in records}) == evaluations
+    assert len({str(record["params"]) for record in records}) == evaluations
+    side = Counter(terminal.side())
+    assert set(side) == {record["id"] for record in records}
+    assert sum(side.values()) - len(side) <= victims
+    wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=20)
+
+
+def kill(terminal: Terminal, *ranks: int) -> None:
+    found = [terminal.rank(rank) for rank in ranks]
+    for process in found:
+        assert process is not None
+        process.kill()
+
+
+@pytest.mark.parametrize("victims", [[2], [1, 3]], ids=str)
+def test_the_others_go_on_in_the_same_launch(terminal: Terminal, victims: list[int]) -> None:
+    terminal.task(0.05)
+    terminal.campaign("[layout]\nislands = 2", evaluations=150)
+    command = terminal.start("run", "c.toml", "--ranks", 4)
+    wait_until(lambda: len(terminal.side()) >= 10, "a few evaluations")
+    kill(terminal, *victims)
+    done = command.wait(120)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr and "starting again" not in done.stderr, done.stderr
+    assert len(terminal.records("launched")) == 1
+    check_complete(terminal, 150, victims=len(victims))
+    # Nothing of what a dead one had begun is left to the next launch.
+    assert terminal.status()["running"] == 0
+
+
+def test_an_individual_runs_again_soon_after_its_rank_died(terminal: Terminal) -> None:
+    terminal.task(0.4)
+    terminal.campaign("", evaluations=40)
+    command = terminal.start("run", "c.toml", "--ranks", 3)
+    wait_until(lambda: len(terminal.side()) >= 3, "a few evaluations")
+    kill(terminal, 2)
+    died = time.time()
+    assert command.wait(120).returncode == 0
+    check_complete(terminal, 40, victims=1)
+    begun = [record for record in terminal.records("started") if record["time"] > died and record["retries"]]
+    assert len(begun) == 1
+    # At once, but for the evaluation that the next worker is at.
+    print(f"running again {begun[0]['time'] - died:.2f} s after its rank died")
+    assert begun[0]["time"] - died < 15
+
+
+@pytest.mark.parametrize("victims", [[2], [3], [5, 6]], ids=["leader", "member", "two workers"])
+def test_a_worker_that_lost_a_rank_hands_on_what_it_had_begun(terminal: Terminal, victims: list[int]) -> None:
+    terminal.write("task.py", TWO_RANKS)
+    terminal.campaign("[layout]\nislands = 2\nranks_per_worker = 2", evaluations=60)
+    command = terminal.start("run", "c.toml", "--ranks", 8)
+    wait_until(lambda: len(terminal.side()) >= 4, "a few evaluations", seconds=60)
+    kill(terminal, *victims)
+    done = command.wait(120)
+    assert done.returncode == 0, done.stderr
+    assert len(terminal.records("launched")) == 1
+    check_complete(terminal, 60, victims=len(victims))
+
+
+def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:
+    terminal.task(0.05)
+    terminal.campaign("[evaluation]\ngrace = 5", evaluations=100)
+    command = terminal.start("run", "c.toml", "--ranks", 3)
+    wait_until(lambda: len(terminal.side()) >= 10, "a few evaluations")
+    kill(terminal, 0)
+    done = command.wait(120)
+    assert done.returncode == 0, done.stderr
+    assert "starting again (1 of at most 10 times)" in done.stderr
+    assert len(terminal.records("launched")) == 2
+    check_complete(terminal, 100, victims=3)
+
+
+def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> None:
+    terminal.write(
+        "task.py",
+        "import os, signal, hpo\n"
+        "def evaluate(trial):\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    return 1.0\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)\n",
+    )
+    terminal.campaign("", evaluations=10)
+    done = terminal.start("run", "c.toml", "--ranks", 2).wait(120)
+    assert done.returncode == 75
+    assert "not started again by itself any more (nothing gets done)" in done.stderr
+    assert "same command again" in done.stderr
+    wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=20)
+
+
+def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
+    terminal.task(0.05)
+    terminal.campaign('deadline = "8 s"\n[evaluation]\ngrace = 1', evaluations=None)
+    begun = time.monotonic()
+    command = terminal.start("run", "c.toml", "--ranks", 2)
+    wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
+    kill(terminal, 0)
+    done = command.wait(60)
+    assert done.returncode == 0, done.stderr
+    assert "starting again" in done.stderr
+    first, second = terminal.records("launched")
+    assert terminal.records("ended")[-1]["time"] - first["time"] < 8 + 3
+    assert second["time"] > first["time"]
+    assert time.monotonic() - begun < 60
