@@ -48,6 +48,8 @@ COMMIT_INTERVAL_S = 0.02
 """Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
 MOST_AHEAD = 64
 _START_ATTEMPTS = 3
+_MOST_DEATHS = 3
+"""An individual whose ranks have died so often, beside its retries, is to blame: it would take all workers with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,16 @@ class Clockwork:
         if self.cycle_s is None or self.answer_s is None or self.answer_s < 0.01 * self.cycle_s:
             return 0
         return min(MOST_AHEAD, math.ceil(2.0 * self.answer_s / max(self.cycle_s, 1e-6)))
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The outcome of what is not evaluated."""
+
+    status: str
+    error: str
+    objectives: dict[str, float] | None = None
+    metrics: dict[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass
@@ -333,6 +345,10 @@ class Leader:
                 }
             )
             self._publish()
+        if candidate.retries >= self._settings.retries + _MOST_DEATHS:
+            error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
+            self._finish(_Given(CRASHED, error))
+            return
         self._crew.start(candidate)
 
     def _identity(self, candidate: Candidate) -> dict[str, object]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.coordinator import Assignment, Tally
-from hpo.individual import COMPLETED, FINAL, INTERRUPTED, Scalar
+from hpo.individual import COMPLETED, FINAL, Scalar
 from hpo.layout import Layout
 from hpo.messages import Start
 from hpo.population import Member, Population
@@ -47,7 +47,7 @@ def fold(
     number modulo ``islands``."""
     earlier = Earlier()
     final: set[str] = set()
-    open_: dict[str, tuple[Mapping[str, Any], bool]] = {}
+    open_: dict[str, Mapping[str, Any]] = {}
     moves: dict[str, dict[tuple[int, int, int], tuple[int, int, bool]]] = {}
     # By birthplace until all moves are known; the configurations of those kept, by id.
     born: dict[int, Population] = {}
@@ -69,8 +69,9 @@ def fold(
         if identity in final:
             continue
         if kind == "started" or record["status"] not in FINAL:
-            # An interrupted individual goes on from its own checkpoint; a lost one may have left one, too.
-            open_[identity] = (record, kind == "finished" and record["status"] == INTERRUPTED)
+            # One that was handed on after a death was begun twice, and the files are in no order of time.
+            if identity not in open_ or record["retries"] >= open_[identity]["retries"]:
+                open_[identity] = record
             continue
         final.add(identity)
         open_.pop(identity, None)
@@ -92,8 +93,9 @@ def fold(
             for island in sorted(_homes(birthplace, hops, islands)):
                 population = earlier.populations.setdefault(island, Population())
                 population.add(Member(member.id, genome, member.losses, member.status, history))
-    for record, interrupted in open_.values():
-        assignment = _unfinished(record, interrupted=interrupted, space=space)
+    for record in open_.values():
+        # That the whole launch was killed is no fault of the individual's, and no try of it.
+        assignment = _unfinished(record, space=space, deaths=0)
         earlier.keys.add(assignment.key)
         earlier.pending.append(assignment)
     return earlier
@@ -136,12 +138,12 @@ def autopsy(
                     record["finished"] - record["started"],
                 )
             )
-    found.begun = [_unfinished(record, interrupted=False, space=space) for record in open_.values()]
+    found.begun = [_unfinished(record, space=space, deaths=1) for record in open_.values()]
     found.populations = fold(records, space=space, islands=islands, losses=losses).populations
     return found
 
 
-def _unfinished(record: Mapping[str, Any], *, interrupted: bool, space: Codec) -> Assignment:
+def _unfinished(record: Mapping[str, Any], *, space: Codec, deaths: int) -> Assignment:
     """An individual that was begun, to be evaluated again under its id; it may find its own checkpoint."""
     return Assignment(
         id=record["id"],
@@ -149,7 +151,7 @@ def _unfinished(record: Mapping[str, Any], *, interrupted: bool, space: Codec) -
         key=space.key(record["params"]),
         operator=record["operator"],
         parents=tuple(record["parents"]),
-        retries=record["retries"] + (0 if interrupted else 1),
+        retries=record["retries"] + deaths,
         resumed=True,
         admitted=True,
     )

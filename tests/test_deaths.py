@@ -114,3 +114,28 @@ def test_when_all_workers_but_the_coordinators_own_are_gone_it_goes_on_alone(see
     kill_at_random(simulation, random.Random(seed), range(1, 5), within=3.0)
     assert simulation.run() is not None
     check_records(simulation, settings)
+
+
+def test_an_individual_that_kills_its_ranks_is_given_up_and_the_campaign_ends():
+    simulation, _ = make(3, workers=12, islands=2, evaluations=40, latency_s=0.0005)
+    start = type(simulation.crews[0]).start
+    poisoned = []
+
+    def deadly(crew, candidate):
+        start(crew, candidate)
+        if not poisoned and crew._rank:
+            poisoned.append(candidate.id)
+        if candidate.id in poisoned:
+            rank = crew._rank
+            simulation.at(simulation.time + 0.1, lambda: simulation.kill(rank))
+
+    for crew in simulation.crews:
+        crew.start = lambda candidate, crew=crew: deadly(crew, candidate)
+    # Rank 0, whose death is another matter, is kept busy by evaluations of its own.
+    simulation.crews[0].start = lambda candidate: start(simulation.crews[0], candidate)
+    assert simulation.run() is not None
+    records = {record["id"]: record for record in finished(simulation)}
+    assert len(records) == 40
+    assert len(simulation.dead) == 4
+    assert records[poisoned[0]]["status"] == "crashed"
+    assert "died 4 times" in records[poisoned[0]]["error"]

@@ -50,6 +50,12 @@ METHODS: dict[str, Callable[[], trainers.Method]] = {
     "daso": trainers.DASO,
     "local sgd": lambda: trainers.LocalSGD(start=0.25),
     "ab": trainers.AB,
+    "ab A.7": lambda: trainers.AB(
+        warmup_steps=9300 / 45000,
+        ab_steps=3000 / 45000,
+        rebound_steps=300 / 45000,
+        lr_rebound_steps=750 / 45000,
+    ),
     "ab gain 1": lambda: trainers.AB(merge_gain=1.0),
     "ab no groups": lambda: trainers.AB(groups=False),
     "oialr": trainers.OIALR,
