@@ -353,7 +353,7 @@ class Driven:
             device=torch.device("cpu"),
         )
         self.optimizer = optimizer([p for p in net.parameters() if p.requires_grad])
-        self.strategy = settings.start(
+        self.strategy = settings.strategy(
             trainers.Setup(
                 model=net,
                 optimizer=self.optimizer,

@@ -55,12 +55,12 @@ class Peek:
 
     method: Method
     setup: Setup = field(init=False, repr=False)
-    strategy: Strategy = field(init=False, repr=False)
+    at_work: Strategy = field(init=False, repr=False)
 
-    def start(self, setup: Setup) -> Strategy:
+    def strategy(self, setup: Setup) -> Strategy:
         self.setup = setup
-        self.strategy = self.method.start(setup)
-        return self.strategy
+        self.at_work = self.method.strategy(setup)
+        return self.at_work
 
 
 def train(net: nn.Module, method: Method, *, ranks: int, per_node: int, **changed: Any) -> trainers.Result:
@@ -311,7 +311,7 @@ def by_hand(rank: int, delay: int, net: nn.Module) -> tuple[Strategy, Setup]:
         batch_size=1,
         seed=0,
     )
-    return trainers.DASO(sync_every=3, sync_delay=delay, **SHORT).start(setup), setup
+    return trainers.DASO(sync_every=3, sync_delay=delay, **SHORT).strategy(setup), setup
 
 
 def merged_alike(rank: int) -> list[float]:
@@ -433,7 +433,7 @@ def periods_of(losses: list[float], **settings: Any) -> list[tuple[float, float]
     """(B, S) of each epoch of three steps."""
     communicator = Communicator(topology=None, timeout=timedelta(seconds=5), device=torch.device("cpu"))
     net = model()
-    strategy = trainers.DASO(**settings).start(
+    strategy = trainers.DASO(**settings).strategy(
         Setup(
             model=net,
             optimizer=sgd(net.parameters()),
@@ -532,7 +532,7 @@ def resumed_and_not(
             trainers.train(
                 noisy_model(), small(pieces), small(), method=peek, interrupt=After(stop), **keywords
             )
-        sent = peek.strategy._sent
+        sent = peek.at_work._sent
         in_flight.add(None if sent is None else sent.steps)
     again = noisy_model()
     found = trainers.train(again, small(pieces), small(), method=Peek(method), **keywords)
@@ -653,7 +653,7 @@ def uneven(rank: int) -> None:
     communicator.nodes = ((0, 1), (2,))
     net = model()
     with pytest.raises(ValueError, match="Start as many ranks on every node"):
-        trainers.DASO().start(
+        trainers.DASO().strategy(
             Setup(
                 model=net,
                 optimizer=sgd(net.parameters()),

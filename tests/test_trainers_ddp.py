@@ -170,7 +170,7 @@ def with_another_layer(rank: int) -> list[Tensor]:
         batch_size=1,
         seed=0,
     )
-    strategy = trainers.DDP().start(setup)
+    strategy = trainers.DDP().strategy(setup)
     old = net[2]
     net[2] = nn.Linear(16, 16).double()
     broadcast_tensors(comm.world, list(net.parameters()))

@@ -213,7 +213,7 @@ def on_uneven_nodes(rank: int) -> Tensor:
     communicator.nodes = ((0, 1), (2,))
     communicator._node_of = {0: 0, 1: 0, 2: 1}
     net = model()
-    strategy = trainers.LocalSGD(household_every=2, world_every=3).start(setup_of(net, communicator))
+    strategy = trainers.LocalSGD(household_every=2, world_every=3).strategy(setup_of(net, communicator))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.fill_(float(3**rank))
@@ -305,7 +305,7 @@ def adapted(rank: int, losses: list[float]) -> list[tuple[float, float]]:
     )
     method = trainers.LocalSGD(world_every=8, start=16, adaptive=True)
     setup = setup_of(model(), communicator, epochs=len(losses), steps_per_epoch=16)
-    strategy = method.start(setup)
+    strategy = method.strategy(setup)
     found = []
     before = 0.0
     for epoch, loss in enumerate(losses):
@@ -478,7 +478,7 @@ def with_another_layer(rank: int) -> list[Tensor]:
         device=torch.device("cpu"),
     )
     net = model()
-    strategy: Strategy = trainers.LocalSGD(world_every=3).start(setup_of(net, communicator))
+    strategy: Strategy = trainers.LocalSGD(world_every=3).strategy(setup_of(net, communicator))
     x = data(8).tensors[0] + rank
     agreed = []
     for step in range(8):

@@ -558,7 +558,7 @@ class Spying:
     def __repr__(self) -> str:
         return "Spying()"
 
-    def start(self, setup: Setup) -> Strategy:
+    def strategy(self, setup: Setup) -> Strategy:
         assert setup.total_steps == 2 * 5
         assert isinstance(setup.communicator, Communicator)
         return Spy(self.calls)

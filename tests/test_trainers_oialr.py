@@ -110,7 +110,7 @@ class Steps:
             batch_size=8,
             seed=0,
         )
-        self.strategy: Strategy = trainers.OIALR(**{**keywords, **settings}).start(self.setup)
+        self.strategy: Strategy = trainers.OIALR(**{**keywords, **settings}).strategy(self.setup)
 
     def before(self) -> None:
         self.strategy.before_pass(self.step, last=True)

@@ -85,7 +85,7 @@ class AB:
             if not allowed:
                 raise ValueError(f"AB({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it.")
 
-    def start(self, setup: Setup) -> Strategy:
+    def strategy(self, setup: Setup) -> Strategy:
         return _ABTraining(self, setup)
 
 

@@ -101,7 +101,7 @@ class DASO:
                 "Correct it."
             )
 
-    def start(self, setup: Setup) -> Strategy:
+    def strategy(self, setup: Setup) -> Strategy:
         return _Cycling(self, setup)
 
 

@@ -30,7 +30,7 @@ class DDP:
         if self.powersgd_rank < 1:
             raise ValueError(f"DDP(powersgd_rank={self.powersgd_rank}): must be at least 1. Correct it.")
 
-    def start(self, setup: Setup) -> Strategy:
+    def strategy(self, setup: Setup) -> Strategy:
         return _Averaging(self, setup)
 
 

@@ -48,7 +48,7 @@ def adapted_period(*, period: int, first_loss: float, loss: float) -> int:
     return max(1, math.ceil(math.sqrt(max(0.0, loss) / first_loss) * period))
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class LocalSGD:
     """Average parameters inside a household every ``household_every`` steps, inside a neighbourhood every
     ``neighbourhood_every`` and over all ranks every ``world_every`` (L_H < L_N < L_W), and at each epoch's end.
@@ -69,39 +69,15 @@ class LocalSGD:
     node, exchanges and hands on, so that the slow links carry each parameter as few times as possible.
     """
 
-    household_every: int
-    neighbourhood_every: int | None
-    world_every: int
-    households: int | None
-    neighbourhoods: int | None
-    start_at: Steps
-    """The argument ``start``; as an attribute, ``start`` begins a run."""
-    adaptive: bool
+    household_every: int = 1
+    neighbourhood_every: int | None = None
+    world_every: int = 8
+    households: int | None = None
+    neighbourhoods: int | None = None
+    start: Steps = 0
+    adaptive: bool = False
 
-    def __init__(
-        self,
-        *,
-        household_every: int = 1,
-        neighbourhood_every: int | None = None,
-        world_every: int = 8,
-        households: int | None = None,
-        neighbourhoods: int | None = None,
-        start: Steps = 0,
-        adaptive: bool = False,
-    ) -> None:
-        for name, value in (
-            ("household_every", household_every),
-            ("neighbourhood_every", neighbourhood_every),
-            ("world_every", world_every),
-            ("households", households),
-            ("neighbourhoods", neighbourhoods),
-            ("start_at", start),
-            ("adaptive", adaptive),
-        ):
-            object.__setattr__(self, name, value)
-        self._check()
-
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         for name in ("household_every", "neighbourhood_every", "world_every", "households", "neighbourhoods"):
             value = getattr(self, name)
             if value is None and name not in ("household_every", "world_every"):
@@ -110,7 +86,7 @@ class LocalSGD:
                 raise ValueError(
                     f"LocalSGD({name}={value!r}): {name} must be a whole number of at least 1. Correct it."
                 )
-        check_steps("LocalSGD", "start", self.start_at)
+        check_steps("LocalSGD", "start", self.start)
         if (self.neighbourhood_every is None) != (self.neighbourhoods is None):
             raise ValueError(
                 f"LocalSGD(neighbourhood_every={self.neighbourhood_every}, "
@@ -138,7 +114,7 @@ class LocalSGD:
                 "neighbourhood must consist of several whole households. Name a multiple."
             )
 
-    def start(self, setup: Setup) -> Strategy:
+    def strategy(self, setup: Setup) -> Strategy:
         return _Households(self, setup)
 
 
@@ -167,7 +143,7 @@ class _Households(Strategy):
     def __init__(self, method: LocalSGD, setup: Setup) -> None:
         self._method = method
         self._setup = setup
-        self._start = steps_of(method.start_at, setup.total_steps)
+        self._start = steps_of(method.start, setup.total_steps)
         communicator = setup.communicator
         households = _parts(communicator, method.households, "households") or communicator.nodes
         neighbourhoods = _parts(communicator, method.neighbourhoods, "neighbourhoods")

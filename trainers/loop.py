@@ -288,7 +288,7 @@ class _Run:
             epochs=settings.epochs,
             steps_per_epoch=self.steps_per_epoch,
         )
-        self.strategy: Strategy = method.start(
+        self.strategy: Strategy = method.strategy(
             Setup(
                 model=self.model,
                 optimizer=optimizer,

@@ -87,7 +87,7 @@ class OIALR:
                 "OIALR(synchronisation=OIALR(…)): a weight is decomposed once. Name DDP, DASO or LocalSGD."
             )
 
-    def start(self, setup: Setup) -> Strategy:
+    def strategy(self, setup: Setup) -> Strategy:
         return _LowRank(self, setup)
 
 
@@ -117,7 +117,7 @@ class _LowRank(Strategy):
         self._stability: dict[str, float] = {}
         self._updates = 0
         self._work = SharedWork(setup.communicator)
-        self._under = (method.synchronisation or DDP()).start(setup)
+        self._under = (method.synchronisation or DDP()).strategy(setup)
 
     @property
     def replicated(self) -> bool:

@@ -136,6 +136,6 @@ def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
 class Method(Protocol):
     """The settings of a training method."""
 
-    def start(self, setup: Setup) -> Strategy:
+    def strategy(self, setup: Setup) -> Strategy:
         """The strategy for one run. ValueError, with what to do, if it cannot work with this setup."""
         ...
