@@ -23,6 +23,7 @@ FULL = """
     deadline = "2h"
     seed = 7
     keep = 1
+    restarts = 4
 
     [layout]
     islands = 2
@@ -66,6 +67,7 @@ FLAT: dict[str, object] = {
     "deadline": "2h",
     "seed": 7,
     "keep": 1,
+    "restarts": 4,
     "islands": 2,
     "ranks_per_worker": 2,
     "topology": [[0, 2], [1, 0]],

@@ -54,6 +54,14 @@ def run(folder: Path, *line: object, timeout: float = 110) -> subprocess.Complet
     return done
 
 
+def test_a_model_is_trained_alone_and_under_torchrun(folder):
+    for start in ([sys.executable], [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2]):
+        told = run(folder, *start, "train_alone.py").stdout.split()
+        found = dict(zip(told[::2], map(float, told[1::2])))
+        assert found["accuracy"] > 0.9
+        assert found["trainable_fraction"] < 1
+
+
 def test_the_search_space_has_twenty_odd_lines():
     assert 15 <= sum(bool(line) for line in BLOCKS["my_space.py"].splitlines()) <= 25
 
