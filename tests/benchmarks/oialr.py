@@ -184,7 +184,8 @@ def layer_seconds(shape: tuple[int, int], rows: int, ks: list[int], repeats: int
     for k in ks:
         layer = low_rank(*shape, k)
         variants[f"low {k}"] = layer
-        variants[f"materialised {k}"] = Materialised(layer)
+        if rows < MANY_ROWS:
+            variants[f"materialised {k}"] = Materialised(layer)
     seconds: dict[str, list[float]] = defaultdict(list)
     for repeat in range(repeats + 1):
         for name, module in variants.items():
@@ -196,9 +197,10 @@ def layer_seconds(shape: tuple[int, int], rows: int, ks: list[int], repeats: int
                 seconds[name].append(time.thread_time() - begin)
     of_full, faster = {}, {}
     for k in ks:
-        pairs = list(zip(seconds[f"low {k}"], seconds["full"], seconds[f"materialised {k}"]))
-        of_full[k] = statistics.median(low / full for low, full, _ in pairs)
-        faster[k] = statistics.median(materialised / low for low, _, materialised in pairs)
+        low, materialised = seconds[f"low {k}"], seconds[f"materialised {k}"]
+        of_full[k] = statistics.median(one / other for one, other in zip(low, seconds["full"], strict=True))
+        if materialised:
+            faster[k] = statistics.median(one / other for one, other in zip(materialised, low, strict=True))
     return {
         "full_ms": 1e3 * statistics.median(seconds["full"]),
         "of_full_rank": of_full,
@@ -214,10 +216,10 @@ def layers(repeats: int, quick: bool) -> dict[str, Any]:
     for name, shape in LAYERS.items():
         by_rows = {}
         for rows in (FEW_ROWS,) if quick else (FEW_ROWS, ROWS, MANY_ROWS):
-            ks = [WIDTH // 4] if quick else [WIDTH * part // 8 for part in (1, 2, 3, 4, 5, 6, 8)]
-            by_rows[rows] = layer_seconds(
-                shape, rows, ks, repeats if rows < MANY_ROWS else max(3, repeats // 2)
-            )
+            # The dearest are few: where a layer begins to work as one matrix, and where that costs the most.
+            eighths = (2,) if quick else (2, 4, 5, 8) if rows == MANY_ROWS else (1, 2, 3, 4, 5, 6, 8)
+            ks = [WIDTH * part // 8 for part in eighths]
+            by_rows[rows] = layer_seconds(shape, rows, ks, 3 if rows == MANY_ROWS else repeats)
             print(
                 f"{name}, {rows} rows: full rank {by_rows[rows]['full_ms']:.1f} ms; of it "
                 + ", ".join(f"k={k} {ratio:.2f}" for k, ratio in by_rows[rows]["of_full_rank"].items())
