@@ -46,6 +46,9 @@ _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})\.jsonl")
 _CRC = b',"crc":"'
 _TAIL = len(_CRC) + 8 + len(b'"}\n')
 _NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+_ID = re.compile(r"[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,18}")
+_LONGEST = 1 << 26
+"""Bytes of the longest line: a file of nothing but zeros, which costs no disk, must not fill the memory."""
 
 
 def journal_path(directory: Path, *, leg: int, island: int, worker: int) -> Path:
@@ -53,14 +56,21 @@ def journal_path(directory: Path, *, leg: int, island: int, worker: int) -> Path
     return directory / "journal" / f"{leg:04d}-i{island:03d}-w{worker:04d}.jsonl"
 
 
+def journal_place(path: Path) -> tuple[int, int, int] | None:
+    """Leg, island and worker in a journal's name; None for another file."""
+    match = _NAME.fullmatch(path.name)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
 def journal_files(directory: Path) -> list[Path]:
     """The journals of the campaign in ``directory`` by leg, island and worker; other files are left out."""
     found = []
     with suppress(FileNotFoundError):
         for name in os.listdir(directory / "journal"):
-            match = _NAME.fullmatch(name)
-            if match:
-                found.append((tuple(map(int, match.groups())), directory / "journal" / name))
+            path = directory / "journal" / name
+            place = journal_place(path)
+            if place is not None:
+                found.append((place, path))
     return [path for _, path in sorted(found)]
 
 
@@ -145,17 +155,28 @@ def encode(record: Mapping[str, object]) -> bytes:
     return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 
-def _decode(line: bytes) -> Record:
-    """The record in ``line``, without its checksum; ValueError says what is wrong with the line."""
+def decode(line: bytes) -> Record:
+    """The record in ``line``, without its checksum; ValueError says what is wrong with the line.
+
+    A checksum tells damage from data, and not who wrote it: ids become the names of directories, so none may
+    be anything else than an id.
+    """
     if line[-3:] != b'"}\n' or line[-_TAIL : 8 - _TAIL] != _CRC:
         raise ValueError("this is not a whole record")
     if line[-11:-3] != b"%08x" % zlib.crc32(line[:-_TAIL]):
         raise ValueError("the checksum does not fit")
     record: Record = orjson.loads(line)
     del record["crc"]
+    if record.get("type").__class__ is not str:
+        raise ValueError("the record has no type")
+    identity = record.get("id")
+    if identity is not None and not (identity.__class__ is str and _ID.fullmatch(identity)):
+        raise ValueError(f"{str(identity)[:80]!r} is no individual's id")
     for name in ("metrics", "objectives"):
         values = record.get(name)
         if values:
+            if values.__class__ is not dict:
+                raise ValueError(f"{name} is no table of names and values")
             for key, value in values.items():
                 if value.__class__ is str and value in _NONFINITE:
                     values[key] = _NONFINITE[value]
@@ -293,11 +314,11 @@ def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:
             left = os.fstat(file.fileno()).st_size
             number = 0
             while left > 0:
-                line = file.readline(left)
+                line = file.readline(min(left, _LONGEST))
                 left = left - len(line) if line else 0
                 number += 1
                 try:
-                    record = _decode(line)
+                    record = decode(line)
                 except ValueError as error:
                     # A torn write never leaves a whole record with anything but a newline behind it.
                     if left > 0 or _begins_whole(line):
