@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import orjson
@@ -31,10 +31,9 @@ from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, Place, topology_matrix
-from hpo.messages import End, Hello, Start, decode, encode
+from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
-from hpo.node import Node
-from hpo.population import Population
+from hpo.node import Node, Parts
 from hpo.progress import Display
 from hpo.results import Result
 from hpo.rooms import Rooms
@@ -42,10 +41,13 @@ from hpo.signals import Signals
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.task import Task, TaskSource, load_task
 from hpo.transport import LocalTransport, MpiTransport, Transport
+from hpo.workforce import Workforce
 
 _GREETING_S = 120.0
 """How long rank 0 waits for the others to start, and they for its answer."""
 _REFRESH_S = 5.0
+_EPOCHS = 1_000_000
+"""More evaluators than any worker starts in a launch."""
 _DRAWS = 10_000
 _MOST_LISTED = 1_000_000
 """A finite space up to this size is gone through where random draws find nothing new."""
@@ -73,6 +75,7 @@ class Campaign:
         self._display: Display | None = None
         self._serving = False
         self.exit_code = 0
+        self._writers: list[journal.JournalWriter] = []
         self.process_code = 0
         """What the process of this rank returns where it cannot end MPI."""
 
@@ -93,6 +96,7 @@ class Campaign:
         campaign._source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
         campaign._display = None
         campaign._serving = False
+        campaign._writers = []
         campaign.exit_code = campaign.process_code = 0
         return campaign
 
@@ -303,10 +307,69 @@ class Campaign:
         lock: Lock | None,
         earlier: resume.Earlier | None,
     ) -> End:
-        place, worker_rank = layout.place_of(transport.rank)
-        settings = self.settings
+        place, _ = layout.place_of(transport.rank)
         self._serving = True
+        self._writers = []
+        with ExitStack() as closing:
+
+            def parts(place: Place, groups: list[list[int]], start: Start, number: int) -> Parts:
+                return self._parts(transport, groups, place, start, number, signals, closing)
+
+            def form(message: Form) -> Parts:
+                new = Place(
+                    index=len(layout.workers) + message.number - 1,
+                    island=message.island,
+                    worker=message.worker,
+                    ranks=tuple(message.ranks),
+                )
+                known = Start(start.leg, start.hosts, message.sequence, message.population, message.owned)
+                return parts(new, message.leaders, known, message.number)
+
+            coordinator = None
+            housekeeping = None
+            groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
+            mine = parts(place, groups, start, 0)
+            if earlier is not None and lock is not None:
+                # On record before anything is evaluated, in a file of its own place.
+                coordinator = self._coordinator(transport, layout, start, self._writers[0], earlier)
+                housekeeping = self._housekeeping(lock, coordinator, layout, signals)
+            node = Node(
+                transport=transport,
+                parts=mine,
+                form=form,
+                coordinator_rank=0,
+                coordinator=coordinator,
+                signals=signals,
+                housekeeping=housekeeping or (lambda now: None),
+            )
+            if self._display is not None:
+                closing.callback(self._display.close)
+            end = node.run()
+            for writer in self._writers:
+                writer.commit()
+            if self._display is not None and coordinator is not None:
+                self._display.finish(coordinator, end.reason, transport.now())
+        if coordinator is not None and end.exit_code == 0:
+            Rooms(self.settings.directory).keep_only_best(self.settings.keep)
+        return end
+
+    # --- the parts ------------------------------------------------------------------------------------------
+
+    def _parts(
+        self,
+        transport: Transport,
+        groups: list[list[int]],
+        place: Place,
+        start: Start,
+        number: int,
+        signals: Signals,
+        closing: ExitStack,
+    ) -> Parts:
+        """What this rank is in the worker at ``place``, from ``start`` on; ``closing`` ends it. ``groups``: the leaders
+        of each island; ``number``: of the workers that were formed after deaths, 0 for those of the layout."""
+        settings = self.settings
         inline = settings.evaluation.isolation == "inline"
+        worker_rank = place.ranks.index(transport.rank)
         if worker_rank:
             follower: Follower | InlineFollower
             if inline:
@@ -322,24 +385,14 @@ class Campaign:
                     hosts=start.hosts,
                     source=self.source,
                 )
-            node = Node(
-                transport=transport,
-                members=place.ranks,
-                coordinator_rank=0,
-                coordinator=None,
-                leader=None,
-                follower=follower,
-                filenos=follower.filenos,
-                signals=signals,
-            )
-            try:
-                return node.run()
-            finally:
-                follower.close()
+            closing.callback(follower.close)
+            return Parts(members=place.ranks, leader=None, follower=follower, filenos=follower.filenos)
         writer = journal.JournalWriter(
             journal.journal_path(settings.directory, leg=start.leg, island=place.island, worker=place.worker),
             journal.header(leg=start.leg, island=place.island, worker=place.worker),
         )
+        self._writers.append(writer)
+        closing.callback(writer.close)
         crew: Crew | InlineCrew
         if inline:
             crew = make_inline_crew(
@@ -353,47 +406,19 @@ class Campaign:
                 hosts=start.hosts,
                 source=self.source,
                 objectives=tuple(self.task.objectives),
+                epoch=number * _EPOCHS,
             )
+        closing.callback(crew.close, 10.0)
         staff = Staff(crew, Rooms(settings.directory), settings.seed)
-        try:
-            leader = self._leader(transport, layout, place, staff, writer)
-            coordinator = None
-            housekeeping = None
-            if earlier is not None and lock is not None:
-                coordinator = self._coordinator(transport, layout, start.leg, writer, earlier)
-                housekeeping = self._housekeeping(lock, coordinator, layout, signals)
-            node = Node(
-                transport=transport,
-                members=place.ranks,
-                coordinator_rank=0,
-                coordinator=coordinator,
-                leader=leader,
-                follower=None,
-                filenos=crew.filenos,
-                signals=signals,
-                housekeeping=housekeeping or (lambda now: None),
-            )
-            leader.begin(start)
-            end = node.run()
-            writer.commit()
-            if self._display is not None and coordinator is not None:
-                self._display.finish(coordinator, end.reason, transport.now())
-        finally:
-            crew.close(10.0)
-            writer.close()
-            if self._display is not None:
-                self._display.close()
-        if coordinator is not None and end.exit_code == 0:
-            Rooms(settings.directory).keep_only_best(settings.keep)
-        return end
-
-    # --- the parts ------------------------------------------------------------------------------------------
+        leader = self._leader(transport, groups, place, staff, writer)
+        leader.begin(start)
+        return Parts(members=place.ranks, leader=leader, follower=None, filenos=crew.filenos)
 
     def _coordinator(
         self,
         transport: Transport,
         layout: Layout,
-        leg: int,
+        start: Start,
         writer: journal.JournalWriter,
         earlier: resume.Earlier,
     ) -> Coordinator:
@@ -416,26 +441,28 @@ class Campaign:
         def read(one: Path) -> list[journal.Record]:
             return list(journal.read_file(one)) if one.exists() else []
 
-        def autopsy(leader: int) -> resume.Autopsy:
-            place, _ = layout.place_of(leader)
-            path = journal.journal_path(settings.directory, leg=leg, island=place.island, worker=place.worker)
+        def autopsy(place: Place) -> resume.Autopsy:
+            path = journal.journal_path(
+                settings.directory, leg=start.leg, island=place.island, worker=place.worker
+            )
             return resume.autopsy(read(path), space=space, islands=layout.islands, losses=self.task.losses)
 
-        def census() -> dict[int, Population]:
+        def census() -> resume.Earlier:
             records = journal.read_directory(settings.directory)
-            return resume.fold(
-                records, space=space, islands=layout.islands, losses=self.task.losses
-            ).populations
+            return resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
 
         points = [] if self.task.default is None else [(self.task.default, "default")]
         points += [(point, "given") for point in self.task.points]
         stop_file = _stop_file(settings.directory)
         return Coordinator(
             transport=transport,
-            leaders=layout.leaders,
+            workforce=Workforce(
+                layout.workers,
+                hosts=start.hosts,
+                # Inline, ranks of a worker share a communicator, and one cannot be made among the dead.
+                reforms=settings.evaluation.isolation != "inline",
+            ),
             everyone=range(transport.size),
-            members={one.leader: one.ranks for one in layout.workers},
-            islands=self._groups(layout),
             autopsy=autopsy,
             census=census,
             evaluations=settings.evaluations,
@@ -456,22 +483,16 @@ class Campaign:
             ended=ended,
         )
 
-    @staticmethod
-    def _groups(layout: Layout) -> list[list[int]]:
-        """The leaders of each island."""
-        return [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
-
     def _leader(
         self,
         transport: Transport,
-        layout: Layout,
+        groups: list[list[int]],
         place: Place,
         crew: Staff,
         writer: journal.JournalWriter,
     ) -> Leader:
         settings, space = self.settings, self.task.space
         search = settings.search_of(place.island)
-        groups = self._groups(layout)
         return Leader(
             place=place,
             peers=groups[place.island],
@@ -489,7 +510,7 @@ class Campaign:
                 migration=MigrationSettings(
                     probability=search.migration,
                     copy=search.exchange == "pollination",
-                    emigrants=topology_matrix(settings.layout.topology, layout.islands)[place.island],
+                    emigrants=topology_matrix(settings.layout.topology, len(groups))[place.island],
                 ),
                 retries=settings.evaluation.retries,
                 duplicates=settings.search.duplicates,

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, Scalar
+from hpo.layout import Place
 from hpo.messages import (
     Claim,
     Disbanded,
     End,
     Finished,
+    Form,
     Grant,
+    Joined,
     Lost,
     Message,
     Migrant,
@@ -36,6 +39,7 @@ from hpo.messages import (
 )
 from hpo.population import Population
 from hpo.transport import Transport
+from hpo.workforce import Broken, Workforce
 
 UNLIMITED = 1 << 62
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
@@ -111,21 +115,19 @@ class Autopsy(Protocol):
     populations: dict[int, Population]
 
 
-@dataclass
-class _Broken:
-    """A worker that lost a rank: its survivors that have not ended its evaluators yet, and what it was
-    evaluating. Only when they have may somebody else begin that: it has one directory."""
+class Census(Protocol):
+    """What all journals say together (see ``hpo.resume``)."""
 
-    waiting: set[int]
-    held: list[Assignment] = field(default_factory=list)
+    populations: dict[int, Population]
+
+    def sequence(self, island: int, worker: int) -> int: ...
 
 
 class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the campaign.
 
     ``deadline``: Unix seconds. ``known``: keys of all admitted configurations. ``assignments``: to be given
-    out before anything bred. ``members``: all ranks of a worker by its leader; ``islands[i]``: leaders of
-    island i; ``autopsy``: what a dead leader left; ``census``: who lives on each island by all journals.
+    out before anything bred. ``autopsy``: what the dead leader of a worker left; ``census``: what all journals say.
     ``configurations``: all of a finite space that the constraints allow, or None.
     ``ended``: called once, before anyone is told, to put the end on record."""
 
@@ -133,12 +135,10 @@ class Coordinator:
         self,
         *,
         transport: Transport,
-        leaders: Iterable[int],
+        workforce: Workforce,
         everyone: Iterable[int],
-        members: Mapping[int, Iterable[int]] | None = None,
-        islands: Sequence[Sequence[int]] = (),
-        autopsy: Callable[[int], Autopsy] | None = None,
-        census: Callable[[], Mapping[int, Population]] = dict,
+        autopsy: Callable[[Place], Autopsy],
+        census: Callable[[], Census],
         evaluations: int | None,
         deadline: float | None = None,
         known: set[str] | None = None,
@@ -163,18 +163,15 @@ class Coordinator:
         self._stop_requested = stop_requested
         self._ended = ended
         self._next_look = 0.0
-        self._outstanding: dict[int, dict[int, Assignment | str]] = {leader: {} for leader in leaders}
-        self._members = {
-            leader: frozenset((members or {}).get(leader, (leader,))) for leader in self._outstanding
+        self._workforce = workforce
+        self._outstanding: dict[int, dict[int, Assignment | str]] = {
+            leader: {} for leader in workforce.places
         }
-        self._islands = [list(leaders) for leaders in islands]
-        self._homes = [frozenset(leaders) for leaders in islands]
         self._autopsy = autopsy
         self._census = census
         # How many results each leader has told: of a dead one those after them are in its journal only.
         self._told: dict[int, int] = dict.fromkeys(self._outstanding, 0)
-        self._broken: dict[int, _Broken] = {}
-        self.dead: frozenset[int] = frozenset()
+        self._formed = 0
         self.running = 0
         self._holders: set[int] = set()
         self._recalled: set[int] = set()
@@ -209,7 +206,7 @@ class Coordinator:
 
     def receive(self, source: int, message: Message) -> None:
         """Handle one message that is meant for the coordinator."""
-        if source in self.dead:  # its journal has told all
+        if source in self._workforce.dead:  # its journal has told all
             return
         if isinstance(message, Finished):
             self._take_results(source, message)
@@ -301,6 +298,7 @@ class Coordinator:
         """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
         any."""
         self._assignments += self._taken_off(leader, message.unfinished)
+        self._workforce.dismiss(leader)
         self.unfit[leader] = message.error
         self._check_workers()
         self._left(leader)
@@ -328,48 +326,35 @@ class Coordinator:
         self._later.pop(leader, None)
 
     def _check_workers(self) -> None:
-        """End when no worker is left."""
-        if self.stopping is None and all(
-            leader in self.unfit or leader in self._broken for leader in self._outstanding
-        ):
-            self.stop(LOST if self._broken else UNFIT)
+        """End when no worker is left, nor any to come."""
+        if self.stopping is None and not self._workforce.places and not self._workforce.settling:
+            self.stop(LOST if self._workforce.dead else UNFIT)
 
     # --- deaths ---------------------------------------------------------------------------------------------
 
     def bury(self, ranks: Iterable[int]) -> None:
         """These ranks are dead: tell the others, end their workers, and give what those had to others."""
-        dead = frozenset(ranks) - self.dead
+        workforce = self._workforce
+        dead = frozenset(ranks) - workforce.dead
         if not dead or self.end is not None:
             return
-        self.dead |= dead
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
+        inhabited = {place.island for place in workforce.places.values()}
+        hit = workforce.bury(dead)
+        news = encode(Lost(sorted(dead), [place.leader for place in hit]))
         for rank in self._everyone:
-            self._send(rank, Lost(sorted(dead)))
-        empty = [not leaders for leaders in self._islands]
-        for leaders in self._islands:
-            leaders[:] = [leader for leader in leaders if not self._members[leader] & dead]
-        for leader, members in self._members.items():
-            if not members & dead:
-                continue
-            broken = self._broken.setdefault(leader, _Broken(set(members)))
-            broken.waiting -= dead
-            if leader in dead and leader not in self.unfit:
-                self._open_journal(leader, broken)
-            self._release(leader)
-        for island, leaders in enumerate(self._islands):
-            if not leaders and not empty[island]:
+            self._transport.send(rank, news)
+        for broken in workforce.unaccounted:
+            self._open_journal(broken)
+        for island in sorted(inhabited):
+            if not workforce.leaders(island):
                 self._evacuate(island)
-        self._check_workers()
-        self._serve()
-        self._recall()
-        self._maybe_end()
+        self._regroup()
 
-    def _open_journal(self, leader: int, broken: _Broken) -> None:
+    def _open_journal(self, broken: Broken) -> None:
         """Count what a dead leader finished and had not told, and hold what it had begun."""
-        if self._autopsy is None:
-            self._forget_leader(leader)
-            return
-        found = self._autopsy(leader)
+        leader = broken.place.leader
+        found = self._autopsy(broken.place)
         mine = self._outstanding[leader]
         tokens: dict[str, list[int]] = {}
         for token, item in mine.items():
@@ -384,53 +369,74 @@ class Coordinator:
                 del mine[tokens[assignment.key].pop()]
                 self.running -= 1
                 broken.held.append(assignment)
+        broken.open = False
         self._forget_leader(leader)
-        self._hand_on(leader, found)
-
-    def _hand_on(self, leader: int, found: Autopsy) -> None:
-        """Tell the living what a dead leader may not have told all of them: whom it evaluated, and whom it sent
-        to other islands. One leader of its island owns the former from now on, so that they can emigrate."""
+        # Tell the living what it may not have told all of them: whom it evaluated, and whom it sent to other
+        # islands. One leader of its island owns the former from now on, so that they can emigrate.
         for island, population in found.populations.items():
-            heirs = self._islands[island] if island < len(self._islands) else []
+            heirs = self._workforce.leaders(island)
             if heirs:
-                self._settle(population, heirs, owned=leader in self._homes[island])
+                self._settle(population, heirs, owned=island == broken.place.island)
 
     def _evacuate(self, island: int) -> None:
         """Nobody is left on ``island``: the next one that has somebody takes in all who lived there."""
-        following = (
-            self._islands[(island + step) % len(self._islands)] for step in range(1, len(self._islands))
-        )
-        heirs = next((leaders for leaders in following if leaders), None)
-        population = self._census().get(island) if heirs else None
-        if heirs and population is not None:
+        heirs = self._workforce.next_with_leaders(island)
+        population = self._census().populations.get(island) if heirs else None
+        if population is not None:
             self._settle(population, heirs, owned=True)
 
     def _settle(self, population: Population, heirs: list[int], *, owned: bool) -> None:
-        # Worst first: what comes last counts as most recent.
-        members = [one.to_wire() for one in (*population.failures, *reversed(list(population)))]
+        news = encode(Records(_wire(population), []))
         for heir in heirs:
-            self._send(heir, Records(members, []))
+            self._transport.send(heir, news)
         if owned:
             for member in population.best:
                 self._send(heirs[0], Migrant(member.to_wire()))
 
     def _disband(self, rank: int, message: Disbanded) -> None:
         """A survivor of a broken worker has ended what ran there."""
-        leader = next((one for one, members in self._members.items() if rank in members), None)
-        if leader is None or leader not in self._broken:
+        broken = self._workforce.broken_of(rank)
+        if broken is None:
             return
-        broken = self._broken[leader]
-        if rank == leader:
-            broken.held += self._taken_off(leader, message.unfinished)
-        broken.waiting.discard(rank)
-        self._release(leader)
-        self._left(leader)
+        if rank == broken.place.leader:
+            broken.held += self._taken_off(rank, message.unfinished)
+            broken.open = False
+        self._workforce.settle(rank)
+        self._regroup()
 
-    def _release(self, leader: int) -> None:
-        broken = self._broken[leader]
-        if not broken.waiting:
-            self._assignments += broken.held
-            broken.held = []
+    def _regroup(self) -> None:
+        """Give out what broken workers held, and make new workers of the ranks that they left."""
+        self._assignments += self._workforce.released()
+        while self.stopping is None and self._idle_or_open and (place := self._workforce.form()) is not None:
+            self._formed += 1
+            self._outstanding[place.leader] = {}
+            self._told[place.leader] = 0
+            census = self._census()
+            population = census.populations.get(place.island)
+            form = Form(
+                self._formed,
+                place.island,
+                place.worker,
+                list(place.ranks),
+                [self._workforce.leaders(island) for island in range(self._workforce.islands)],
+                census.sequence(place.island, place.worker),
+                [] if population is None else _wire(population),
+                [],
+            )
+            for rank in place.ranks:
+                self._send(rank, form)
+            for leader in self._workforce.places:
+                if leader != place.leader:
+                    self._send(leader, Joined(place.island, place.leader))
+        self._check_workers()
+        self._serve()
+        self._recall()
+        self._maybe_end()
+
+    @property
+    def _idle_or_open(self) -> bool:
+        """Whether there is anything for a new worker to do."""
+        return bool(self._assignments) or self._open or self._workforce.holds
 
     def _left(self, leader: int) -> None:
         """Something has left the outstanding individuals of ``leader``."""
@@ -537,14 +543,14 @@ class Coordinator:
         self._idle.clear()
         self._later.clear()
         for leader in self._outstanding:
-            if leader not in self.dead:
+            if leader not in self._workforce.dead:
                 self._send(leader, Stop(reason, urgent))
         self._maybe_end()
 
     def _maybe_end(self) -> None:
         if self.end is not None or self.running:
             return
-        if not self.stopping and any(broken.held for broken in self._broken.values()):
+        if not self.stopping and self._workforce.holds:
             return
         if self.stopping:
             self._finish(self.stopping)
@@ -576,3 +582,8 @@ class Coordinator:
     @property
     def counts(self) -> Mapping[str, int]:
         return self.tally.counts
+
+
+def _wire(population: Population) -> list[list[object]]:
+    """All members, worst first: what comes last counts as most recent."""
+    return [one.to_wire() for one in (*population.failures, *reversed(list(population)))]

@@ -47,8 +47,10 @@ class Crew:
         clock: Callable[[], float],
         failure_grace_s: float = 5.0,
         straggler_s: float = 60.0,
+        epoch: int = 0,
     ) -> None:
-        """``failure_grace_s`` and ``straggler_s``: what other ranks get once one failed, or once rank 0 ended."""
+        """``failure_grace_s`` and ``straggler_s``: what other ranks get once one failed, or once rank 0 ended;
+        ``epoch``: above all that a former worker of these ranks has used."""
         self._size = size
         self._send_other = send
         self._objectives = objectives
@@ -65,7 +67,7 @@ class Crew:
         )
         self._phase: Literal["down", "starting", "idle", "running"] = "down"
         self._since = clock()
-        self._epoch = 0
+        self._epoch = epoch
         self._generation = 0
         self._turn = 0
         self._job: Job | None = None

@@ -22,6 +22,7 @@ from hpo.messages import (
     Evaluated,
     Finished,
     Grant,
+    Joined,
     Lost,
     Message,
     Migrant,
@@ -215,7 +216,9 @@ class Leader:
         elif isinstance(message, Stop):
             self._halt(message)
         elif isinstance(message, Lost):
-            self._mourn(frozenset(message.ranks))
+            self._mourn(frozenset(message.ranks), frozenset(message.leaders))
+        elif isinstance(message, Joined):
+            self._welcome(message)
         elif isinstance(message, End):
             self.end = message
         return True
@@ -488,15 +491,20 @@ class Leader:
 
     # --- deaths ---------------------------------------------------------------------------------------------
 
-    def _mourn(self, dead: frozenset[int]) -> None:
-        """Speak no more to ``dead`` ranks; if one was of this worker, it is over with the worker."""
-        self._peers = tuple(rank for rank in self._peers if rank not in dead)
-        for departure in self._migration.lose(dead):
+    def _mourn(self, dead: frozenset[int], leaders: frozenset[int]) -> None:
+        """Tell nothing more to ``leaders``, whose workers lost ``dead`` ranks; if this worker did, it is over."""
+        self._peers = tuple(rank for rank in self._peers if rank not in leaders)
+        for departure in self._migration.lose(leaders):
             # The gateway may have died before it told its island: that learns it twice rather than never.
             self._send(departure.gateway, Migrant(departure.traveller.to_wire()))
         if dead & set(self.place.ranks) and not self._broken:
             self._broken = True
             self._disband()
+
+    def _welcome(self, news: Joined) -> None:
+        self._migration.join(news.island, news.leader)
+        if news.island == self.place.island and news.leader not in (*self._peers, self._transport.rank):
+            self._peers += (news.leader,)
 
     def _disband(self) -> None:
         """End what runs here, for others to begin it again."""

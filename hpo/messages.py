@@ -93,9 +93,10 @@ class Unfit(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Coordinator to all that live: these ranks are dead. Their workers have ended, nothing is sent to them."""
+    """Coordinator to all that live: these ranks are dead, and the workers that these ranks led have ended."""
 
     ranks: list[int]
+    leaders: list[int]
 
 
 class Disbanded(NamedTuple):
@@ -103,6 +104,27 @@ class Disbanded(NamedTuple):
     ``unfinished``: what its leader had begun, pairs (token, assignment), for others to evaluate."""
 
     unfinished: list[list[Any]]
+
+
+class Form(NamedTuple):
+    """Coordinator to ranks that stand by: be a worker now, led by the first of ``ranks``. ``number``: of this
+    kind of message in this launch, from 1; ``leaders``: those of each island; the rest as in ``Start``."""
+
+    number: int
+    island: int
+    worker: int
+    ranks: list[int]
+    leaders: list[list[int]]
+    sequence: int
+    population: list[list[Any]]
+    owned: list[str]
+
+
+class Joined(NamedTuple):
+    """Coordinator to leaders: there is a new one on that island."""
+
+    island: int
+    leader: int
 
 
 class Records(NamedTuple):
@@ -157,6 +179,8 @@ Message = (
     | Unfit
     | Lost
     | Disbanded
+    | Form
+    | Joined
     | Records
     | Migrant
     | Worker
@@ -174,8 +198,10 @@ _FIELDS: dict[Any, tuple[Any, ...]] = {
     Recall: (int,),
     Returned: (list,),
     Unfit: (str, list),
-    Lost: (list,),
+    Lost: (list, list),
     Disbanded: (list,),
+    Form: (int, int, int, list, list, int, list, list),
+    Joined: (int, int),
     Records: (list, list),
     Migrant: (list,),
     Worker: (dict,),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import select
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from hpo.coordinator import LOST, STOPPED, Coordinator
@@ -20,6 +21,7 @@ from hpo.messages import (
     Disbanded,
     End,
     Finished,
+    Form,
     Lost,
     Message,
     MessageError,
@@ -49,10 +51,20 @@ class Member(Protocol):
     def gone(self) -> bool: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a rank is in its worker. ``members``: the worker's ranks, the leader first; ``filenos``: what to wait on
+    beside messages."""
+
+    members: Sequence[int]
+    leader: Leader | None
+    follower: Member | None
+    filenos: Callable[[], Sequence[int]]
+
+
 class Node:
-    """The parts of one rank. ``members``: the ranks of its worker, the leader first; ``filenos``: what to wait on
-    beside messages; ``housekeeping``: called each turn with the time, for what is not the protocol's (display,
-    lock).
+    """The parts of one rank. ``form``: makes those of a new worker that this rank is to be in; ``housekeeping``:
+    called each turn with the time, for what is not the protocol's (display, lock).
 
     Rank 0 hears of deaths from MPI and tells the others, so that all act on the same news in the same order. Of
     its own death the others hear from MPI, and end."""
@@ -61,29 +73,31 @@ class Node:
         self,
         *,
         transport: Transport,
-        members: Sequence[int],
+        parts: Parts,
+        form: Callable[[Form], Parts],
         coordinator_rank: int,
         coordinator: Coordinator | None,
-        leader: Leader | None,
-        follower: Member | None,
-        filenos: Callable[[], Sequence[int]],
         signals: Signals,
         housekeeping: Callable[[float], None] = lambda now: None,
         on_bad_message: Callable[[int, str], None] = lambda source, text: None,
     ) -> None:
         self._transport = transport
-        self._members = tuple(members)
-        self._disbanding = False
+        self._form = form
+        self._take_part(parts)
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
-        self._leader = leader
-        self._follower = follower
-        self._filenos = filenos
         self._signals = signals
         self._heard = 0
         self._housekeeping = housekeeping
         self._on_bad_message = on_bad_message
         self.end: End | None = None
+
+    def _take_part(self, parts: Parts) -> None:
+        self._members = tuple(parts.members)
+        self._leader = parts.leader
+        self._follower = parts.follower
+        self._filenos = parts.filenos
+        self._disbanding = False
 
     def run(self) -> End:
         """Serve until the coordinator says that the launch is over."""
@@ -127,6 +141,8 @@ class Node:
         if isinstance(message, _FOR_COORDINATOR):
             if self._coordinator is not None:
                 self._coordinator.receive(source, message)
+        elif isinstance(message, Form):
+            self._take_part(self._form(message))
         elif self._leader is not None:
             self._leader.receive(source, message)
         elif self._follower is not None and isinstance(message, Worker):
@@ -156,7 +172,7 @@ class Node:
         if self._leader is not None:
             self._leader.orphan()
             if not failed.isdisjoint(self._members):
-                self._leader.receive(self._coordinator_rank, Lost(sorted(failed)))
+                self._leader.receive(self._coordinator_rank, Lost(sorted(failed), sorted(failed)))
             if self._leader.at_rest and self.end is None:
                 for member in self._members[1:]:
                     self._transport.send(member, encode(end))

@@ -17,7 +17,7 @@ from functools import partial
 from hpo.coordinator import Coordinator
 from hpo.individual import COMPLETED, FAILED, Scalar
 from hpo.island import Leader, LeaderSettings
-from hpo.layout import Layout, topology_matrix
+from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import (
     Claim,
     Counter,
@@ -33,10 +33,10 @@ from hpo.messages import (
     decode,
 )
 from hpo.migration import MigrationSettings
-from hpo.population import Population
 from hpo.resume import Autopsy, Earlier, autopsy, fold, start_messages
 from hpo.seams import Breeder, Candidate
 from hpo.space import SearchSpace
+from hpo.workforce import Workforce
 
 _FOR_COORDINATOR = (Claim, Disbanded, Finished, Returned, StopRequest, Unfit)
 
@@ -267,9 +267,8 @@ class Simulation:
             configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
-            leaders=range(workers),
+            workforce=Workforce(layout.workers),
             everyone=range(workers),
-            islands=groups,
             autopsy=self._autopsy,
             census=self._census,
             evaluations=evaluations,
@@ -342,21 +341,21 @@ class Simulation:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
-    def _autopsy(self, leader: int) -> Autopsy:
+    def _autopsy(self, place: Place) -> Autopsy:
         return autopsy(
-            self.journals[leader].committed,
+            self.journals[place.leader].committed,
             space=self.space,
             islands=self.islands,
             losses=lambda objectives: tuple(objectives.values()),
         )
 
-    def _census(self) -> dict[int, Population]:
+    def _census(self) -> Earlier:
         return fold(
             (record for journal in self.journals for record in journal.committed),
             space=self.space,
             islands=self.islands,
             losses=lambda objectives: tuple(objectives.values()),
-        ).populations
+        )
 
     # --- running --------------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ def make_crew(
     hosts: Sequence[str],
     source: TaskSource,
     objectives: tuple[str, ...],
+    epoch: int = 0,
 ) -> Crew:
     """The crew of the worker at ``place``; its evaluators are being started when this returns."""
 
@@ -113,6 +114,7 @@ def make_crew(
         settings=settings.evaluation,
         on_report=lambda identity, step, value: False,
         clock=transport.now,
+        epoch=epoch,
     )
     crew.prepare()
     return crew
