@@ -71,10 +71,21 @@ def _parser() -> argparse.ArgumentParser:
         "All individuals as a table; the suffix chooses the format.",
         "hpo export runs/digits digits.csv",
     )
-    for command in (stop, status, best, export):
+    check = add(
+        "check",
+        _check,
+        "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
+        "hpo check runs/digits      hpo check runs/digits --repair",
+    )
+    for command in (stop, status, best, export, check):
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
-    for command in (status, best):
+    for command in (status, best, check):
         command.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument(
+        "--repair",
+        action="store_true",
+        help="rewrite damaged journals with what is whole in them; as they were, they stay in DIR/damaged/",
+    )
     best.add_argument("--top", type=_count, default=1, metavar="K", help="how many (default 1)")
     export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
     return parser
@@ -178,6 +189,14 @@ def _best(options: argparse.Namespace) -> int:
     else:
         print(tables.best(options.directory, best))
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from hpo import check
+
+    report = (check.repair if options.repair else check.check)(options.directory)
+    print(json.dumps(report.to_json(), indent=2) if options.json else report)
+    return report.exit_code
 
 
 def _export(options: argparse.Namespace) -> int:

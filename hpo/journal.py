@@ -63,14 +63,26 @@ def journal_place(path: Path) -> tuple[int, int, int] | None:
 
 
 def journal_files(directory: Path) -> list[Path]:
-    """The journals of the campaign in ``directory`` by leg, island and worker; other files are left out."""
+    """The journals of the campaign in ``directory`` by leg, island and worker; other files are left out.
+
+    Raises:
+        CampaignError: they cannot be listed.
+    """
     found = []
-    with suppress(FileNotFoundError):
-        for name in os.listdir(directory / "journal"):
-            path = directory / "journal" / name
-            place = journal_place(path)
-            if place is not None:
-                found.append((place, path))
+    try:
+        names = os.listdir(directory / "journal")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CampaignError(
+            f"{directory / 'journal'} cannot be read ({error.strerror or error}). Give read access, or name another "
+            "directory."
+        ) from error
+    for name in names:
+        path = directory / "journal" / name
+        place = journal_place(path)
+        if place is not None:
+            found.append((place, path))
     return [path for _, path in sorted(found)]
 
 
@@ -181,6 +193,70 @@ def decode(line: bytes) -> Record:
                 if value.__class__ is str and value in _NONFINITE:
                     values[key] = _NONFINITE[value]
     return record
+
+
+_WHOLE, _NUMBER, _TEXT, _TABLE, _LIST = (int,), (int, float), (str,), (dict,), (list,)
+_MAYBE_NUMBER, _MAYBE_TEXT, _MAYBE_TABLE = (*_NUMBER, type(None)), (*_TEXT, type(None)), (*_TABLE, type(None))
+_INDIVIDUAL = {
+    "id": _TEXT,
+    "island": _WHOLE,
+    "worker": _WHOLE,
+    "sequence": _WHOLE,
+    "params": _TABLE,
+    "operator": _TEXT,
+    "parents": _LIST,
+    "retries": _WHOLE,
+}
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "header": {"version": _WHOLE, "leg": _WHOLE, "island": _WHOLE, "worker": _WHOLE, "time": _NUMBER},
+    "launched": {
+        "evaluations": _MAYBE_NUMBER,
+        "deadline_s": _MAYBE_NUMBER,
+        "islands": _WHOLE,
+        "workers": _WHOLE,
+        "time": _NUMBER,
+    },
+    "started": {**_INDIVIDUAL, "time": _NUMBER},
+    "finished": {
+        **_INDIVIDUAL,
+        "started": _MAYBE_NUMBER,
+        "finished": _NUMBER,
+        "status": _TEXT,
+        "objectives": _MAYBE_TABLE,
+        "metrics": _TABLE,
+        "error": _MAYBE_TEXT,
+    },
+    "migrated": {
+        "id": _TEXT,
+        "source": _WHOLE,
+        "target": _WHOLE,
+        "hop": _WHOLE,
+        "copy": (bool,),
+        "time": _NUMBER,
+    },
+    "ended": {"reason": _TEXT, "exit": _WHOLE, "time": _NUMBER},
+}
+
+
+def flaw(record: Record) -> str | None:
+    """What a record that fits its checksum lacks of what its type has; None if nothing."""
+    for name, kinds in _FIELDS.get(record["type"], {}).items():
+        if name not in record:
+            return f"{name} is missing"
+        if type(record[name]) not in kinds:
+            return f"{name} is {str(record[name])[:80]!r}"
+    if record["type"] == "header" and not (record["leg"] > 0 <= min(record["island"], record["worker"])):
+        return "leg, island and worker are no places"
+    if record["type"] in ("started", "finished"):
+        if record["id"] != "{island}-{worker}-{sequence}".format_map(record):
+            return f"the id {record['id']} does not fit island, worker and sequence"
+        for value in (record.get("objectives") or {}).values():
+            if type(value) not in _NUMBER:
+                return f"an objective is {str(value)[:80]!r}"
+        for value in (*record["params"].values(), *record["parents"]):
+            if isinstance(value, (dict, list)):
+                return "a parameter or a parent is no single value"
+    return None
 
 
 def _begins_whole(line: bytes) -> bool:
