@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -227,6 +229,19 @@ def of_other_ranks(rank: int, directory: str) -> None:
 def test_a_checkpoint_of_other_ranks_is_refused(tmp_path: Path) -> None:
     train(model(), checkpoint=tmp_path)
     run_ranks(2, of_other_ranks, str(tmp_path))
+
+
+def of_other_nodes(rank: int, directory: str) -> str:
+    keywords = {"checkpoint": directory, "batch_size": 4, "method": trainers.DASO(warmup_epochs=0)}
+    with pytest.raises(trainers.Interrupted):
+        train(model(), topology=trainers.Topology(ranks_per_node=2), interrupt=After(3), **keywords)
+    with pytest.raises(ValueError) as caught:
+        train(model(), topology=trainers.Topology(ranks_per_node=1), **keywords)
+    return str(caught.value)
+
+
+def test_a_checkpoint_of_other_nodes_is_refused(tmp_path: Path) -> None:
+    assert "nodes was ((0, 1),), is ((0,), (1,))" in run_ranks(2, of_other_nodes, str(tmp_path))[0]
 
 
 def test_a_checkpoint_holds_no_code(tmp_path: Path) -> None:
@@ -577,6 +592,21 @@ def test_the_hooks_are_called_in_order() -> None:
     assert result.metrics["lr"] == 0.005
     assert result.metrics["stability"] == 0.5
     assert result.metrics["decomposition_s"] == 2.0
+
+
+def test_weights_that_a_method_replaced_are_let_go() -> None:
+    net = model()
+    first = {name: weakref.ref(parameter) for name, parameter in net.named_parameters()}
+    dead: list[set[str]] = []
+
+    def look(epoch: int, metrics: dict[str, float]) -> None:
+        gc.collect()
+        mine = {id(parameter) for parameter in net.parameters()}
+        assert all(ref() is None or id(ref()) in mine for ref in first.values())
+        dead.append({name for name, ref in first.items() if ref() is None})
+
+    train(net, method=trainers.OIALR(delay=2, update_every=2), report=look)
+    assert dead[-1]
 
 
 def test_hooks_are_taken_off_when_the_run_fails() -> None:

@@ -131,10 +131,12 @@ def train(
         with generators_kept():
             # Each rank's caller may have drawn other weights: rank 0's count.
             broadcast_tensors(communicator.service, [*model.parameters(), *model.buffers()])
-            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            if not trained:
+            if not any(parameter.requires_grad for parameter in model.parameters()):
                 raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
-            run = _Run(settings, communicator, optimizer(trained), method or DDP(), checkpoint, progress)
+            # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
+            made = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
+            run = _Run(settings, communicator, made, method or DDP(), checkpoint, progress)
+            del made
             try:
                 return run.to_the_end()
             finally:
@@ -279,7 +281,13 @@ class _Run:
         self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.position = _Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
         self.best: _Best | None = None
-        self.identity = {**settings.identity(), "method": repr(method), **_described(optimizer)}
+        self.identity = {
+            **settings.identity(),
+            "method": repr(method),
+            # Methods keep state by place in the node: others could take it up, and would go apart.
+            "nodes": repr(communicator.nodes),
+            **_described(optimizer),
+        }
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
         self.progress = ProgressLine(
