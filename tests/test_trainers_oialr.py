@@ -204,6 +204,8 @@ def test_when_it_converts_and_which_layers_it_updates_when(warmup: bool) -> None
     # From the end: 5 · 0.3 · u, rounded down, each three steps; all from the fourth on.
     assert turned == [0] * 7 + [1, 0, 0, 3, 0, 0, 4, 0, 0, 5, 0]
     assert set(stepped.strategy.metrics()) == {
+        "trainable_fraction",
+        "compression_ratio",
         "decomposition_s",
         *(f"{kind}/{i}.weight" for kind in ("rank", "stability") for i in range(1, 6)),
     }
@@ -640,6 +642,70 @@ def test_two_ranks_resume_bit_for_bit(tmp_path: Path, under: str, optimizer: str
         assert_identical(whole, pieces)
 
 
+def gone_on_with_the_same_model(rank: int, directory: str, stops: list[int]) -> tuple[Any, ...]:
+    keywords = {
+        "train_set": data(dtype=torch.float32),
+        "validation_set": data(dtype=torch.float32),
+        "batch_size": 12 if not torch.distributed.is_initialized() else 6,
+        "method": trainers.OIALR(delay=6, update_every=3, sigma_cutoff=0.2, layer_step=0.5),
+    }
+    whole = noisy()
+    expected = train(whole, **keywords)
+    pieces = noisy()
+    for stop in stops:
+        with pytest.raises(trainers.Interrupted):
+            train(pieces, checkpoint=directory, interrupt=After(stop), **keywords)
+    found = train(pieces, checkpoint=directory, **keywords)
+    finished = train(pieces, checkpoint=directory, **keywords)
+    return state_of(whole), [without_times(r) for r in (expected, found, finished)], state_of(pieces)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_same_call_with_the_same_model_goes_on_and_finds_the_run_finished(
+    tmp_path: Path, ranks: int
+) -> None:
+    arguments = (str(tmp_path), [7, 3, 5])
+    results = (
+        run_ranks(ranks, gone_on_with_the_same_model, *arguments)
+        if ranks > 1
+        else [gone_on_with_the_same_model(0, *arguments)]
+    )
+    for whole, (expected, found, finished), pieces in results:
+        assert found == finished == expected
+        assert expected[-1]["compression_ratio"] != 1
+        assert_identical(whole, pieces)
+
+
+@pytest.mark.parametrize("factored_last", [True, False])
+def test_a_model_that_a_run_left_in_factors_starts_the_next_as_a_whole_one(factored_last: bool) -> None:
+    net = model()
+    train(net, method=trainers.OIALR(delay=6, update_every=3, full_rank_last_layer=not factored_last))
+    expected = net(data().tensors[0]).detach()
+    full = sum(p.numel() for p in model().parameters())
+    made: list[torch.optim.Optimizer] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        made.append(adamw([{"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1}]))
+        made[0].add_param_group({"params": [p for p in net.parameters() if p.dim() == 1]})
+        return made[0]
+
+    def look() -> bool:
+        if len(seen) == 0:
+            close(net(data().tensors[0]), expected)
+            assert state_of(net).keys() == state_of(model()).keys()
+            matrices, others = (group["params"] for group in made[0].param_groups)
+            assert [id(p) for p in matrices] == [id(p) for p in net.parameters() if p.dim() > 1]
+            assert [id(p) for p in others] == [id(p) for p in net.parameters() if p.dim() == 1]
+        seen.append(1)
+        return False
+
+    seen: list[int] = []
+    result = train(net, optimizer=make, interrupt=look)
+    assert seen
+    assert result.history[0]["compression_ratio"] == result.history[0]["trainable_fraction"] == 1
+    assert result.metrics["compression_ratio"] == full / sum(p.numel() for p in net.parameters())
+
+
 @pytest.mark.parametrize("best", [1, 3])
 def test_the_best_epoch_s_shapes_come_back_with_it(best: int) -> None:
     net = model()
@@ -700,7 +766,11 @@ def test_a_run_with_weights_that_are_not_finite_ends_as_diverged_on_all_ranks() 
         ({"delay": 1.1}, "delay must be"),
         ({"update_every": 0}, "update_every must be"),
         ({"update_every": 0.0}, "update_every must be"),
-        ({"synchronisation": trainers.OIALR()}, "decomposed once"),
+        ({"synchronisation": trainers.OIALR()}, r"OIALR\(…\)\): a weight is decomposed once"),
+        (
+            {"synchronisation": trainers.AB()},
+            r"AB\(…\)\): a weight is decomposed once.*DDP, DASO or LocalSGD",
+        ),
     ],
 )
 def test_refuses(wrong: dict[str, Any], message: str) -> None:

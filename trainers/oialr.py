@@ -13,6 +13,8 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor, nn
 
+from trainers.ab import AB
+from trainers.communication import broadcast_tensors
 from trainers.ddp import DDP
 from trainers.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank import (
@@ -23,7 +25,7 @@ from trainers.lowrank import (
     make_whole,
     matrix_weights,
 )
-from trainers.optimizer_state import Projection, exchange
+from trainers.optimizer_state import Projection, exchange, remove
 from trainers.strategy import Method, Setup, State, Steps, Strategy, check_steps, steps_of
 
 
@@ -53,7 +55,8 @@ class OIALR:
     - ``synchronisation``: the method that makes ranks train together, before and after: ``DDP()`` if None. Where
       it lets ranks differ, they are synchronised, waiting, before each decomposition.
 
-    The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A compiled model is
+    The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A run that finds a
+    model in this form starts by making it whole. A compiled model is
     compiled anew where ranks fall; torch does so 8 times (``torch._dynamo.config.recompile_limit``) and then
     runs that part uncompiled. Metrics: rank/LAYER
     from the decomposition on, stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors;
@@ -82,9 +85,10 @@ class OIALR:
                 f"OIALR(layer_step={self.layer_step!r}): must be a fraction of the weights, above 0 and up to 1. "
                 "Correct it."
             )
-        if isinstance(self.synchronisation, OIALR):
+        if isinstance(self.synchronisation, (OIALR, AB)):
             raise ValueError(
-                "OIALR(synchronisation=OIALR(…)): a weight is decomposed once. Name DDP, DASO or LocalSGD."
+                f"OIALR(synchronisation={type(self.synchronisation).__name__}(…)): a weight is decomposed once. "
+                "Name DDP, DASO or LocalSGD."
             )
 
     def strategy(self, setup: Setup) -> Strategy:
@@ -111,6 +115,11 @@ class _LowRank(Strategy):
                 f"OIALR(delay={method.delay!r}): the run has {setup.total_steps} steps, none would be left to "
                 "train low-rank. Lower the delay, or use the method of its synchronisation alone."
             )
+        # A run before may have left the model in factors, this very one when it was interrupted.
+        _start_whole(setup)
+        parameters = list(setup.model.parameters())
+        self._full_parameters = sum(p.numel() for p in parameters)
+        self._full_trainable = sum(p.numel() for p in parameters if p.requires_grad)
         self._weights = _eligible(method, setup)
         self._ranks: dict[str, int] = {}
         """By weight; empty while the model has full rank."""
@@ -153,9 +162,13 @@ class _LowRank(Strategy):
         self._under.synchronise()
 
     def metrics(self) -> dict[str, float]:
-        communicator = self._setup.communicator
+        communicator, parameters = self._setup.communicator, list(self._setup.model.parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
         own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device=communicator.device)
         return {
+            # Of the whole model, in whatever form the run found it.
+            "trainable_fraction": trained / self._full_trainable,
+            "compression_ratio": self._full_parameters / sum(p.numel() for p in parameters),
             **{f"rank/{_layer(name)}": float(rank) for name, rank in self._ranks.items()},
             **{f"stability/{_layer(name)}": value for name, value in self._stability.items()},
             "decomposition_s": max(part.item() for part in communicator.service.all_gather(own_s)),
@@ -264,6 +277,22 @@ class _LowRank(Strategy):
             factorise(weight, {"u": _frozen(u), "sigma": new, "vt": _frozen(vt)})
         exchange(self._optimizer, old, new)
         return True
+
+
+@torch.no_grad()
+def _start_whole(setup: Setup) -> None:
+    """Make the weights whole whose factors the optimizer was given, and let it train these instead."""
+    held = {id(parameter) for group in setup.optimizer.param_groups for parameter in group["params"]}
+    made = []
+    for weight in matrix_weights(setup.model):
+        trained = [factor for factor in weight.factors.values() if id(factor) in held]
+        if trained:
+            made.append(make_whole(weight))
+            exchange(setup.optimizer, trained[0], made[-1])
+            for other in trained[1:]:
+                remove(setup.optimizer, other)
+    # Products of one and the same factors may differ in roundings where devices do.
+    broadcast_tensors(setup.communicator.service, made)
 
 
 def _eligible(method: OIALR, setup: Setup) -> list[MatrixWeight]:
