@@ -12,9 +12,13 @@ from gloo import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import trainers
+from trainers.ab_merge import merged_matrix
 from trainers.communication import Communicator, Topology
-from trainers.decomposition import SharedWork, deal, svd, svd_cost
+from trainers.decomposition import SharedWork, deal, full_precision, svd, svd_cost
+from trainers.lowrank import factorise, make_whole, matrix_weights
 from trainers.optimizer_state import Projection, exchange, insert, remove
 
 
@@ -86,6 +90,81 @@ def test_ranks_that_lack() -> None:
     u, values, vt = svd(a, cutoff=0.0)
     assert len(values) == 5
     assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 1e-5
+
+
+class Products(TorchDispatchMode):
+    """How precise the device was allowed to be in each product of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+            self.seen.append(allowed())
+        return func(*args, **(kwargs or {}))
+
+
+def allowed() -> tuple[str, str]:
+    return torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+
+
+def decomposed_and_merged() -> None:
+    """What decompositions and merges multiply, in both methods."""
+    torch.manual_seed(0)
+    layer = nn.Linear(24, 20)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    weight = matrix_weights(layer)[0]
+    old = weight.whole
+    old.grad = torch.randn(20, 24)
+    optimizer.step()
+    u, values, vt = svd(old.detach(), cutoff=0.1)
+    factors = {"a": nn.Parameter(u * values), "b": nn.Parameter(vt)}
+    factorise(weight, factors)
+    exchange(optimizer, old, factors["b"], Projection(left=(u * values).T))
+    merged_matrix(*factors.values(), *factors.values(), gain=(0.5, 0.5), mixed=True)
+    make_whole(weight)
+    setup = trainers.Setup(
+        model=layer,
+        optimizer=torch.optim.SGD(layer.parameters(), lr=0.1),
+        communicator=Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu")),
+        epochs=1,
+        steps_per_epoch=9,
+        batch_size=1,
+        seed=0,
+    )
+    strategy = trainers.OIALR(delay=0, update_every=1, full_rank_last_layer=False).strategy(setup)
+    for step in range(3):
+        strategy.before_pass(step, last=True)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium", "mixed"])
+def test_what_stays_is_multiplied_in_full_precision(precision: str) -> None:
+    untouched = [
+        backend.fp32_precision for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    ]
+    try:
+        if precision == "mixed":
+            # After which torch refuses to tell its older setting.
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision(precision)
+        set_so = allowed()
+        with Products() as products:
+            torch.ones(2, 2) @ torch.ones(2, 2)
+            decomposed_and_merged()
+        assert products.seen[0] == set_so != ("ieee", "ieee")
+        assert len(products.seen) > 20
+        assert set(products.seen[1:]) == {("ieee", "ieee")}
+        with pytest.raises(ZeroDivisionError), full_precision():
+            _ = 1 / 0
+        assert allowed() == set_so
+        if precision != "mixed":
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        if precision != "mixed":
+            torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = untouched
 
 
 def test_half_precision() -> None:

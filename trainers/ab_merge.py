@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trainers.communication import Channel, Communicator, Ranks
+from trainers.decomposition import full_precision
 from trainers.lowrank import MatrixWeight
 
 Nodes = tuple[Ranks, ...]
@@ -57,6 +58,7 @@ def shares_by_loss(losses: Sequence[float]) -> list[float]:
     return torch.softmax(-torch.tensor(losses, dtype=torch.float64), dim=0).tolist()
 
 
+@full_precision()
 def merged_matrix(
     a: Tensor, b: Tensor, delta_a: Tensor, delta_b: Tensor, *, gain: tuple[float, float], mixed: bool
 ) -> Tensor:

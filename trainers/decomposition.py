@@ -8,7 +8,8 @@ are not determined, or in roundings.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,6 +21,23 @@ GRAM_CUTOFF = 0.05
 for singular values below 3e-4 of the largest."""
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Inside, products of float32 matrices are float32's, whatever ``torch.set_float32_matmul_precision`` and its
+    like allow: what becomes weights and bases for good shall not lose bits that a gradient can spare.
+    """
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+@full_precision()
 def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
     """U (m × k), singular values (k, falling), Vᵀ (k × n) of ``matrix`` (m × n), in its dtype.
 
@@ -94,13 +112,13 @@ class SharedWork:
         if not costs:
             return []
         owners = deal(costs, communicator.size)
-        begin = time.perf_counter()
+        begin = self._now()
         own = {
             task: [tensor.contiguous() for tensor in work(task)]
             for task, owner in enumerate(owners)
             if owner == communicator.rank
         }
-        self.own_s += time.perf_counter() - begin
+        self.own_s += self._now() - begin
         if communicator.size == 1:
             return [own[task] for task in range(len(costs))]
         shapes = self._shapes(own, len(costs))
@@ -115,6 +133,12 @@ class SharedWork:
             tensors = [tensor for task in tasks for tensor in results[task]]
             broadcast_everywhere(communicator, tensors, source=owner)
         return results
+
+    def _now(self) -> float:
+        """Seconds, when all that was started on the device is done: at decompositions only, which are rare."""
+        if self._communicator.device.type == "cuda":
+            torch.cuda.synchronize(self._communicator.device)
+        return time.perf_counter()
 
     def _shapes(self, own: dict[int, list[Tensor]], tasks: int) -> list[list[tuple[int, ...]]]:
         """The shapes of each task's tensors, known to the owners only so far."""

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, linear
 
+from trainers.decomposition import full_precision
+
 SMALLEST_SIDE = 16
 """Weights with a smaller side stay whole: there is nothing to gain."""
 LARGEST_ASPECT = 64
@@ -65,8 +67,9 @@ class MatrixWeight:
         return {name: held[f"{self.attribute}_{name}"] for name in names}
 
     def matrix(self) -> Tensor:
-        """The weight as a matrix, factored or not."""
-        return cast(Tensor, getattr(self.module, self.attribute)).reshape(self.rows, self.columns)
+        """The weight as a matrix, factored or not; a product in full precision."""
+        with full_precision():
+            return cast(Tensor, getattr(self.module, self.attribute)).reshape(self.rows, self.columns)
 
 
 def matrix_weights(

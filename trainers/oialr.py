@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainers.ab import AB
 from trainers.communication import broadcast_tensors
 from trainers.ddp import DDP
-from trainers.decomposition import SharedWork, svd, svd_cost
+from trainers.decomposition import SharedWork, full_precision, svd, svd_cost
 from trainers.lowrank import (
     LARGEST_ASPECT,
     SMALLEST_SIDE,
@@ -198,6 +198,7 @@ class _LowRank(Strategy):
         self._under.close()
 
     @torch.no_grad()
+    @full_precision()
     def _decompose(self) -> None:
         """Make every eligible weight U Σ Vᵀ, of rank min(m, n): at first nothing is dropped."""
         weights = self._weights
@@ -216,6 +217,7 @@ class _LowRank(Strategy):
         self._under.parameters_changed()
 
     @torch.no_grad()
+    @full_precision()
     def _update(self) -> None:
         """Turn the bases of the last weights into those of their Σ, and drop what is small (Eq. 4.13)."""
         self._updates += 1

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainers.decomposition import full_precision
+
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
 _SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"})
 
@@ -46,6 +48,7 @@ class Projection:
 
 
 @torch.no_grad()
+@full_precision()
 def exchange(
     optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, projection: Projection | None = None
 ) -> None:
