@@ -161,6 +161,44 @@ def test_buffers_agree_and_broadcasts_come_from_their_source() -> None:
         assert found == {"mean": [1.0, 10.0], "count": [3], "broadcast": [1.0, 1.0, 1.0, 1]}
 
 
+class Constants(nn.Module):
+    """Buffers that are the same on all ranks, and one that is not."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        real = torch.rand(100, generator=generator)
+        self.register_buffer("real", real)
+        self.register_buffer("mask", torch.full((3,), torch.finfo(torch.float32).min))
+        self.register_buffer("odd", torch.tensor([float("-inf"), float("inf"), -0.0, 3e38]))
+        for dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int16, torch.bool):
+            self.register_buffer(f"as_{dtype}".replace(".", "_"), real.to(dtype))
+        self.register_buffer("complex", torch.tensor(1 + 2j))
+        self.register_buffer("own", torch.tensor([3e38, float(rank)]))
+
+
+def constants_reconciled(rank: int) -> list[float]:
+    held, comm = Constants(rank), communicator()
+    reconcile_buffers(comm.world, held)
+    for (name, buffer), expected in zip(held.named_buffers(), Constants(0).buffers(), strict=True):
+        if name != "own":
+            found, wanted = (t.reshape(-1).view(torch.uint8) for t in (buffer, expected))
+            assert torch.equal(found, wanted), name
+    own = held.get_buffer("own")
+    assert len({tuple(part.tolist()) for part in comm.world.all_gather(own)}) == 1
+    short = torch.tensor([rank, 300 + rank], dtype=torch.int16)
+    assert [part.tolist() for part in comm.world.all_gather(short)] == [[r, 300 + r] for r in range(3)]
+    with pytest.raises(TypeError, match=r"torch\.int16 cannot be summed"):
+        comm.world.all_reduce(short)
+    with pytest.raises(TypeError, match=r"torch\.float8_e4m3fn has no mean"):
+        average_tensors(comm.world, [held.get_buffer("as_torch_float8_e4m3fn")])
+    return own.tolist()[1:]
+
+
+def test_what_is_the_same_on_all_ranks_stays_so_to_the_last_bit() -> None:
+    assert run_ranks(3, constants_reconciled) == [[1.0]] * 3
+
+
 def counted(rank: int) -> dict[str, Any]:
     comm = communicator(ranks_per_node=2)
     comm.world.all_reduce(torch.zeros(1000)).wait()

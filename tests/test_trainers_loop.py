@@ -521,9 +521,9 @@ def test_bytes_of_ddp_are_the_gradients_and_the_buffers() -> None:
     net = model()
     ranks = run_ranks(2, bytes_of_two)
     parameters = sum(p.numel() for p in net.parameters())
-    # On two nodes of one rank, each sends 2 · 4 · 1/2 bytes a parameter and step; 32 running statistics and,
-    # as a broadcast of 8 bytes of which each sends half in the mean, the batch count, an epoch.
-    expected = 2 * (STEPS * 4 * parameters + EPOCHS * (4 * 32 + 8 / 2))
+    # On two nodes of one rank, each sends 2 · 4 · 1/2 bytes a parameter and step; an epoch, 32 running
+    # statistics, and as broadcasts, of which each sends half in the mean, rank 0's and the batch count.
+    expected = 2 * (STEPS * 4 * parameters + EPOCHS * (4 * 32 + (4 * 32 + 8) / 2))
     assert ranks == [(expected, 0.0)] * 2
 
 

@@ -24,6 +24,11 @@ BUCKET_BYTES = 25 * 2**20
 
 Ranks = tuple[int, ...]
 
+_REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_SENT = (*_REAL, torch.int8, torch.uint8, torch.int32, torch.int64)
+_SUMMED = (*_SENT, torch.complex64, torch.complex128)
+"""What both gloo and NCCL take as it is; other types are sent as bytes, where they need not be summed."""
+
 
 class CommunicationError(RuntimeError):
     """A collective operation ended with an error or ran over its time: most likely another rank is gone."""
@@ -91,7 +96,11 @@ class Channel:
         return len(self.ranks)
 
     def all_reduce(self, tensor: Tensor) -> Pending:
-        """Start to sum ``tensor``, in place, over the ranks."""
+        """Start to sum ``tensor``, in place, over the ranks. TypeError for a type that cannot be summed."""
+        if self.size > 1 and tensor.dtype not in _SUMMED:
+            raise TypeError(
+                f"{tensor.dtype} cannot be summed over ranks. Use another type, say torch.float32."
+            )
         self._count(2 * tensor.nbytes * (self.size - 1) / self.size)
         return self._start(
             tensor, "all-reduce", lambda: dist.all_reduce(tensor, group=self.group, async_op=True)
@@ -102,7 +111,9 @@ class Channel:
         self._count(tensor.nbytes * (self.size - 1) / self.size)
         root = self.ranks[source]
         return self._start(
-            tensor, "broadcast", lambda: dist.broadcast(tensor, src=root, group=self.group, async_op=True)
+            tensor,
+            "broadcast",
+            lambda: dist.broadcast(_sendable(tensor), src=root, group=self.group, async_op=True),
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -111,8 +122,9 @@ class Channel:
             return [tensor]
         self._count(tensor.nbytes * (self.size - 1))
         parts = [torch.empty_like(tensor) for _ in self.ranks]
+        into, sent = [_sendable(part) for part in parts], _sendable(tensor)
         gather = self._start(
-            tensor, "all-gather", lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True)
+            tensor, "all-gather", lambda: dist.all_gather(into, sent, group=self.group, async_op=True)
         )
         gather.wait()
         return parts
@@ -158,6 +170,11 @@ class Channel:
             f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "
             f"printed. ({error})"
         )
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """``tensor``, contiguous, or its bytes where libraries do not know its type."""
+    return tensor if tensor.dtype in _SENT else tensor.view(-1).view(torch.uint8)
 
 
 class Communicator:
@@ -329,6 +346,13 @@ def buckets(
 
     ``wire_dtype`` replaces the dtype of floating-point tensors on the wire, where bytes are counted.
     """
+    return list(_one_by_one(tensors, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes))
+
+
+def _one_by_one(
+    tensors: Iterable[Tensor], *, wire_dtype: torch.dtype | None = None, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[Bucket]:
+    """As ``buckets``, each made when it is asked for: large models need memory for just one of them."""
     groups: dict[torch.dtype, list[list[Tensor]]] = {}
     filled: dict[torch.dtype, int] = {}
     for tensor in tensors:
@@ -339,11 +363,9 @@ def buckets(
             filled[dtype] = 0
         groups[dtype][-1].append(tensor)
         filled[dtype] += tensor.numel() * item_bytes
-    return [
-        Bucket(group, wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype)
-        for dtype, parts in groups.items()
-        for group in parts
-    ]
+    for dtype, parts in groups.items():
+        for group in parts:
+            yield Bucket(group, wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype)
 
 
 @torch.no_grad()
@@ -351,7 +373,7 @@ def broadcast_tensors(channel: Channel, tensors: Sequence[Tensor], *, source: in
     """Overwrite ``tensors`` with those of the ``source``-th rank of ``channel``, in flat buckets."""
     if channel.size == 1:
         return
-    for bucket in buckets(tensors):
+    for bucket in _one_by_one(tensors):
         channel.broadcast(bucket.pack(bucket.tensors), source=source).wait()
         bucket.unpack(bucket.tensors)
 
@@ -372,13 +394,35 @@ def broadcast_everywhere(communicator: Communicator, tensors: Sequence[Tensor], 
 
 
 @torch.no_grad()
-def average_tensors(
-    channel: Channel, tensors: Sequence[Tensor], *, wire_dtype: torch.dtype | None = None
-) -> None:
-    """Overwrite floating-point ``tensors`` with their mean over the ranks of ``channel``, in flat buckets."""
+def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
+    """Overwrite floating-point ``tensors`` with their mean over the ranks of ``channel``, in flat buckets.
+
+    What is the same on all ranks stays so to the last bit, infinities too, and nothing overflows that is near
+    enough to one another: the mean is that of the differences from the first rank's, which is sent for it.
+    """
     if channel.size == 1:
         return
-    for bucket in buckets(tensors, wire_dtype=wire_dtype):
+    for bucket in _one_by_one(tensors):
+        if bucket.wire_dtype not in _REAL:
+            raise TypeError(
+                f"{bucket.wire_dtype} has no mean over ranks. Use another type, say torch.float32."
+            )
+        own = bucket.pack(bucket.tensors)
+        first = channel.broadcast(own.clone()).wait()
+        # Divided before it is summed, lest the sum overflow.
+        apart = torch.where(own == first, torch.zeros_like(own), (own - first) / channel.size)
+        mean = channel.all_reduce(apart).wait()
+        # Zero added to a negative zero would change its sign.
+        torch.where(mean == 0, first, first + mean, out=bucket.flat)
+        bucket.unpack(bucket.tensors)
+
+
+@torch.no_grad()
+def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
+    """As ``average_tensors``, for tensors that differ on all ranks anyway: sums, divided; two thirds of the bytes."""
+    if channel.size == 1:
+        return
+    for bucket in _one_by_one(tensors):
         channel.all_reduce(bucket.pack(bucket.tensors)).wait()
         bucket.unpack(bucket.tensors)
         torch._foreach_div_(bucket.tensors, channel.size)
@@ -387,8 +431,9 @@ def average_tensors(
 def reconcile_buffers(channel: Channel, model: nn.Module) -> None:
     """Make the model's buffers the same on all ranks: floating-point ones their mean, others rank 0's."""
     own = list(model.buffers())
-    average_tensors(channel, [buffer for buffer in own if buffer.dtype.is_floating_point])
-    broadcast_tensors(channel, [buffer for buffer in own if not buffer.dtype.is_floating_point])
+    # Types of eight bits and less are for storage; they have no arithmetic.
+    average_tensors(channel, [buffer for buffer in own if buffer.dtype in _REAL])
+    broadcast_tensors(channel, [buffer for buffer in own if buffer.dtype not in _REAL])
 
 
 class GradientAverager:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from trainers.communication import Channel, GradientAverager, average_tensors, gradient_of
+from trainers.communication import Channel, GradientAverager, average_summands, gradient_of
 from trainers.randomness import derive
 from trainers.strategy import State
 
@@ -69,7 +69,7 @@ class PowerSGDAverager:
         self._qs = [saved.to(own.device) for saved, own in zip(qs, self._qs, strict=True)]
 
     def _averaged(self, factors: list[Tensor]) -> list[Tensor]:
-        average_tensors(self._channel, factors)
+        average_summands(self._channel, factors)
         return factors
 
 
