@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from trainers.data import Batch, Disjoint, in_order, load, share
+from trainers.data import Batch, Disjoint, _Collated, in_order, load, share
 from trainers.randomness import derive, generators_kept, seed_generators
 
 CPU = torch.device("cpu")
@@ -147,6 +147,34 @@ def test_a_tensor_data_set_is_read_as_item_by_item() -> None:
         assert isinstance(c, Tensor)
         assert torch.equal(a, c)
         assert torch.equal(b, d)
+
+
+def test_a_subclass_of_a_tensor_data_set_is_asked_for_its_items() -> None:
+    class Doubled(TensorDataset):
+        def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+            x, y = super().__getitem__(index)
+            return 2 * x, y
+
+    samples = Doubled(torch.ones(3, 2), torch.arange(3))
+    ((inputs, _),) = load(samples, in_order(range(3), batch_size=3), device=CPU, processes=0)
+    assert isinstance(inputs, Tensor)
+    assert torch.equal(inputs, torch.full((3, 2), 2.0))
+
+
+def test_only_what_is_on_the_cpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[tuple[int, ...]] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        assert tensor.device.type == "cpu"
+        pinned.append(tuple(tensor.shape))
+        return tensor
+
+    monkeypatch.setattr(Tensor, "pin_memory", note)
+    parts = ({"a": torch.zeros(2), "b": torch.zeros(3, device="meta")}, [torch.zeros(4), "text"])
+    batch = _Collated(parts).pin_memory().parts
+    assert pinned == [(2,), (4,)]
+    assert isinstance(batch, list)
+    assert batch[0]["b"].device.type == "meta"
 
 
 def test_items_must_be_pairs() -> None:

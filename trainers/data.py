@@ -27,7 +27,12 @@ class Batch:
 
 
 class Assignment(Protocol):
-    """How samples are dealt to ranks."""
+    """How samples are dealt to ranks.
+
+    A checkpoint keeps its ``repr`` to tell whether a run goes on with the same one: it must name the settings,
+    as a dataclass's does. That of a class without a ``__repr__`` of its own differs in every process, and
+    nothing could be resumed.
+    """
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
@@ -109,15 +114,33 @@ class _Fetched(Dataset[object]):
         self._samples = samples
 
     def __getitems__(self, batch: Batch) -> object:
-        if isinstance(self._samples, TensorDataset):
+        # Not its subclasses, whose items may be others than the tensors'.
+        if type(self._samples) is TensorDataset:
             return tuple(tensor[batch.indices] for tensor in self._samples.tensors)
         with generators_kept():
             seed_generators(batch.seed)
             return default_collate([self._samples[i] for i in batch.indices.tolist()])
 
 
-def _as_fetched(batch: object) -> object:
-    return batch
+class _Collated:
+    """A batch, which DataLoader asks to pin itself."""
+
+    def __init__(self, parts: object) -> None:
+        self.parts = parts
+
+    def pin_memory(self, device: object = None) -> _Collated:
+        return _Collated(_pinned(self.parts))
+
+
+def _pinned(value: object) -> object:
+    """``value`` with the tensors in it that are on the CPU in page-locked memory; those on a GPU cannot be."""
+    if isinstance(value, Tensor):
+        return value.pin_memory() if value.device.type == "cpu" else value
+    if isinstance(value, Mapping):
+        return {name: _pinned(part) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_pinned(part) for part in value]
+    return value
 
 
 def load(
@@ -131,13 +154,15 @@ def load(
         _Fetched(samples),
         # DataLoader hands each element of a batch sampler to __getitems__ as it is.
         batch_sampler=batches,  # type: ignore[arg-type]
-        collate_fn=_as_fetched,
+        collate_fn=_Collated,
         num_workers=processes,
         pin_memory=device.type == "cuda",
         # A generator of its own: iterating would otherwise draw from the global one.
         generator=torch.Generator(),
     )
-    for fetched in loader:
+    for collated in loader:
+        assert isinstance(collated, _Collated)
+        fetched = collated.parts
         if not isinstance(fetched, (tuple, list)) or len(fetched) != 2 or not isinstance(fetched[1], Tensor):
             raise TypeError(
                 f"An item of {type(samples).__name__} is no pair of inputs and target. "
