@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from gloo import outcomes_of_ranks, run_ranks
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainers.communication import (
     CommunicationError,
@@ -126,6 +127,51 @@ def averaged_beside_plain(rank: int, bucket_bytes: int) -> None:
 @pytest.mark.parametrize("bucket_bytes", [1, 200, 10**6])
 def test_averager_is_the_plain_average_whatever_order_gradients_come_in(bucket_bytes: int) -> None:
     run_ranks(3, averaged_beside_plain, bucket_bytes)
+
+
+class Reused(nn.Module):
+    """Goes through one layer three times, each with a checkpoint."""
+
+    def __init__(self, use_reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.again = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(3):
+            if self.use_reentrant is None:
+                x = self.again(x).tanh()
+            else:
+                x = checkpoint(lambda x: self.again(x).tanh(), x, use_reentrant=self.use_reentrant)
+        return x.sum()
+
+
+def with_checkpoints(rank: int) -> str:
+    comm, gradients = communicator(), []
+    x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    # In one bucket, nothing is sent before all is there.
+    for use_reentrant, bucket_bytes in ((None, 1), (False, 1), (True, 10**6)):
+        net = Reused(use_reentrant)
+        averager = GradientAverager(net.parameters(), comm.world, bucket_bytes=bucket_bytes)
+        averager.arm()
+        net(x).backward()
+        averager.finish()
+        gradients.append(gradients_of(net))
+    for others in gradients[1:]:
+        for own, other in zip(gradients[0], others, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-14, atol=1e-14)
+    net = Reused(True)
+    averager = GradientAverager(net.parameters(), comm.world, bucket_bytes=1)
+    averager.arm()
+    with pytest.raises(RuntimeError) as caught:
+        net(x).backward()
+    return str(caught.value)
+
+
+def test_a_gradient_that_changes_after_it_was_sent_is_refused() -> None:
+    assert "Give torch.utils.checkpoint use_reentrant=False" in run_ranks(2, with_checkpoints)[0]
 
 
 def sparse(rank: int) -> str:

@@ -441,7 +441,11 @@ class GradientAverager:
 
     Buckets are filled in the reverse order of the parameters, about the order in which gradients become
     ready, and are sent strictly one after the other: ranks whose gradients come in different orders would
-    else wait for one another. A parameter without a gradient counts as zero, and has one afterwards.
+    else wait for one another. A parameter without a gradient counts as zero; it has none afterwards either
+    where all ranks' have none.
+
+    A gradient that changes after it was sent, as reentrant checkpoints of a layer that is used several times
+    make it, is a RuntimeError.
     """
 
     def __init__(
@@ -455,18 +459,19 @@ class GradientAverager:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._channel = channel
         self._buckets = buckets(reversed(trained), wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
-        self._missing: list[int] = []
+        # Of each bucket, the parameters that have no gradient yet.
+        self._missing: list[set[int]] = []
         self._under_way: list[Pending] = []
         self._armed = False
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._ready_hook(index))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._ready_hook(index, id(parameter)))  # type: ignore[no-untyped-call]
             for index, bucket in enumerate(self._buckets)
             for parameter in bucket.tensors
         ]
 
     def arm(self) -> None:
         """The next backward pass completes the gradients: send each bucket as soon as it is full."""
-        self._missing = [len(bucket.tensors) for bucket in self._buckets]
+        self._missing = [{id(parameter) for parameter in bucket.tensors} for bucket in self._buckets]
         self._under_way = []
         self._armed = True
 
@@ -494,12 +499,18 @@ class GradientAverager:
     def load(self, state: Mapping[str, object]) -> None:
         """Nothing is to be taken up."""
 
-    def _ready_hook(self, index: int) -> Callable[[Tensor], None]:
+    def _ready_hook(self, index: int, parameter_id: int) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
             if not self._armed:
                 return
-            self._missing[index] -= 1
-            while len(self._under_way) < len(self._buckets) and self._missing[len(self._under_way)] == 0:
+            if index < len(self._under_way):
+                raise RuntimeError(
+                    "A gradient changed after it was sent to the other ranks: within one backward pass, that "
+                    f"of a parameter of shape {tuple(parameter.shape)} came in several parts. Give "
+                    "torch.utils.checkpoint use_reentrant=False."
+                )
+            self._missing[index].discard(parameter_id)
+            while len(self._under_way) < len(self._buckets) and not self._missing[len(self._under_way)]:
                 self._send_next()
 
         return ready
