@@ -575,6 +575,11 @@ class Coordinator:
         self._transport.send(destination, encode(message))
 
     @property
+    def dead(self) -> frozenset[int]:
+        """Ranks whose death has been dealt with."""
+        return self._workforce.dead
+
+    @property
     def busy(self) -> int:
         """Leaders that have something to evaluate."""
         return sum(1 for mine in self._outstanding.values() if mine)
