@@ -355,7 +355,7 @@ class NelderMeadBreeder(_CubeBreeder):
 
 
 class TypedBreeder(RandomBreeder):
-    """The default: steady-state evolution with operators that know what a parameter is.
+    """Steady-state evolution with operators that know what a parameter is.
 
     Parents by binary tournament among the best fifth; uniform crossover; about 1.2 parameters mutated:
     numbers by a normal step whose width is drawn log-uniformly between 1/100 and 1/3 of the (log-scaled)
@@ -378,9 +378,12 @@ class TypedBreeder(RandomBreeder):
             isinstance(one, Categorical) and not isinstance(one, Ordinal) for one in space.parameters.values()
         ]
 
+        self.initial = max(_INITIAL, min(2 * len(self._names), 2 * _INITIAL))
+        """Random individuals of the island before the first are bred."""
+
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        initial = max(_INITIAL, min(2 * len(self._names), 2 * _INITIAL))
-        if population.completed < initial or len(population.best) < 2 or rng.random() < self._random_rate:
+        few = population.completed < self.initial or len(population.best) < 2
+        if few or rng.random() < self._random_rate:
             return Offspring(self._space.sample(rng), "random")
         for _ in range(4):
             offspring = self._child(population, rng)
@@ -440,13 +443,16 @@ class TypedBreeder(RandomBreeder):
         return total
 
 
-def make_breeder(space: SearchSpace, settings: SearchSettings) -> Breeder:
-    """The breeder of ``settings.kind``; raises UsageError for one that the space does not suit."""
+def make_breeder(
+    space: SearchSpace, settings: SearchSettings, *, clock: Callable[[], float] | None = None
+) -> Breeder:
+    """The breeder of ``settings.kind``; raises UsageError for one that the space does not suit.
+
+    ``clock``: seconds, by which the default kind sees how long evaluations take, and whether to think longer than
+    evolution does is worth it; without one it does not."""
     kind = settings.kind
-    if kind == "default":
-        return TypedBreeder(
-            space, pool=settings.pool, crossover=settings.crossover, random_rate=settings.random
-        )
+    if kind in ("default", "evolution", "surrogate"):
+        return _typed(space, settings, clock)
     if kind == "genetic":
         return GeneticBreeder(
             space,
@@ -464,5 +470,22 @@ def make_breeder(space: SearchSpace, settings: SearchSettings) -> Breeder:
     if kind == "random":
         return RandomBreeder(space)
     raise UsageError(
-        f"[search] kind = {kind!r}: unknown; the kinds are default, genetic, cmaes, pso, nelder-mead, random"
+        f"[search] kind = {kind!r}: unknown; the kinds are default, surrogate, evolution, genetic, cmaes, pso, "
+        "nelder-mead, random"
     )
+
+
+def _typed(space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None) -> Breeder:
+    """Late, because it builds on this module: ``hpo.surrogate``."""
+    from hpo.surrogate import SurrogateBreeder, ThriftyBreeder
+
+    own: dict[str, Any] = {
+        "pool": settings.pool,
+        "crossover": settings.crossover,
+        "random_rate": settings.random,
+    }
+    if settings.kind == "surrogate":
+        return SurrogateBreeder(space, **own)
+    if settings.kind == "default" and clock is not None:
+        return ThriftyBreeder(space, clock=clock, **own)
+    return TypedBreeder(space, **own)

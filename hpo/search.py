@@ -35,8 +35,8 @@ class Suggestion:
 class Search:
     """Proposes configurations from what it has been told; any number may be pending.
 
-    ``kind`` and further keywords are those of a campaign's ``[search]``. The same seed, asked and told the
-    same in the same order, proposes the same.
+    ``kind`` and further keywords are those of a campaign's ``[search]``; the default is "surrogate" here, for how
+    long evaluations take is not known. The same seed, asked and told the same in the same order, proposes the same.
 
     Raises:
         UsageError: a keyword is not allowed, or the kind does not suit the space.
@@ -65,6 +65,8 @@ class Search:
         self._sign = -1.0 if direction == "maximize" else 1.0
         self._constraints = tuple(constraints)
         self._population = Population()
+        if checked.kind == "default":
+            checked = checked.model_copy(update={"kind": "surrogate"})
         self._breeder = make_breeder(space, checked)
         self._proposals = Proposals(
             space, self._breeder, seed=seed, allows=self._allows, duplicates=checked.duplicates

@@ -52,7 +52,7 @@ def _one_of(choices: object) -> str:
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Kind = Literal["default", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+Kind = Literal["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random"]
 Exchange = Literal["migration", "pollination"]
 Isolation = Literal["warm", "fresh", "inline"]
 

@@ -27,6 +27,7 @@ KEYS = {
         "share_at_source",
         "step_to_expected",
     },
+    "search": {"log10_regret", "ms_a_proposal", "standard_error"},
     "throughput": {
         "evaluations_per_s",
         "least_share_counted",
@@ -83,7 +84,7 @@ def quick(name: str) -> dict[str, object]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
-    if name == "throughput":
+    if name in ("search", "throughput"):
         pytest.importorskip("optuna", reason="installed by the extra bench")
     if name in TWO_NODES and (reason := two_nodes.why_not()) is not None:
         pytest.skip(reason)

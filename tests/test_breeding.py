@@ -17,7 +17,7 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
 from hpo.population import Member, Population, dominates
 
-KINDS = ["default", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+KINDS = ["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random"]
 MIXED = hpo.SearchSpace(
     x=hpo.Float(-5, 5),
     rate=hpo.Float(1e-5, 1e-1, log=True),

