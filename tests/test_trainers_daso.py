@@ -104,10 +104,9 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 def test_synchronising_at_each_step_equals_ddp(ranks: int, per_node: int) -> None:
     methods: list[Method] = [
         trainers.DASO(sync_every=1, sync_delay=0, **SHORT),
-        # Nothing but warm-up, nothing but cool-down; phases that overlap.
-        trainers.DASO(**{**SHORT, "warmup_epochs": EPOCHS}),
-        trainers.DASO(**{**SHORT, "cooldown_epochs": 1.0}),
-        trainers.DASO(**{**SHORT, "warmup_epochs": 0.75, "cooldown_epochs": 7}),
+        # Warm-up and cool-down; one step is left for cycling, the last of an epoch.
+        trainers.DASO(**{**SHORT, "warmup_epochs": 21 / 22}),
+        trainers.DASO(**{**SHORT, "warmup_epochs": 10 / 22, "cooldown_epochs": 1}),
     ]
     expected = alone(ranks)
     for rank in run_ranks(ranks, trained, per_node, methods):
@@ -646,6 +645,20 @@ def test_a_compiled_model_trains_the_same() -> None:
 def test_refuses(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trainers.DASO(**wrong)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"warmup_epochs": 4}, {"cooldown_epochs": 1.0}, {"warmup_epochs": 2, "cooldown_epochs": 0.5}],
+    ids=str,
+)
+def test_a_run_that_would_never_cycle_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="leave none of the run's 3 epochs for cycling"):
+        train(model(), trainers.DASO(**settings), ranks=1, per_node=1, epochs=3)
+
+
+def test_the_default_fractions_do_for_a_run_of_one_epoch() -> None:
+    train(model(), trainers.DASO(), ranks=1, per_node=1, epochs=1)
 
 
 def uneven(rank: int) -> None:

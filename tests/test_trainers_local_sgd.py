@@ -147,7 +147,7 @@ FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"households": 4, "household_every": 3, "world_every": 7}, {"levels": [(3, 4), (7, 4)]}),
     ({"world_every": 3, "start": 6}, {"levels": [(3, 4)], "joint": None, "start": 6}),
     ({"households": 1, "world_every": 4, "start": 0.5}, {"levels": [(4, 4)], "start": 11}),
-    ({"households": 1, "start": 1.0}, {"levels": [(1, 4)], "start": STEPS}),
+    ({"households": 1, "start": STEPS - 1}, {"levels": [(8, 4)], "start": STEPS - 1}),
     (
         {"households": 1, "neighbourhoods": 2, "neighbourhood_every": 2, "world_every": 6},
         {"levels": [(2, 2), (6, 4)]},
@@ -237,12 +237,12 @@ def test_ranks_count_alike_on_nodes_of_different_size() -> None:
 
 
 def test_the_special_cases_equal_other_methods() -> None:
-    # One household is DDP, as is a run that never starts; local SGD with nodes as households is DASO without
+    # One household is DDP, as is a run before its start; local SGD with nodes as households is DASO without
     # delay, after a warm-up too where the optimizer keeps no momentum.
     exact = {"sync_delay": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtype": None}
     pairs: list[tuple[Method, Method]] = [
         (trainers.LocalSGD(households=4), trainers.DDP()),
-        (trainers.LocalSGD(start=1.0), trainers.DDP()),
+        (trainers.LocalSGD(start=EPOCHS * STEPS_PER_EPOCH - 1), trainers.DDP()),
         (trainers.LocalSGD(world_every=3), trainers.DASO(sync_every=3, warmup_epochs=0, **exact)),
     ]
     found = run_ranks(4, trained, 2, [method for pair in pairs for method in pair])[0]
@@ -576,6 +576,37 @@ def does_not_divide(rank: int) -> None:
 
 def test_parts_that_do_not_divide_the_ranks_are_refused() -> None:
     run_ranks(4, does_not_divide)
+
+
+def on_nodes(rank: int) -> None:
+    normed = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1))
+    communicator = Communicator(
+        topology=trainers.Topology(ranks_per_node=1),
+        timeout=timedelta(seconds=30),
+        device=torch.device("cpu"),
+    )
+    for method in (trainers.LocalSGD(), trainers.DASO(), trainers.AB(full_rank_first_layer=False)):
+        net = normed
+        if isinstance(method, trainers.AB):
+            net = nn.Sequential(nn.Linear(16, 16), nn.SyncBatchNorm(16), nn.Linear(16, 1))
+        with pytest.raises(ValueError, match=r"1 is a SyncBatchNorm.*Use BatchNorm"):
+            method.strategy(setup_of(net, communicator))
+    # Ranks that never train apart may have them.
+    for method in (trainers.LocalSGD(households=2), trainers.DDP()):
+        method.strategy(setup_of(normed, communicator)).close()
+    communicator.close()
+
+
+def test_synchronised_norms_are_refused_where_ranks_train_apart() -> None:
+    run_ranks(2, on_nodes)
+
+
+@pytest.mark.parametrize("start", [1.0, 1000, 4000])
+def test_a_start_after_the_run_s_end_is_refused(start: int | float) -> None:
+    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"start=.*the run has 1000\. Leave steps for the local"):
+        trainers.LocalSGD(start=start).strategy(setup_of(model(), communicator))
+    trainers.LocalSGD(start=999).strategy(setup_of(model(), communicator))
 
 
 def test_settings_tell_runs_apart() -> None:

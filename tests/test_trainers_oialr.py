@@ -472,7 +472,7 @@ def square_run(
 @pytest.mark.parametrize(
     ("ranks", "accumulate", "under", "update_every"),
     [
-        (1, 1, "ddp", 100),
+        (1, 1, "ddp", 12),
         (1, 3, "ddp", 2),
         (2, 2, "ddp", 2),
         (3, 1, "ddp", 3),
@@ -786,6 +786,15 @@ def test_refuses_what_it_cannot_train() -> None:
         train(small, method=trainers.OIALR(full_rank_last_layer=False))
     with pytest.raises(ValueError, match=r"delay=20.*the run has 20 steps"):
         train(model(), method=trainers.OIALR(delay=20))
+    for settings in (
+        {"update_every": 20},
+        {"delay": 15, "update_every": 5},
+        {"delay": 0.9, "update_every": 0.1},
+    ):
+        with pytest.raises(
+            ValueError, match=r"the first update would come after 20 steps, and the run has 20"
+        ):
+            train(model(), method=trainers.OIALR(**{"delay": 0, **settings}))
     with pytest.raises(ValueError, match=r"0\.weight requires a gradient, but the optimizer does not"):
         train(model(), optimizer=lambda parameters: adamw(list(parameters)[1:]))
 
@@ -795,3 +804,8 @@ def test_the_default_is_a_third_and_a_fiftieth_of_all_steps() -> None:
     histories = train(model(), method=trainers.OIALR(), epochs=9, batch_size=4).history
     assert ["rank/3.weight" in entry for entry in histories] == [False] * 3 + [True] * 6
     assert ["stability/0.weight" in entry for entry in histories] == [False] * 4 + [True] * 5
+
+
+@pytest.mark.parametrize("batch_size", [SAMPLES, SAMPLES // 2, SAMPLES // 3])
+def test_the_default_does_for_a_run_of_a_step_or_two(batch_size: int) -> None:
+    train(model(), method=trainers.OIALR(), epochs=1, batch_size=batch_size)

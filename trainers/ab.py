@@ -28,7 +28,15 @@ from trainers.communication import (
 from trainers.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank import SMALLEST_SIDE, MatrixWeight, factorise, make_whole, matrix_weights
 from trainers.optimizer_state import Projection, exchange
-from trainers.strategy import Setup, State, Steps, Strategy, check_steps, steps_of
+from trainers.strategy import (
+    Setup,
+    State,
+    Steps,
+    Strategy,
+    check_steps,
+    refuse_synchronised_norms,
+    steps_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +148,7 @@ class _ABTraining(Strategy):
             )
         self._exchange: GroupExchange | None = None
         if method.groups:
+            refuse_synchronised_norms("AB(groups=True)", setup.model)
             self._exchange = GroupExchange(
                 self._communicator, groups_of(self._communicator.nodes, method.group_size)
             )

@@ -18,7 +18,7 @@ from trainers.communication import (
     buckets,
     reconcile_buffers,
 )
-from trainers.strategy import Setup, State, Strategy
+from trainers.strategy import Setup, State, Strategy, refuse_synchronised_norms
 
 _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -162,6 +162,13 @@ class _Cycling(Strategy):
         self._world = setup.communicator.world
         self._warm_until = self._steps(method.warmup_epochs)
         self._cool_from = setup.total_steps - self._steps(method.cooldown_epochs)
+        if self._warm_until >= self._cool_from:
+            raise ValueError(
+                f"DASO(warmup_epochs={method.warmup_epochs!r}, cooldown_epochs={method.cooldown_epochs!r}): they "
+                f"leave none of the run's {setup.epochs} epochs for cycling. Lower one, or use DDP."
+            )
+        if self._across.size > 1:
+            refuse_synchronised_norms("DASO", setup.model)
         self._periods = _Periods(sync_every=method.sync_every, sync_delay=method.sync_delay)
         self._used = (method.sync_every, method.sync_delay)
         """B and S of the last step."""

@@ -22,7 +22,15 @@ from trainers.communication import (
     buckets,
     reconcile_buffers,
 )
-from trainers.strategy import Setup, State, Steps, Strategy, check_steps, steps_of
+from trainers.strategy import (
+    Setup,
+    State,
+    Steps,
+    Strategy,
+    check_steps,
+    refuse_synchronised_norms,
+    steps_of,
+)
 
 Partition = tuple[Ranks, ...]
 
@@ -144,6 +152,11 @@ class _Households(Strategy):
         self._method = method
         self._setup = setup
         self._start = steps_of(method.start, setup.total_steps)
+        if self._start >= setup.total_steps:
+            raise ValueError(
+                f"LocalSGD(start={method.start!r}): that is {self._start} steps, and the run has "
+                f"{setup.total_steps}. Leave steps for the local training, or use DDP."
+            )
         communicator = setup.communicator
         households = _parts(communicator, method.households, "households") or communicator.nodes
         neighbourhoods = _parts(communicator, method.neighbourhoods, "neighbourhoods")
@@ -157,6 +170,8 @@ class _Households(Strategy):
         self._neighbourhood = self._household if neighbourhoods is None else self._level_of(neighbourhoods)
         self._top = len(self._levels) - 1
         self._household_channel = _channel(communicator, "households", households)
+        if self._gradients_over(self._start) < self._top:
+            refuse_synchronised_norms("LocalSGD", setup.model)
         self._household_count = len(households)
         self._even_households = len({len(ranks) for ranks in households}) == 1
         self._period = method.world_every

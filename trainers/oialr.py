@@ -48,7 +48,7 @@ class OIALR:
       about 156 000.
     - ``update_every``: 0.02 is Table A.4's 400 of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's
       1000 is 0.0064 of its steps. All weights take part after 1 / ``layer_step`` updates, with the default at
-      0.53 of the run. At least 1 step.
+      0.53 of the run. At least 1 step. ValueError if the run ends before the first, unless both are fractions.
     - ``sigma_cutoff``: Table A.2 has 0.2, A.4 0.4.
     - ``full_rank_warmup``: False decomposes before the first step, as Table A.4 has it against rapid
       overfitting (4.4.5); ``delay`` then only says from when on updates are counted.
@@ -114,6 +114,13 @@ class _LowRank(Strategy):
             raise ValueError(
                 f"OIALR(delay={method.delay!r}): the run has {setup.total_steps} steps, none would be left to "
                 "train low-rank. Lower the delay, or use the method of its synchronisation alone."
+            )
+        given, first = (method.delay, method.update_every), self._delay + self._every
+        # Fractions suit a run of some length, and may be tried in one of a step or two.
+        if first >= setup.total_steps and (any(isinstance(part, int) for part in given) or sum(given) >= 1):
+            raise ValueError(
+                f"OIALR(delay={method.delay!r}, update_every={method.update_every!r}): the first update would come "
+                f"after {first} steps, and the run has {setup.total_steps}. Lower one of them."
             )
         # A run before may have left the model in factors, this very one when it was interrupted.
         _start_whole(setup)

@@ -133,6 +133,16 @@ def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
         )
 
 
+def refuse_synchronised_norms(owner: str, model: nn.Module) -> None:
+    """ValueError if layers of ``model`` exchange statistics in each pass, over ranks that train apart."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ValueError(
+                f"{owner}: {name or 'the model'} is a SyncBatchNorm, which has ranks wait for one another in "
+                "each pass, and here they train apart. Use BatchNorm, whose buffers are averaged, or DDP."
+            )
+
+
 class Method(Protocol):
     """The settings of a training method."""
 
