@@ -285,7 +285,7 @@ class _Entry:
 class _File:
     """One journal, read once."""
 
-    def __init__(self, path: Path, place: tuple[int, int, int], space: Mapping[str, Any] | None) -> None:
+    def __init__(self, path: Path, place: tuple[int, int, int], identity: Mapping[str, Any]) -> None:
         self.path = path
         self.place = place
         self.header: journal.Record | None = None
@@ -312,7 +312,7 @@ class _File:
             elif piece.record["type"] == "header":
                 self._header(piece, piece.record)
             else:
-                self._record(piece, piece.record, space)
+                self._record(piece, piece.record, identity)
             if self.other_version:
                 return
         self.headless = self.header is None and bool(self.records or self.gaps)
@@ -344,7 +344,7 @@ class _File:
                 journal.journal_path(Path(), leg=leg, island=island, worker=worker).name
             )
 
-    def _record(self, piece: _Piece, record: journal.Record, space: Mapping[str, Any] | None) -> None:
+    def _record(self, piece: _Piece, record: journal.Record, identity: Mapping[str, Any]) -> None:
         self.records += 1
         now = record.get("started" if record["type"] == "finished" else "time")
         if isinstance(now, (int, float)) and (self.earliest is None or now < self.earliest):
@@ -353,8 +353,7 @@ class _File:
             self.migrated.add(record["id"])
         if record["type"] not in ("started", "finished"):
             return
-        if space is not None and not self.misfit:
-            self.misfit = _misfit(record["params"], space)
+        self.misfit = self.misfit or _misfit(record, identity)
         final = record["type"] == "finished" and record["status"] in FINAL
         self.entries.append(
             _Entry(
@@ -378,9 +377,15 @@ class _File:
             )
 
 
-def _misfit(params: Mapping[str, Any], space: Mapping[str, Any]) -> str:
-    """Why ``params`` are none of ``space`` (as ``campaign.json`` describes it); empty if they are."""
-    for name, value in params.items():
+def _misfit(record: journal.Record, identity: Mapping[str, Any]) -> str:
+    """Why an individual is none of the campaign that ``campaign.json`` describes; empty if it is."""
+    objectives = identity.get("objectives")
+    if objectives and record.get("objectives") and set(record["objectives"]) != set(objectives):
+        return f"its objectives are {', '.join(record['objectives'])}"
+    space = identity.get("space")
+    if not space:
+        return ""
+    for name, value in record["params"].items():
         rule = space.get(name)
         if not isinstance(rule, Mapping):
             return f"{name} is no parameter of this campaign"
@@ -413,12 +418,11 @@ class _Inspection:
         self.finals: dict[str, tuple[bytes, _File]] = {}
         self.begun: dict[str, tuple[bytes, _File]] = {}
         identity = self._identity()
-        space = identity.get("space")
         if not ours:
             self._lock()
         try:
             self.files = [
-                _File(path, place, space if isinstance(space, Mapping) else None)
+                _File(path, place, identity)
                 for path in journal.journal_files(directory)
                 if (place := journal.journal_place(path)) is not None
             ]
@@ -428,6 +432,16 @@ class _Inspection:
                 f"{error.filename or directory} cannot be read ({error.strerror or error}). Give read access, or name "
                 "another directory."
             ) from error
+        strange = [file for file in self.files if file.misfit]
+        if strange and len(strange) == sum(1 for file in self.files if file.entries):
+            self._say(
+                DAMAGE,
+                "campaign.json",
+                f"no journal fits it ({strange[0].path.name}: {strange[0].misfit}). It is written once and never "
+                "edited: restore it.",
+            )
+            for file in strange:
+                file.misfit = ""
         created = identity.get("created")
         self._census(created if isinstance(created, (int, float)) else None)
         for file in self.files:
@@ -489,6 +503,7 @@ class _Inspection:
                 "campaign.json",
                 "it is JSON and describes no campaign. It is written once and never edited: restore it.",
             )
+            return {}
         return identity
 
     def _lock(self) -> None:

@@ -449,6 +449,8 @@ def test_what_is_odd_and_no_damage(home: Path) -> None:
             "version 9",
         ),
         (lambda path: path.write_bytes(b'{"version": 1, "objectives": [3]}'), "describes no campaign"),
+        (lambda path: path.write_text(path.read_text().replace('"value"', '"score"')), "no journal fits it"),
+        (lambda path: path.write_text(path.read_text().replace('"x"', '"z"')), "no journal fits it"),
     ],
 )
 def test_campaign_json(home: Path, spoil: Callable[[Path], object], words: str) -> None:
