@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication import Communicator, broadcast_tensors
+from trainers.communication import Communicator, GradientAverager, broadcast_tensors
 from trainers.powersgd import PowerSGDAverager
 
 SAMPLES = 50
@@ -125,6 +125,71 @@ def test_powersgd_of_full_rank_is_exact_and_of_low_rank_sends_less() -> None:
     assert 0 < strays < 0.2
 
 
+class SometimesUsed(nn.Module):
+    """``never`` is used nowhere, ``rare`` with every fifth step's batch, if at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.rare, self.never = (nn.Linear(6, 6).double() for _ in range(3))
+        self.empty = nn.Parameter(torch.zeros(0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.used(x)
+        if bool((x[:, 0] > 0.9).any()):
+            x = x + self.rare(x)
+        return x.mean(1, keepdim=True)
+
+
+def some_unused(rank: int, batch_size: int, method: trainers.DDP) -> list[Tensor]:
+    net = SometimesUsed()
+    trainers.train(
+        net,
+        data(),
+        loss=nn.functional.mse_loss,
+        # Decay and momentum change a parameter with a gradient of zeros.
+        optimizer=sgd,
+        method=method,
+        epochs=2,
+        batch_size=batch_size,
+    )
+    return [parameter.detach() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("compression", [None, "bf16", "powersgd"])
+def test_what_no_rank_uses_is_left_alone(compression: str | None) -> None:
+    method = trainers.DDP(compression=compression)
+    found = run_ranks(3, some_unused, 2, method)
+    for parameters in found:
+        assert all(torch.equal(a, b) for a, b in zip(parameters, found[0], strict=True))
+    start = SometimesUsed()
+    assert torch.equal(found[0][-1], start.never.bias)
+    assert torch.equal(found[0][-2], start.never.weight)
+
+
+def unused_now_and_then(rank: int, wire_dtype: torch.dtype | None) -> list[list[bool]]:
+    """Whether parameters have a gradient after steps in which ranks (2,), none and (0, 1) had one."""
+    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(0))]
+    averager = GradientAverager(parameters, comm.world, wire_dtype=wire_dtype, keep_none=True)
+    found = []
+    for ranks in ((2,), (), (0, 1)):
+        for parameter in parameters:
+            # Zeros of both signs are a gradient, too.
+            parameter.grad = torch.full_like(parameter, -0.0) if rank in ranks else None
+        averager.arm()
+        averager.finish()
+        found.append([parameter.grad is not None for parameter in parameters])
+    return found
+
+
+@pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16])
+def test_a_gradient_of_zeros_is_told_from_none(wire_dtype: torch.dtype | None) -> None:
+    # An empty one has nothing to tell by.
+    expected = [[True, True, True], [False, False, True], [True, True, True]]
+    assert run_ranks(3, unused_now_and_then, wire_dtype) == [expected] * 3
+
+
 def powersgd_beside_plain(rank: int) -> list[float]:
     """Feeds one gradient of rank 2 through factors of rank 2, then of rank 1 again and again; errors by
     step."""
@@ -192,7 +257,7 @@ def test_an_exchanged_layer_is_averaged_and_nothing_stays_on_the_model() -> None
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("wrong", [{"compression": "fp16"}, {"powersgd_rank": 0}])
+@pytest.mark.parametrize("wrong", [{"compression": "fp16"}, {"powersgd_rank": 0}, {"powersgd_rank": 2.5}])
 def test_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         trainers.DDP(**wrong)

@@ -320,6 +320,8 @@ class Bucket:
     flat: Tensor = field(init=False)
     views: list[Tensor] = field(init=False)
     """Parts of ``flat`` in the shapes of ``tensors``."""
+    firsts: Tensor | None = field(init=False, default=None)
+    """Where in ``flat`` the tensors begin, apart from empty ones; None until it is needed."""
 
     def __post_init__(self) -> None:
         sizes = [tensor.numel() for tensor in self.tensors]
@@ -441,8 +443,8 @@ class GradientAverager:
 
     Buckets are filled in the reverse order of the parameters, about the order in which gradients become
     ready, and are sent strictly one after the other: ranks whose gradients come in different orders would
-    else wait for one another. A parameter without a gradient counts as zero; it has none afterwards either
-    where all ranks' have none.
+    else wait for one another. A parameter without a gradient counts as zero, and has one afterwards; with
+    ``keep_none`` only where some rank had one, so that optimizers skip what no rank uses, as on one rank.
 
     A gradient that changes after it was sent, as reentrant checkpoints of a layer that is used several times
     make it, is a RuntimeError.
@@ -455,10 +457,14 @@ class GradientAverager:
         *,
         wire_dtype: torch.dtype | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        keep_none: bool = False,
     ) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._channel = channel
         self._buckets = buckets(reversed(trained), wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
+        self._keep_none = keep_none
+        # Of each bucket sent, where parameters without a gradient lie: their place in it, and in the buffer.
+        self._lacking: list[list[tuple[int, int]]] = []
         # Of each bucket, the parameters that have no gradient yet.
         self._missing: list[set[int]] = []
         self._under_way: list[Pending] = []
@@ -472,7 +478,7 @@ class GradientAverager:
     def arm(self) -> None:
         """The next backward pass completes the gradients: send each bucket as soon as it is full."""
         self._missing = [{id(parameter) for parameter in bucket.tensors} for bucket in self._buckets]
-        self._under_way = []
+        self._under_way, self._lacking = [], []
         self._armed = True
 
     def finish(self) -> None:
@@ -480,12 +486,16 @@ class GradientAverager:
         self._armed = False
         while len(self._under_way) < len(self._buckets):
             self._send_next()
-        for bucket, pending in zip(self._buckets, self._under_way, strict=True):
+        for bucket, pending, lacking in zip(self._buckets, self._under_way, self._lacking, strict=True):
             pending.wait()
+            unused = _unmarked(bucket.flat, lacking)
             gradients = [gradient_of(parameter) for parameter in bucket.tensors]
             bucket.unpack(gradients)
             # Once the sum is back in the gradient's own precision: dividing on the wire would round again.
             torch._foreach_div_(gradients, self._channel.size)
+            for place in unused:
+                bucket.tensors[place].grad = None
+        self._under_way, self._lacking = [], []
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
@@ -517,9 +527,36 @@ class GradientAverager:
 
     def _send_next(self) -> None:
         bucket = self._buckets[len(self._under_way)]
-        self._under_way.append(
-            self._channel.all_reduce(bucket.pack([gradient_of(parameter) for parameter in bucket.tensors]))
-        )
+        lacking = [place for place, parameter in enumerate(bucket.tensors) if parameter.grad is None]
+        flat = bucket.pack([gradient_of(parameter) for parameter in bucket.tensors])
+        self._lacking.append(_mark(bucket, lacking) if self._keep_none else [])
+        self._under_way.append(self._channel.all_reduce(flat))
+
+
+def _mark(bucket: Bucket, lacking: list[int]) -> list[tuple[int, int]]:
+    """Have the buffer tell, at no bytes of its own, which tensors have no gradient: by a zero's sign.
+
+    A sum is -0.0 only where all its summands are. So each gradient's first number is made anything else, and
+    -0.0 where it is ``lacking``; the places of these, and where in the buffer they begin.
+    """
+    begins = [int(view.storage_offset()) for view in bucket.views]
+    if bucket.firsts is None:
+        filled = [begin for begin, view in zip(begins, bucket.views, strict=True) if view.numel()]
+        bucket.firsts = torch.tensor(filled, dtype=torch.int64, device=bucket.flat.device)
+    bucket.flat[bucket.firsts] += 0.0
+    marked = [(place, begins[place]) for place in lacking if bucket.views[place].numel()]
+    if marked:
+        bucket.flat[[begin for _, begin in marked]] = -0.0
+    return marked
+
+
+def _unmarked(flat: Tensor, lacking: list[tuple[int, int]]) -> list[int]:
+    """Of the tensors that ``lacking`` names, which the summed buffer shows no rank to have a gradient of."""
+    if not lacking:
+        return []
+    sums = flat[[begin for _, begin in lacking]]
+    nowhere = ((sums == 0) & torch.signbit(sums)).tolist()
+    return [place for (place, _), nobody in zip(lacking, nowhere, strict=True) if nobody]
 
 
 def gradient_of(parameter: Tensor) -> Tensor:

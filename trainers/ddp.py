@@ -17,6 +17,9 @@ class DDP:
 
     PowerSGD (Vogels et al. 2019) sends two factors of ``powersgd_rank`` columns for each matrix, and feeds
     what they miss into the next step's gradient.
+
+    A parameter that no rank has a gradient of at a step has none afterwards, as on one rank, so that its
+    optimizer skips it; only a matrix that PowerSGD sends as factors then has zeros.
     """
 
     compression: str | None = None
@@ -27,8 +30,11 @@ class DDP:
             raise ValueError(
                 f'DDP(compression={self.compression!r}): must be None, "bf16" or "powersgd". Correct it.'
             )
-        if self.powersgd_rank < 1:
-            raise ValueError(f"DDP(powersgd_rank={self.powersgd_rank}): must be at least 1. Correct it.")
+        columns = self.powersgd_rank
+        if isinstance(columns, bool) or not isinstance(columns, int) or columns < 1:
+            raise ValueError(
+                f"DDP(powersgd_rank={columns!r}): must be a whole number of at least 1. Correct it."
+            )
 
     def strategy(self, setup: Setup) -> Strategy:
         return _Averaging(self, setup)
@@ -57,7 +63,7 @@ class _Averaging(Strategy):
             )
         else:
             wire_dtype = torch.bfloat16 if self._method.compression == "bf16" else None
-            self._averager = GradientAverager(parameters, self._world, wire_dtype=wire_dtype)
+            self._averager = GradientAverager(parameters, self._world, wire_dtype=wire_dtype, keep_none=True)
 
     def before_pass(self, step: int, *, last: bool) -> None:
         if last and self._averager is not None:

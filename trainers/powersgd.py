@@ -28,7 +28,7 @@ class PowerSGDAverager:
         for parameter in parameters:
             m, n = _shape(parameter)
             (self._matrices if (m + n) * rank < m * n else others).append(parameter)
-        self._others = GradientAverager(others, channel)
+        self._others = GradientAverager(others, channel, keep_none=True)
         self._errors = [torch.zeros(_shape(p), dtype=p.dtype, device=p.device) for p in self._matrices]
         # The same on all ranks, since P = M Q is averaged with a common Q.
         generator = torch.Generator().manual_seed(derive(seed, "powersgd"))
