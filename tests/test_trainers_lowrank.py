@@ -288,6 +288,16 @@ def test_what_is_eligible() -> None:
     assert matrix_weights(nn.Linear(16, 16))[0].name == "weight"
 
 
+def test_layers_have_one_name_whatever_is_compiled() -> None:
+    net = nn.Sequential(nn.MultiheadAttention(16, 2, kdim=20), nn.Sequential(nn.Linear(16, 16)))
+    expected = ["0.q_proj", "0.k_proj", "0.v_proj", "0.out_proj", "1.0"]
+    assert [w.layer for w in matrix_weights(net)] == expected
+    net[1] = torch.compile(net[1], backend="eager")
+    compiled = torch.compile(net, backend="eager")
+    assert [w.layer for w in matrix_weights(compiled)] == expected
+    assert matrix_weights(nn.Linear(16, 16))[0].layer == "weight"
+
+
 def test_first_and_last_mean_the_model_s() -> None:
     def names(net: nn.Module, **which: bool) -> list[str]:
         return [w.name for w in matrix_weights(net, **which)]

@@ -273,7 +273,7 @@ class _ABTraining(Strategy):
             # Of the last decomposition, whatever is trained now.
             "factored_compression_ratio": self._full_parameters / (self._full_parameters - whole + a + b),
             "mean_rank_fraction": sum(self._ranks[weight.name] for weight in self._weights) / max(1, fullest),
-            **{f"rank/{_layer(weight)}": float(self._ranks[weight.name]) for weight in self._weights},
+            **{f"rank/{weight.layer}": float(self._ranks[weight.name]) for weight in self._weights},
         }
 
     def state(self) -> State:
@@ -456,8 +456,3 @@ class _ABTraining(Strategy):
 
     def _derived(self, value: Steps | None, part: float) -> int:
         return round(part * self._ab) if value is None else steps_of(value, self._total)
-
-
-def _layer(weight: MatrixWeight) -> str:
-    """The weight's name as the metrics have it: the layer's, with the weight's only where it has several."""
-    return weight.name.removesuffix(".weight")

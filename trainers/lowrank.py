@@ -47,6 +47,11 @@ class MatrixWeight:
     shape: torch.Size
 
     @property
+    def layer(self) -> str:
+        """The layer's name, for metrics, compiled or not: "blocks.0.attention.in_proj"; "weight" if it is all."""
+        return self.name.replace("_orig_mod.", "").removesuffix(".weight").removesuffix("_weight")
+
+    @property
     def rows(self) -> int:
         return self.shape[0]
 

@@ -171,13 +171,14 @@ class _LowRank(Strategy):
     def metrics(self) -> dict[str, float]:
         communicator, parameters = self._setup.communicator, list(self._setup.model.parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad)
+        layers = {weight.name: weight.layer for weight in self._weights}
         own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device=communicator.device)
         return {
             # Of the whole model, in whatever form the run found it.
             "trainable_fraction": trained / self._full_trainable,
             "compression_ratio": self._full_parameters / sum(p.numel() for p in parameters),
-            **{f"rank/{_layer(name)}": float(rank) for name, rank in self._ranks.items()},
-            **{f"stability/{_layer(name)}": value for name, value in self._stability.items()},
+            **{f"rank/{layers[name]}": float(rank) for name, rank in self._ranks.items()},
+            **{f"stability/{layers[name]}": value for name, value in self._stability.items()},
             "decomposition_s": max(part.item() for part in communicator.service.all_gather(own_s)),
             **self._under.metrics(),
         }
@@ -350,7 +351,3 @@ def _frozen(value: Tensor) -> nn.Parameter:
 def _precise(dtype: torch.dtype) -> torch.dtype:
     """Rotations in half precision would leave bases orthogonal to a hundredth only."""
     return dtype if dtype == torch.float64 else torch.float32
-
-
-def _layer(name: str) -> str:
-    return name.removeprefix("_orig_mod.")
