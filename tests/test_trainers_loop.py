@@ -435,8 +435,13 @@ def test_report_gets_each_epoch_and_what_it_raises_ends_the_run() -> None:
 
 
 def test_without_a_checkpoint_an_interrupted_run_still_stops() -> None:
-    with pytest.raises(trainers.Interrupted, match="epoch 2 after 1 steps"):
+    with pytest.raises(trainers.Interrupted, match="epoch 2 after 1 steps of it; nothing is saved"):
         train(model(), interrupt=After(STEPS_PER_EPOCH + 1))
+
+
+def test_an_interrupted_run_says_where_it_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(trainers.Interrupted, match=f"saved in {tmp_path}"):
+        train(model(), checkpoint=tmp_path, interrupt=After(1))
 
 
 # The optimizer, precision and metrics
@@ -627,6 +632,15 @@ def test_hooks_are_taken_off_when_the_run_fails() -> None:
         ({"batch_size": 2.5}, "batch_size = 2.5: must be a whole number"),
         ({"accumulate": True}, "accumulate = True"),
         ({"checkpoint_every": 0}, "checkpoint_every = 0"),
+        ({"checkpoint_every": 2.5}, "checkpoint_every = 2.5: must be a whole number of steps"),
+        ({"evaluation_batch_size": 0}, "evaluation_batch_size = 0: must be a whole number of at least 1"),
+        ({"evaluation_batch_size": 2.5}, "evaluation_batch_size = 2.5: must be a whole number"),
+        ({"clip_norm": "1"}, "clip_norm = '1': must be a number above 0"),
+        ({"label_smoothing": "0.1"}, "label_smoothing = '0.1'"),
+        ({"method": "daso"}, "method = 'daso': must be a method's settings. Pass DDP()"),
+        ({"method": trainers.DASO}, "Pass DASO()"),
+        ({"metrics": {"synchronisations": accuracy}}, "methods record 'synchronisations'"),
+        ({"metrics": {"rank/0": accuracy}}, "methods record 'rank/0'"),
         ({"precision": "fp16"}, "precision = 'fp16'"),
         ({"clip_norm": 0.0}, "clip_norm = 0.0"),
         ({"metrics": {"lr": accuracy}}, "the loop itself records 'lr'"),
@@ -641,6 +655,69 @@ def test_refuses(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         train(model(), **changed)
     assert message in str(caught.value)
+
+
+def test_names_that_are_not_recorded_are_refused_before_anything_starts() -> None:
+    def no_step() -> bool:
+        raise AssertionError
+
+    misspelt: list[dict[str, Any]] = [
+        {"early_stopping": trainers.EarlyStopping(metric="acuracy")},
+        {
+            "schedule": trainers.ReduceOnPlateau(metric="validation_loss"),
+            "validation_set": None,
+            "metrics": {},
+        },
+    ]
+    for changed in misspelt:
+        with pytest.raises(ValueError, match="this run records epoch, lr, train_loss"):
+            train(model(), interrupt=no_step, **changed)
+    # Recorded by the method: from the start, and from some step on.
+    for method, metric in ((trainers.DASO(), "sync_every"), (trainers.OIALR(delay=1), "stability/0")):
+        stopping = trainers.EarlyStopping(metric=metric, patience=9)
+        with pytest.raises(AssertionError):
+            train(model(), interrupt=no_step, early_stopping=stopping, method=method)
+
+
+def test_a_metric_must_not_have_the_name_of_a_method_s() -> None:
+    method = Spying()
+    with pytest.raises(ValueError, match="the method records 'stability'"):
+        train(model(), method=method, epochs=2, metrics={"stability": accuracy})
+    assert method.calls == [("close",)]
+
+
+def test_sparse_gradients_are_not_clipped() -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(5, 2, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.embedding((x[:, 0] > 0).long())
+            return out
+
+    with pytest.raises(ValueError, match="sparse=False"):
+        train(Embedded(), clip_norm=1.0, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+def test_what_a_model_keeps_from_an_evaluation_can_be_trained_with() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 2)
+            self.scale: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.scale is None:
+                self.scale = torch.full((1, 6), 2.0)
+            out: Tensor = self.layer(x * self.scale)
+            return out
+
+    net = Keeping()
+    trainers.evaluate(net, data(), metrics={"accuracy": accuracy}, batch_size=7)
+    train(net, epochs=1)
+    with pytest.raises(ValueError, match="batch_size = 0"):
+        trainers.evaluate(net, data(), metrics={"accuracy": accuracy}, batch_size=0)
 
 
 def test_refuses_models_that_cannot_be_trained() -> None:
@@ -674,6 +751,17 @@ def test_label_smoothing_is_that_of_cross_entropy() -> None:
     targets = torch.randint(4, (5, 6), generator=generator)
     found = cross_entropy(outputs, smoothed(targets, outputs, 0.1))
     torch.testing.assert_close(found, cross_entropy(outputs, targets, label_smoothing=0.1))
+
+
+def test_smoothed_targets_are_probabilities_whatever_the_outputs_type() -> None:
+    targets = torch.arange(10, dtype=torch.uint8)
+    found = smoothed(targets, torch.zeros(10, 10, dtype=torch.bfloat16), 0.1)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.sum(1), torch.ones(10))
+    assert math.isfinite(train(model(), precision="bf16", label_smoothing=0.1).metrics["train_loss"])
+    for wrong in (-100, 10):
+        with pytest.raises(ValueError, match=f"a target is {wrong}, with outputs for classes 0 to 9"):
+            smoothed(torch.tensor([1, wrong]), torch.zeros(2, 10), 0.1)
 
 
 def test_label_smoothing_changes_training_and_not_what_is_validated() -> None:

@@ -15,7 +15,7 @@ from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import evaluate
 from trainers.large_batch import lamb, lars, linear_scaling
-from trainers.local_sgd import LocalSGD
+from trainers.local_sgd import LocalSGD, effective_batch_size
 from trainers.loop import Interrupted, Result, train
 from trainers.lowrank import merged
 from trainers.oialr import OIALR
@@ -56,6 +56,7 @@ __all__ = [
     "Setup",
     "Strategy",
     "Topology",
+    "effective_batch_size",
     "effective_epochs",
     "evaluate",
     "lamb",

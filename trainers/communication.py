@@ -563,6 +563,13 @@ def gradient_of(parameter: Tensor) -> Tensor:
     """The parameter's gradient, made of zeros where there is none. ValueError for a sparse one."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    if parameter.grad.is_sparse:
-        raise ValueError("A sparse gradient cannot be averaged. Create the embedding with sparse=False.")
+    refuse_sparse(parameter.grad)
     return parameter.grad
+
+
+def refuse_sparse(gradient: Tensor | None) -> None:
+    """ValueError if ``gradient`` is sparse."""
+    if gradient is not None and gradient.is_sparse:
+        raise ValueError(
+            "A sparse gradient can be neither averaged nor clipped. Create the embedding with sparse=False."
+        )

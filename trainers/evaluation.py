@@ -32,6 +32,8 @@ def evaluate(
     The ranks' models must be the same. ``precision`` as in ``train``. The model is left in training or
     evaluation mode as it was.
     """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
     communicator = Communicator(topology=None, timeout=timeout, device=device_of(model))
     try:
         return scores(
@@ -47,7 +49,8 @@ def evaluate(
         communicator.close()
 
 
-@torch.inference_mode()
+# Not inference_mode: what a model keeps from a forward pass, a mask say, could not be trained with later.
+@torch.no_grad()
 def scores(
     model: nn.Module,
     samples: Dataset[object],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -17,14 +18,14 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.checkpoint import Checkpoint
-from trainers.communication import Communicator, Topology, broadcast_tensors
+from trainers.communication import Communicator, Topology, broadcast_tensors, refuse_sparse
 from trainers.data import Assignment, Batch, Disjoint, length_of, load
 from trainers.ddp import DDP
-from trainers.early_stopping import EarlyStopping
+from trainers.early_stopping import EarlyStopping, recorded
 from trainers.evaluation import Metric, autocast, device_of, outputs_of, scores
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
-from trainers.schedules import Constant, Schedule
+from trainers.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.strategy import Method, Setup, State, Strategy
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -32,7 +33,9 @@ Metrics = dict[str, float]
 
 
 class Interrupted(Exception):
-    """``interrupt`` asked the run to stop, and it has saved its state; the same call goes on from there."""
+    """``interrupt`` asked the run to stop. With a ``checkpoint`` its state is saved, and the same call goes on
+    from there; without, the message says that nothing is.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,12 @@ def train(
     - ``interrupt()``: called on every rank before each step; it must answer alike on all.
     - ``loader_processes``: processes a rank that read ahead.
     - ``progress``: whether rank 0 writes a line to stderr; None: if that is a terminal.
-    - ``timeout``: how long ranks wait for one another.
+    - ``timeout``: how long ranks wait for one another. On GPUs that holds for the groups made here; in the
+      caller's own group NCCL waits as long as ``init_process_group`` was told.
+
+    Of the seconds recorded, means over the ranks, ``train_s`` are those in training steps and ``wait_s`` those
+    in it that the CPU waited for communication. A GPU works on behind them: there ``wait_s`` is about 0, and
+    what is still queued at an epoch's end counts where it is first waited for, with the epoch's numbers.
 
     The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
     for settings that cannot be, or a checkpoint of other ones; ``CommunicationError`` when a rank is lost.
@@ -122,10 +130,14 @@ def train(
         report=report,
         interrupt=interrupt,
         loader_processes=loader_processes,
-        evaluation_batch_size=evaluation_batch_size or batch_size,
+        evaluation_batch_size=batch_size if evaluation_batch_size is None else evaluation_batch_size,
         seed=seed,
         device=device_of(model),
     )
+    method = DDP() if method is None else method
+    if isinstance(method, type) or not callable(getattr(method, "strategy", None)):
+        name = method.__name__ if isinstance(method, type) else "DDP"
+        raise ValueError(f"method = {method!r}: must be a method's settings. Pass {name}(), say.")
     communicator = Communicator(topology=topology, timeout=timeout, device=settings.device)
     try:
         with generators_kept():
@@ -135,7 +147,7 @@ def train(
                 raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
             # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
             made = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
-            run = _Run(settings, communicator, made, method or DDP(), checkpoint, progress)
+            run = _Run(settings, communicator, made, method, checkpoint, progress)
             del made
             try:
                 return run.to_the_end()
@@ -171,29 +183,38 @@ class _Settings:
     device: torch.device
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("accumulate", 1), ("loader_processes", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("evaluation_batch_size", 1),
+            ("accumulate", 1),
+            ("loader_processes", 0),
+        ):
+            if not _is_whole(getattr(self, name), least):
                 raise ValueError(
-                    f"{name} = {value!r}: must be a whole number of at least {least}. Correct it."
+                    f"{name} = {getattr(self, name)!r}: must be a whole number of at least {least}. Correct it."
                 )
-        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+        if self.checkpoint_every is not None and not _is_whole(self.checkpoint_every, 1):
             raise ValueError(
-                f"checkpoint_every = {self.checkpoint_every!r}: must be a number of steps, or None."
+                f"checkpoint_every = {self.checkpoint_every!r}: must be a whole number of steps of at least 1, "
+                "or None for every epoch. Correct it."
             )
         if self.precision not in ("fp32", "bf16"):
             raise ValueError(f'precision = {self.precision!r}: must be "fp32" or "bf16". Correct it.')
-        if self.clip_norm is not None and not self.clip_norm > 0:
+        if self.clip_norm is not None and not (_is_number(self.clip_norm) and self.clip_norm > 0):
             raise ValueError(
-                f"clip_norm = {self.clip_norm!r}: must be above 0, or None for no clipping. Correct it."
+                f"clip_norm = {self.clip_norm!r}: must be a number above 0, or None for no clipping. Correct it."
             )
-        if not 0 <= self.label_smoothing < 1:
+        if not (_is_number(self.label_smoothing) and 0 <= self.label_smoothing < 1):
             raise ValueError(
                 f"label_smoothing = {self.label_smoothing!r}: must be at least 0 and below 1. Correct it."
             )
         taken = sorted(self.metrics.keys() & _RECORDED)
         if taken:
             raise ValueError(f"metrics: the loop itself records {taken[0]!r}. Choose another name.")
+        taken = sorted(name for name in self.metrics if _is_reserved(name))
+        if taken:
+            raise ValueError(f"metrics: methods record {taken[0]!r}. Choose another name.")
         if self.validation_set is None and self.metrics:
             raise ValueError("metrics need a validation set. Pass one, or no metrics.")
 
@@ -213,11 +234,28 @@ class _Settings:
         }
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 _TOTALS = ("bytes_between_nodes", "bytes_inside_nodes", "wait_s", "train_s", "evaluation_s")
 _RECORDED = {
     "epoch", "lr", "train_loss", "validation_loss",
     "trainable_fraction", "compression_ratio", "decomposition_s", *_TOTALS,
 }  # fmt: skip
+_OF_METHODS = {
+    "synchronisations", "sync_every", "sync_delay", "world_every", "effective_batch_size",
+    "mean_rank_fraction", "factored_compression_ratio",
+}  # fmt: skip
+
+
+def _is_reserved(name: str) -> bool:
+    """Whether some method of this package records ``name``."""
+    return name in _OF_METHODS or name.startswith(("rank/", "stability/"))
 
 
 @dataclass(kw_only=True)
@@ -308,6 +346,32 @@ class _Run:
             )
         )
         self.checkpoint = Checkpoint(checkpoint, communicator) if checkpoint is not None else None
+        try:
+            self._check_names()
+        except BaseException:
+            self.strategy.close()
+            self.progress.close()
+            raise
+
+    def _check_names(self) -> None:
+        """ValueError if a metric's name is taken, or one is asked for that will not be recorded."""
+        settings = self.settings
+        of_strategy = self.strategy.metrics().keys()
+        self._refuse_taken(of_strategy)
+        names = ["epoch", "lr", "train_loss"]
+        if settings.validation_set is not None:
+            names += ["validation_loss", *settings.metrics]
+        names += [*_TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s"]
+        known = dict.fromkeys([*names, *of_strategy], 0.0)
+        for asking in (settings.early_stopping, settings.schedule):
+            # Layers that a method changes later have names then.
+            if isinstance(asking, (EarlyStopping, ReduceOnPlateau)) and not _is_reserved(asking.metric):
+                recorded(known, asking.metric, type(asking).__name__)
+
+    def _refuse_taken(self, of_strategy: Iterable[str]) -> None:
+        taken = sorted(self.settings.metrics.keys() & set(of_strategy))
+        if taken:
+            raise ValueError(f"metrics: the method records {taken[0]!r}. Choose another name.")
 
     def to_the_end(self) -> Result:
         self._take_up()
@@ -350,6 +414,8 @@ class _Run:
                 local_loss += value.detach()
             self.strategy.reduce_gradients(step)
             if self.settings.clip_norm is not None:
+                for parameter in self._trained():
+                    refuse_sparse(parameter.grad)
                 nn.utils.clip_grad_norm_(self._trained(), self.settings.clip_norm)
             self.optimizer.step()
             self.strategy.after_step(step, local_loss)
@@ -478,12 +544,14 @@ class _Run:
             torch.tensor(list(mine.values()), dtype=torch.float64, device=self.settings.device)
         )
         parameters = list(self.model.parameters())
+        of_strategy = self.strategy.metrics()
+        self._refuse_taken(of_strategy)
         return {
             **dict(zip(mine, summed.tolist(), strict=True)),
             "trainable_fraction": sum(p.numel() for p in parameters if p.requires_grad) / self.full_trainable,
             "compression_ratio": self.full_parameters / sum(p.numel() for p in parameters),
             "decomposition_s": 0.0,
-            **self.strategy.metrics(),
+            **of_strategy,
         }
 
     def _summed(self, values: Tensor) -> Tensor:
@@ -495,7 +563,14 @@ class _Run:
         if self.settings.interrupt is not None and self.settings.interrupt():
             self._save()
             position = self.position
-            raise Interrupted(f"stopped in epoch {position.epoch + 1} after {position.step} steps of it")
+            kept = (
+                f"saved in {self.checkpoint}"
+                if self.checkpoint is not None
+                else "nothing is saved, as no checkpoint was named"
+            )
+            raise Interrupted(
+                f"stopped in epoch {position.epoch + 1} after {position.step} steps of it; {kept}"
+            )
 
     def _save(self) -> None:
         if self.checkpoint is None:
@@ -562,17 +637,27 @@ class _Run:
 
 
 def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
-    """Class indices, of shape (N, ...), as probabilities in the shape of ``outputs``, (N, classes, ...).
+    """Class indices, of shape (N, ...), as probabilities in the shape of ``outputs``, (N, classes, ...), in
+    single precision at least.
 
-    TypeError if targets are no class indices.
+    TypeError if targets are no class indices, ValueError if one is of no class.
     """
     if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
         raise TypeError(
             f"label_smoothing needs class indices; targets are {targets.dtype} of shape {tuple(targets.shape)} "
             f"for outputs of shape {tuple(outputs.shape)}. Set it to 0, and smooth in the loss."
         )
-    probabilities = torch.full_like(outputs, amount / outputs.shape[1])
-    peak = torch.full_like(targets, 1 - amount, dtype=outputs.dtype)
+    targets, classes = targets.long(), outputs.shape[1]
+    wrong = targets[(targets < 0) | (targets >= classes)]
+    if len(wrong):
+        raise ValueError(
+            f"label_smoothing: a target is {wrong[0].item()}, with outputs for classes 0 to {classes - 1}. "
+            "Correct the data, or, where a loss ignores some targets, set it to 0, and smooth in the loss."
+        )
+    # In the eight bits of bf16 a row would not sum to 1.
+    dtype = torch.promote_types(outputs.dtype, torch.float32)
+    probabilities = torch.full_like(outputs, amount / classes, dtype=dtype, requires_grad=False)
+    peak = torch.full_like(targets, 1 - amount, dtype=dtype)
     return probabilities.scatter_add_(1, targets.unsqueeze(1), peak.unsqueeze(1))
 
 
