@@ -244,6 +244,47 @@ def test_a_checkpoint_of_other_nodes_is_refused(tmp_path: Path) -> None:
     assert "nodes was ((0, 1),), is ((0,), (1,))" in run_ranks(2, of_other_nodes, str(tmp_path))[0]
 
 
+def with_a_file_missing(rank: int, directory: str, missing: str) -> str:
+    train(model(), checkpoint=directory, batch_size=4)
+    if rank == 0:
+        (found,) = Path(directory).glob(f"**/{missing}")
+        found.unlink()
+        if missing == "latest":
+            found.mkdir()
+    torch.distributed.barrier()
+    begin = time.monotonic()
+    with pytest.raises((OSError, ValueError)) as caught:
+        train(model(), checkpoint=directory, batch_size=4)
+    assert time.monotonic() - begin < 10
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_where_one_rank_cannot_read_all_ranks_end(tmp_path: Path) -> None:
+    one, other = run_ranks(2, with_a_file_missing, str(tmp_path / "a"), "rank-1.pt")
+    assert "Rank 1 could not read its rank-N.pt" in one
+    assert "FileNotFoundError" in other
+    one, other = run_ranks(2, with_a_file_missing, str(tmp_path / "b"), "latest")
+    assert "IsADirectoryError" in one
+    assert "Rank 0 could not read its latest" in other
+
+
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_a_compiled_model_and_the_plain_one_share_checkpoints(tmp_path: Path, compiled_first: bool) -> None:
+    def made(compiled: bool) -> nn.Module:
+        return torch.compile(model(), backend="eager") if compiled else model()  # type: ignore[return-value]
+
+    stopping = trainers.EarlyStopping(restore_best=True)
+    with pytest.raises(trainers.Interrupted):
+        train(made(compiled_first), checkpoint=tmp_path, interrupt=After(8), early_stopping=stopping)
+    second = made(not compiled_first)
+    result = train(second, checkpoint=tmp_path, early_stopping=stopping)
+    whole = model()
+    assert without_times(result) == without_times(train(whole, early_stopping=stopping))
+    assert_identical(
+        {name.removeprefix("_orig_mod."): value for name, value in state_of(second).items()}, state_of(whole)
+    )
+
+
 def test_a_checkpoint_holds_no_code(tmp_path: Path) -> None:
     train(model(), checkpoint=tmp_path)
     (saved,) = tmp_path.glob("step-*")

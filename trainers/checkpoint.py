@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,25 +54,52 @@ class Checkpoint:
 
     def load(self) -> tuple[Content, Content] | None:
         """(shared, own) of the last step that was saved; None if there is none. ValueError if other ranks
-        wrote it.
+        wrote it, or another rank could not read it.
         """
         communicator = self._communicator
         latest = self._directory / "latest"
-        # Rank 0 decides: another rank may see the directory a moment earlier or later.
-        known = int(latest.read_text()) if communicator.rank == 0 and latest.exists() else -1
+        with self._by_all("latest"):
+            # Rank 0 decides: another rank may see the directory a moment earlier or later.
+            known = int(latest.read_text()) if communicator.rank == 0 and latest.exists() else -1
         told = torch.tensor([known], device=communicator.device)
         step = int(communicator.service.broadcast(told).wait().item())
         if step < 0:
             return None
         place = self._step_directory(step)
-        shared = _read(place / "shared.pt")
+        with self._by_all("shared.pt"):
+            shared = _read(place / "shared.pt")
         if shared["ranks"] != communicator.size:
             raise ValueError(
                 f"{place} was written by {shared['ranks']} ranks and is read by {communicator.size}. "
                 "Use as many ranks, or name another checkpoint directory to start anew."
             )
+        with self._by_all("rank-N.pt"):
+            own = _read(place / f"rank-{communicator.rank}.pt")
         self._saved_step = step
-        return shared, _read(place / f"rank-{communicator.rank}.pt")
+        return shared, own
+
+    @contextmanager
+    def _by_all(self, what: str) -> Iterator[None]:
+        """Inside, each rank reads ``what``. Where one cannot, it raises why, and the others that it could not:
+        else they would wait for it.
+        """
+        try:
+            yield
+        except Exception:
+            self._failed(failed=True)
+            raise
+        ranks = self._failed(failed=False)
+        if ranks:
+            raise ValueError(
+                f"Rank {', '.join(map(str, ranks))} could not read its {what} of the checkpoint in "
+                f"{self._directory}. See what it printed; all ranks must see the same directory."
+            )
+
+    def _failed(self, *, failed: bool) -> list[int]:
+        """The ranks that say so."""
+        mine = torch.tensor([int(failed)], device=self._communicator.device)
+        said = self._communicator.service.all_gather(mine)
+        return [rank for rank, flag in enumerate(said) if flag.item()]
 
     def __str__(self) -> str:
         return str(self._directory)

@@ -454,7 +454,8 @@ class _Run:
                 and stopping.restore_best
                 and stopping.best_epoch(position.history) == position.epoch - 1
             ):
-                weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+                state = _plain(self.model.state_dict())
+                weights = {name: value.clone() for name, value in state.items()}
                 self.best = {"model": weights, "strategy": dict(self.strategy.state())}
         self.progress.epoch(entry)
         if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):
@@ -576,7 +577,10 @@ class _Run:
         if self.checkpoint is None:
             return
         position = self.position
-        model_and_optimizer = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        model_and_optimizer = {
+            "model": _plain(self.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+        }
         replicated = self.strategy.replicated
         self.checkpoint.save(
             position.epoch * self.steps_per_epoch + position.step,
@@ -591,7 +595,7 @@ class _Run:
             },
             own={
                 # Running means are each rank's own until the epoch's end, whatever the method.
-                "buffers": dict(self.model.named_buffers()),
+                "buffers": _plain(dict(self.model.named_buffers())),
                 "strategy": dict(self.strategy.state()),
                 "loss_sum": position.loss_sum,
                 "train_s": position.train_s,
@@ -621,7 +625,7 @@ class _Run:
         self.optimizer.load_state_dict(saved["optimizer"])
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
-                buffer.copy_(saved["buffers"][name])
+                buffer.copy_(saved["buffers"][_plain_name(name)])
         self.communicator.set_counters(saved["counters"])
         self.best = saved["best"]
         position = self.position
@@ -633,7 +637,22 @@ class _Run:
     def _fill(self, saved: _Best) -> None:
         # First the strategy: it may have to give the model other shapes.
         self.strategy.load(saved["strategy"])
-        self.model.load_state_dict(saved["model"])
+        # The model's own, as it also says which versions its modules' states are of.
+        state = self.model.state_dict()
+        names = {_plain_name(name): name for name in state}
+        state.clear()
+        state.update({names.get(name, name): value for name, value in saved["model"].items()})
+        self.model.load_state_dict(state)
+
+
+def _plain_name(name: str) -> str:
+    """``name`` of a tensor as it is where the model, or a part of it, is not compiled."""
+    return name.replace("_orig_mod.", "")
+
+
+def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``state`` by plain names: a compiled model's checkpoint is one of the plain model, and the reverse."""
+    return {_plain_name(name): value for name, value in state.items()}
 
 
 def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
