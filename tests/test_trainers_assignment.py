@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from itertools import combinations
 
@@ -149,6 +150,19 @@ def test_fine_grained_makes_all_pairs_share_about_as_many(ranks: int, copies: in
     mean = samples * copies * (copies - 1) / (ranks * (ranks - 1))
     assert sum(shared) / len(shared) == pytest.approx(mean)
     assert max(shared) - min(shared) <= 0.03 * mean
+
+
+def test_of_many_samples_pairs_share_as_evenly() -> None:
+    # As many as make blocks of blocks of rounds, and part of one more.
+    samples, ranks, copies = 600_003, 4, 2
+    begin = time.process_time()
+    held = FineGrained(copies=copies).holders(samples, ranks, 0)
+    assert time.process_time() - begin < 2
+    assert max(map(len, held)) - min(map(len, held)) <= copies
+    assert torch.equal(torch.cat(held).bincount(minlength=samples), torch.full((samples,), copies))
+    shared = [int(torch.isin(held[a], held[b]).sum()) for a, b in combinations(range(ranks), 2)]
+    mean = samples * copies * (copies - 1) / (ranks * (ranks - 1))
+    assert max(shared) - min(shared) <= 0.001 * mean
 
 
 def test_an_epoch_takes_as_many_steps_as_with_disjoint_samples() -> None:

@@ -144,28 +144,44 @@ class MediumCoarse(_Copied):
 class FineGrained(_Copied):
     """Each sample on ``copies`` ranks, chosen such that all pairs of ranks share about as many samples."""
 
-    CANDIDATES = 16
-
     def holders(self, samples: int, ranks: int, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(derive(seed, "holders"))
         order = torch.randperm(samples, generator=generator)
         window = (torch.arange(ranks)[:, None] + torch.arange(self.copies)) % ranks
         # A round gives each of as many samples as ranks to a window of a permuted ring: every rank gets
         # equally many. How often two places of the ring lie in one window:
-        together = torch.zeros(ranks, ranks)
+        together = torch.zeros(ranks, ranks, dtype=torch.float64)
         for places in window:
             together[places[:, None], places] += 1
-        shared = torch.zeros(ranks, ranks)
-        rounds = []
-        for _ in range(-(-samples // ranks)):
-            rings = torch.stack([torch.randperm(ranks, generator=generator) for _ in range(self.CANDIDATES)])
-            # Of some random rings the one whose windows join those ranks that share the least so far.
-            costs = (shared[rings[:, :, None], rings[:, None, :]] * together).sum((1, 2))
-            ring = rings[costs.argmin()]
-            shared[ring[:, None], ring] += together
-            rounds.append(ring[window])
-        ranks_of_sample = torch.cat(rounds)[:samples]
+        rings = _rings(together, -(-samples // ranks), generator)
+        ranks_of_sample = rings[:, window].flatten(0, 1)[:samples]
         return [order[(ranks_of_sample == rank).any(1)] for rank in range(ranks)]
+
+
+_CANDIDATES = 16
+_ROUNDS = 256
+
+
+def _rings(together: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
+    """A permutation of the ranks for each of ``rounds``, such that all pairs share about as much.
+
+    ``together``: what the ranks at two places share in a round. After ``_ROUNDS`` the rounds so far repeat as
+    one, with other ranks in their places, chosen in the same way: choosing each would take seconds.
+    """
+    ranks = len(together)
+    shared = torch.zeros_like(together)
+    chosen = []
+    for _ in range(min(rounds, _ROUNDS)):
+        rings = torch.stack([torch.randperm(ranks, generator=generator) for _ in range(_CANDIDATES)])
+        # Of some random rings the one whose places join those ranks that share the least so far.
+        costs = (shared[rings[:, :, None], rings[:, None, :]] * together).sum((1, 2))
+        ring = rings[costs.argmin()]
+        shared[ring[:, None], ring] += together
+        chosen.append(ring)
+    block = torch.stack(chosen)
+    if rounds <= _ROUNDS:
+        return block
+    return _rings(shared, -(-rounds // _ROUNDS), generator)[:, block].flatten(0, 1)[:rounds]
 
 
 @lru_cache(maxsize=8)
