@@ -356,6 +356,31 @@ def test_journals_whose_checksums_fit(home: Path, which: int, name: str, value: 
     _journal(home, content)
 
 
+@pytest.mark.xfail(strict=True, reason="read_directory does not ask journal.flaw")
+@pytest.mark.parametrize(
+    ("which", "name", "value"),
+    [
+        (2, "operator", None),
+        (3, "params", 3),
+        (3, "parents", 3),
+        (3, "finished", "late"),
+        (3, "objectives", {"value": "best"}),
+        (4, "hop", None),
+        (5, "exit", None),
+    ],
+)
+def test_records_that_fit_their_checksums_and_not_their_types(
+    home: Path, which: int, name: str, value: object
+) -> None:
+    lines = _lines()
+    lines[which][name] = value
+    if value is None:
+        del lines[which][name]
+    journal.journal_path(home, leg=1, island=0, worker=0).write_bytes(b"".join(map(journal.encode, lines)))
+    assert check.check(home).damaged
+    _inspected(home)
+
+
 @pytest.mark.parametrize(
     "content",
     [
