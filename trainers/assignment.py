@@ -159,7 +159,7 @@ class FineGrained(_Copied):
 
 
 _CANDIDATES = 16
-_ROUNDS = 256
+_ROUNDS = 512
 
 
 def _rings(together: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
@@ -169,19 +169,25 @@ def _rings(together: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
     one, with other ranks in their places, chosen in the same way: choosing each would take seconds.
     """
     ranks = len(together)
-    shared = torch.zeros_like(together)
+    one, other = together.triu(1).nonzero().T
+    weights = together[one, other]
+    shared = torch.zeros(ranks * ranks, dtype=torch.float64)
     chosen = []
     for _ in range(min(rounds, _ROUNDS)):
-        rings = torch.stack([torch.randperm(ranks, generator=generator) for _ in range(_CANDIDATES)])
+        rings = torch.rand(_CANDIDATES, ranks, generator=generator).argsort(1)
+        pairs = rings[:, one] * ranks + rings[:, other]
         # Of some random rings the one whose places join those ranks that share the least so far.
-        costs = (shared[rings[:, :, None], rings[:, None, :]] * together).sum((1, 2))
-        ring = rings[costs.argmin()]
-        shared[ring[:, None], ring] += together
+        best = (shared[pairs] @ weights).argmin()
+        ring, pair = rings[best], pairs[best]
+        shared[pair] += weights
+        shared[pair % ranks * ranks + pair // ranks] += weights
         chosen.append(ring)
     block = torch.stack(chosen)
     if rounds <= _ROUNDS:
         return block
-    return _rings(shared, -(-rounds // _ROUNDS), generator)[:, block].flatten(0, 1)[:rounds]
+    return _rings(shared.view(ranks, ranks), -(-rounds // _ROUNDS), generator)[:, block].flatten(0, 1)[
+        :rounds
+    ]
 
 
 @lru_cache(maxsize=8)
