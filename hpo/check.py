@@ -270,6 +270,8 @@ class _Gap:
     stop: int
     reason: str
     names: list[str]
+    blank: bool
+    """Whether blocks of it are zeros, in which others may have been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +372,19 @@ class _File:
         if self.gaps and self.gaps[-1].stop == piece.start:
             gap = self.gaps[-1]
             gap.last, gap.stop = piece.line, stop
+            gap.blank |= bytes(16) in piece.data
             gap.names += names[: _MOST_NAMED - len(gap.names)]
         else:
             self.gaps.append(
-                _Gap(piece.line, piece.line, piece.start, stop, reason or piece.reason or "damaged", names)
+                _Gap(
+                    first=piece.line,
+                    last=piece.line,
+                    start=piece.start,
+                    stop=stop,
+                    reason=reason or piece.reason,
+                    names=names,
+                    blank=bytes(16) in piece.data,
+                )
             )
 
 
@@ -598,12 +609,16 @@ class _Inspection:
                 DAMAGE, file.path, f"its header is that of {file.elsewhere.name}: it was copied or renamed"
             )
         elif file.headless:
-            self._say(DAMAGE, file.path, "its header is missing or damaged", lines=(1, 1))
+            self._say(
+                DAMAGE,
+                file.path,
+                "its header is missing or damaged; the file's name says what is needed of it",
+            )
         for gap in file.gaps:
             self._say(
                 DAMAGE,
                 file.path,
-                f"{gap.reason}. {self.fate(gap)}",
+                f"{gap.reason}. {self.fate(file, gap)}",
                 lines=(gap.first, gap.last),
                 bytes=(gap.start, gap.stop),
             )
@@ -622,8 +637,10 @@ class _Inspection:
                 lines=(file.torn.line, file.torn.line),
             )
 
-    def fate(self, gap: _Gap) -> str:
+    def fate(self, file: _File, gap: _Gap) -> str:
         """What becomes of the individuals of a gap."""
+        if file.headless and gap.start == 0 and gap.last == 1 and not gap.names and not gap.blank:
+            return "No individual was in it"
         names = dict.fromkeys(gap.names)
         safe = [name for name in names if name in self.finals]
         again = [name for name in names if name in self.begun and name not in self.finals]
@@ -635,8 +652,11 @@ class _Inspection:
             parts.append(f"{_listed(again)}: begun on record, will be evaluated again")
         if gone:
             parts.append(f"{_listed(gone)}: not on record any more, others are evaluated in their place")
-        if not names:
-            parts.append("No individual can be read in it; one whose end was in it is evaluated again")
+        if not names or gap.blank:
+            parts.append(
+                "individuals in it cannot be named: those that are on record as begun will be evaluated again, others in "
+                "place of the rest"
+            )
         return "; ".join(parts)
 
     def _individuals(self) -> None:
