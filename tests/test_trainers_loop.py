@@ -269,17 +269,19 @@ def test_where_one_rank_cannot_read_all_ranks_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compiled_first", [True, False])
-def test_a_compiled_model_and_the_plain_one_share_checkpoints(tmp_path: Path, compiled_first: bool) -> None:
+@pytest.mark.parametrize("method", [trainers.DDP(), trainers.OIALR(delay=3, update_every=3)], ids=repr)
+def test_a_compiled_model_and_the_plain_one_share_checkpoints(
+    tmp_path: Path, method: trainers.Method, compiled_first: bool
+) -> None:
     def made(compiled: bool) -> nn.Module:
         return torch.compile(model(), backend="eager") if compiled else model()  # type: ignore[return-value]
 
-    stopping = trainers.EarlyStopping(restore_best=True)
+    keywords = {"method": method, "early_stopping": trainers.EarlyStopping(restore_best=True)}
     with pytest.raises(trainers.Interrupted):
-        train(made(compiled_first), checkpoint=tmp_path, interrupt=After(8), early_stopping=stopping)
-    second = made(not compiled_first)
-    result = train(second, checkpoint=tmp_path, early_stopping=stopping)
-    whole = model()
-    assert without_times(result) == without_times(train(whole, early_stopping=stopping))
+        train(made(compiled_first), checkpoint=tmp_path, interrupt=After(8), **keywords)
+    second, whole = made(not compiled_first), model()
+    result = train(second, checkpoint=tmp_path, **keywords)
+    assert without_times(result) == without_times(train(whole, **keywords))
     assert_identical(
         {name.removeprefix("_orig_mod."): value for name, value in state_of(second).items()}, state_of(whole)
     )

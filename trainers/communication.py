@@ -399,8 +399,8 @@ def broadcast_everywhere(communicator: Communicator, tensors: Sequence[Tensor], 
 def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
     """Overwrite floating-point ``tensors`` with their mean over the ranks of ``channel``, in flat buckets.
 
-    What is the same on all ranks stays so to the last bit, infinities too, and nothing overflows that is near
-    enough to one another: the mean is that of the differences from the first rank's, which is sent for it.
+    What is the same on all ranks stays as it is to the last bit, infinities too, and large numbers do not
+    overflow: the mean is that of the differences from the first rank's, which is sent for it.
     """
     if channel.size == 1:
         return

@@ -103,9 +103,9 @@ def train(
     - ``timeout``: how long ranks wait for one another. On GPUs that holds for the groups made here; in the
       caller's own group NCCL waits as long as ``init_process_group`` was told.
 
-    Of the seconds recorded, means over the ranks, ``train_s`` are those in training steps and ``wait_s`` those
-    in it that the CPU waited for communication. A GPU works on behind them: there ``wait_s`` is about 0, and
-    what is still queued at an epoch's end counts where it is first waited for, with the epoch's numbers.
+    Of the seconds recorded, means over the ranks, ``train_s`` are those spent in training steps, ``wait_s``
+    those in which the CPU waited for the method's communication. A GPU works on behind the CPU: there
+    ``wait_s`` is about 0, and ``train_s`` leaves out what is still queued at an epoch's end.
 
     The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
     for settings that cannot be, or a checkpoint of other ones; ``CommunicationError`` when a rank is lost.
@@ -212,7 +212,7 @@ class _Settings:
         taken = sorted(self.metrics.keys() & _RECORDED)
         if taken:
             raise ValueError(f"metrics: the loop itself records {taken[0]!r}. Choose another name.")
-        taken = sorted(name for name in self.metrics if _is_reserved(name))
+        taken = sorted(n for n in self.metrics if n in _OF_METHODS or n.startswith(_OF_LAYERS))
         if taken:
             raise ValueError(f"metrics: methods record {taken[0]!r}. Choose another name.")
         if self.validation_set is None and self.metrics:
@@ -251,11 +251,7 @@ _OF_METHODS = {
     "synchronisations", "sync_every", "sync_delay", "world_every", "effective_batch_size",
     "mean_rank_fraction", "factored_compression_ratio",
 }  # fmt: skip
-
-
-def _is_reserved(name: str) -> bool:
-    """Whether some method of this package records ``name``."""
-    return name in _OF_METHODS or name.startswith(("rank/", "stability/"))
+_OF_LAYERS = ("rank/", "stability/")
 
 
 @dataclass(kw_only=True)
@@ -334,6 +330,8 @@ class _Run:
             epochs=settings.epochs,
             steps_per_epoch=self.steps_per_epoch,
         )
+        self.names = {_plain_name(name): name for name, _ in self.model.named_parameters()}
+        """The model's names, which strategies know weights by, of those in checkpoints."""
         self.strategy: Strategy = method.strategy(
             Setup(
                 model=self.model,
@@ -364,8 +362,10 @@ class _Run:
         names += [*_TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s"]
         known = dict.fromkeys([*names, *of_strategy], 0.0)
         for asking in (settings.early_stopping, settings.schedule):
-            # Layers that a method changes later have names then.
-            if isinstance(asking, (EarlyStopping, ReduceOnPlateau)) and not _is_reserved(asking.metric):
+            # A layer's are recorded from the step on at which a method changes it.
+            if isinstance(asking, (EarlyStopping, ReduceOnPlateau)) and not asking.metric.startswith(
+                _OF_LAYERS
+            ):
                 recorded(known, asking.metric, type(asking).__name__)
 
     def _refuse_taken(self, of_strategy: Iterable[str]) -> None:
@@ -456,7 +456,7 @@ class _Run:
             ):
                 state = _plain(self.model.state_dict())
                 weights = {name: value.clone() for name, value in state.items()}
-                self.best = {"model": weights, "strategy": dict(self.strategy.state())}
+                self.best = {"model": weights, "strategy": self._strategy_state()}
         self.progress.epoch(entry)
         if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):
             position.reason = "diverged"
@@ -596,7 +596,7 @@ class _Run:
             own={
                 # Running means are each rank's own until the epoch's end, whatever the method.
                 "buffers": _plain(dict(self.model.named_buffers())),
-                "strategy": dict(self.strategy.state()),
+                "strategy": self._strategy_state(),
                 "loss_sum": position.loss_sum,
                 "train_s": position.train_s,
                 "evaluation_s": position.evaluation_s,
@@ -634,9 +634,12 @@ class _Run:
         position.loss_sum.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
 
+    def _strategy_state(self) -> State:
+        return cast(State, _renamed(dict(self.strategy.state()), _plain_name))
+
     def _fill(self, saved: _Best) -> None:
         # First the strategy: it may have to give the model other shapes.
-        self.strategy.load(saved["strategy"])
+        self.strategy.load(cast(State, _renamed(saved["strategy"], lambda name: self.names.get(name, name))))
         # The model's own, as it also says which versions its modules' states are of.
         state = self.model.state_dict()
         names = {_plain_name(name): name for name in state}
@@ -653,6 +656,18 @@ def _plain_name(name: str) -> str:
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``state`` by plain names: a compiled model's checkpoint is one of the plain model, and the reverse."""
     return {_plain_name(name): value for name, value in state.items()}
+
+
+def _renamed(value: object, rename: Callable[[str], str]) -> object:
+    """``value`` with the names in it, the keys of dictionaries, changed."""
+    if isinstance(value, dict):
+        return {
+            rename(name) if isinstance(name, str) else name: _renamed(part, rename)
+            for name, part in value.items()
+        }
+    if isinstance(value, list):
+        return [_renamed(part, rename) for part in value]
+    return value
 
 
 def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
