@@ -654,8 +654,8 @@ class _Inspection:
             parts.append(f"{_listed(gone)}: not on record any more, others are evaluated in their place")
         if not names or gap.blank:
             parts.append(
-                "individuals in it cannot be named: those that are on record as begun will be evaluated again, others in "
-                "place of the rest"
+                "individuals in it cannot be named: those that are on record as begun will be evaluated again, others "
+                "in place of the rest"
             )
         return "; ".join(parts)
 
