@@ -40,8 +40,8 @@ class DASO:
 
     - ``warmup_epochs``, ``cooldown_epochs``: at the run's start and end nodes synchronise at each step and
       wait for it (B = 1, S = 0); between them the run is cycling. An int counts epochs; a float is a fraction
-      of the run, to the step. The default is about what the published implementation's 4 epochs are of the 90
-      of its runs on ImageNet.
+      of the run, to the step. The published implementation has 4 epochs each of the 90 of its runs on ImageNet;
+      in runs of some hundred steps that little warm-up costs accuracy (tests/benchmarks/accuracy.py).
     - ``adaptive``: when the training loss of ``plateau_patience`` cycling epochs in a row has not fallen below
       its best by more than the fraction ``plateau_threshold``, B and S are halved, to no less than 1 (S = 0
       stays); where B is 1 already, both go back to their maximum. The count starts anew then. The defaults
@@ -54,7 +54,7 @@ class DASO:
 
     sync_every: int = 4
     sync_delay: int = 1
-    warmup_epochs: int | float = 0.05
+    warmup_epochs: int | float = 0.25
     cooldown_epochs: int | float = 0.05
     adaptive: bool = True
     wire_dtype: str | None = "bf16"

@@ -60,11 +60,12 @@ METHODS: dict[str, Callable[[], trainers.Method]] = {
     "ab no groups": lambda: trainers.AB(groups=False),
     "oialr": trainers.OIALR,
     "oialr A.2": lambda: trainers.OIALR(sigma_cutoff=0.2),
+    "oialr A.4": lambda: trainers.OIALR(sigma_cutoff=0.4),
     "oialr daso": lambda: trainers.OIALR(synchronisation=trainers.DASO()),
 }
 
 
-USUAL = ("ddp", "daso", "local sgd", "ab", "ab A.7", "oialr", "oialr A.2")
+USUAL = ("ddp", "daso", "local sgd", "ab", "ab A.7", "oialr", "oialr A.4")
 """In a quarter of an hour on two cores."""
 
 
