@@ -409,7 +409,7 @@ def with_buffers(rank: int) -> tuple[list[Tensor], dict[str, float]]:
         optimizer=adamw,
         epochs=5,
         batch_size=4,
-        method=trainers.DASO(),
+        method=trainers.DASO(warmup_epochs=0.05),
         topology=trainers.Topology(ranks_per_node=2),
     )
     return list(net.state_dict().values()), result.metrics
