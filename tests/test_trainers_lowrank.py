@@ -6,7 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainers.lowrank import Factored, MatrixWeight, factorise, make_whole, matrix_weights, merged, product
+from trainers.lowrank import (
+    Factored,
+    MatrixWeight,
+    _positions,
+    factorise,
+    make_whole,
+    matrix_weights,
+    merged,
+    product,
+)
 
 Build = Callable[[], nn.Module]
 
@@ -28,6 +37,7 @@ LAYERS: dict[str, tuple[Build, tuple[int, ...]]] = {
         lambda: nn.Conv2d(4, 32, (3, 2), stride=2, padding=(2, 1), dilation=(1, 2)),
         (2, 4, 9, 8),
     ),
+    "conv1d valid": (lambda: nn.Conv1d(8, 20, 3, padding="valid", stride=2), (2, 8, 12)),
     "conv2d circular": (lambda: nn.Conv2d(4, 24, 3, padding=1, padding_mode="circular"), (2, 4, 6, 6)),
     "conv2d same": (lambda: nn.Conv2d(4, 24, 3, padding="same"), (2, 4, 6, 6)),
     "conv2d in groups": (lambda: nn.Conv2d(8, 24, 3, groups=2), (2, 8, 6, 6)),
@@ -83,6 +93,64 @@ def test_a_factored_layer_computes_what_the_dense_one_does_with_the_product(
     assert isinstance(layer, Factored)
     assert isinstance(layer, type(dense))
     close(layer.weight, dense.weight)
+
+
+def works_apart(layer: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> bool:
+    read: list[str] = []
+    whole = Factored._whole
+    with monkeypatch.context() as patch:
+        patch.setattr(Factored, "_whole", lambda self, name: (read.append(name), whole(self, name))[1])
+        layer(x)
+    return not read
+
+
+MANY = 10_000
+
+
+@pytest.mark.parametrize(
+    ("rank", "rows", "gradients", "apart"),
+    [
+        # k (32 + 32 + k) < 32²; of few rows the product counts as well.
+        (13, MANY, False, True),
+        (14, MANY, False, False),
+        (14, 8, False, True),
+        # 2 k (32 + 32 + k) + k² < 3 · 32²: frozen factors get no gradient.
+        (17, MANY, True, True),
+        (18, MANY, True, False),
+        (18, 8, True, True),
+        (32, MANY, True, False),
+        (32, 8, True, True),
+    ],
+)
+def test_factors_or_their_product_is_what_takes_fewer_operations(
+    rank: int, rows: int, gradients: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = {"linear": (nn.Linear(32, 32), (rows, 32)), "conv": (nn.Conv1d(16, 32, 2), (rows // 4, 16, 5))}
+    for layer, shape in layers.values():
+        (weight,) = matrix_weights(layer)
+        decomposed(weight, rank)
+        with torch.set_grad_enabled(gradients):
+            x = torch.randn(shape)
+            assert works_apart(layer, x, monkeypatch) == apart
+            torch.testing.assert_close(layer(x), merged(copy.deepcopy(layer))(x), rtol=1e-4, atol=1e-4)
+
+
+def test_both_factors_trained_cost_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 3 · 2 · 32 k < 3 · 32² for k < 16, with one of them 5 · 32 k < 3 · 32² for k < 19.2.
+    for rank, trained, apart in ((15, 2, True), (17, 2, False), (19, 1, True), (20, 1, False)):
+        layer = nn.Linear(32, 32)
+        a, b = torch.randn(32, rank), torch.randn(rank, 32)
+        factors = {"a": nn.Parameter(a, requires_grad=trained == 2), "b": nn.Parameter(b)}
+        factorise(matrix_weights(layer)[0], factors)
+        assert works_apart(layer, torch.randn(MANY, 32), monkeypatch) == apart
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind.startswith("conv")])
+@pytest.mark.parametrize("batched", [True, False])
+def test_positions_of_a_convolution(kind: str, batched: bool) -> None:
+    build, shape = LAYERS[kind]
+    layer, x = build(), torch.randn(shape if batched else shape[1:])
+    assert _positions(layer, x) == layer(x).numel() // cast(Any, layer).out_channels
 
 
 ATTENTION: dict[str, dict[str, Any]] = {

@@ -160,6 +160,12 @@ def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
     return result
 
 
+def product_cost(factors: tuple[Tensor, ...], rows: int, columns: int) -> int:
+    """Multiplications that ``product`` takes."""
+    inner = factors[:-1] if columns < rows else factors[1:]
+    return min(rows, columns) * sum(factor.numel() for factor in inner)
+
+
 # What a factored layer is. A mixin before the layer's own class: whatever that adds stays.
 
 
@@ -181,17 +187,24 @@ class Factored(nn.Module):
         # Its class has no name in any module to be found by.
         return _restored, (type(self)._plain_class, tuple(sorted(self._factors))), dict(self.__dict__)
 
-    def _cheaper_apart(self) -> bool:
-        """Whether the factors one after the other take fewer operations a row than their product: k (m + n +
-        k) < m n."""
-        shape = self._whole_shapes["weight"]
-        return sum(factor.numel() for factor in self._factors_of("weight")) < shape.numel()
+    def _cheaper_apart(self, rows: int) -> bool:
+        """Whether ``rows`` inputs take fewer operations through the factors of ``weight``, one after the other,
+        than through their product, with what making it takes. Of many rows, without gradients, where k (m + n +
+        k) < m n; with gradients the product's is of m n a row once more, but of a factor only if it is trained.
+        """
+        shape, factors = self._whole_shapes["weight"], self._factors_of("weight")
+        held = sum(factor.numel() for factor in factors)
+        making = product_cost(factors, shape[0], shape[1:].numel())
+        if not torch.is_grad_enabled():
+            return rows * held < rows * shape.numel() + making
+        trained = sum(factor.numel() for factor in factors if factor.requires_grad)
+        return rows * (2 * held + trained) < 3 * rows * shape.numel() + 2 * making
 
 
 class _FactoredLinear(Factored):
     def forward(self, input: Tensor) -> Tensor:
         bias = cast(Tensor | None, self.bias)
-        if not self._cheaper_apart():
+        if not self._cheaper_apart(input.numel() // max(1, input.shape[-1])):
             return linear(input, self._whole("weight"), bias)
         *left, right = self._factors_of("weight")
         result = linear(input, right)
@@ -204,7 +217,7 @@ class _FactoredConv(Factored):
     def forward(self, input: Tensor) -> Tensor:
         layer = cast(Any, self)
         # With groups the rows of one group see other channels than those of the next: no common first factor.
-        if layer.groups > 1 or not self._cheaper_apart():
+        if layer.groups > 1 or not self._cheaper_apart(_positions(layer, input)):
             return cast(Tensor, layer._conv_forward(input, layer.weight, layer.bias))
         *left, right = self._factors_of("weight")
         shape = self._whole_shapes["weight"]
@@ -214,6 +227,20 @@ class _FactoredConv(Factored):
         for factor in reversed(left[1:]):
             result = convolve(result, factor.view(*factor.shape, *pointwise))
         return convolve(result, left[0].view(*left[0].shape, *pointwise), layer.bias)
+
+
+def _positions(layer: Any, input: Tensor) -> int:
+    """Of the output of a convolution, of all samples."""
+    sides = len(layer.kernel_size)
+    padding = (0,) * sides if layer.padding == "valid" else layer.padding
+    positions = input.shape[0] if input.dim() == sides + 2 else 1
+    for axis in range(sides):
+        length = input.shape[axis - sides]
+        if padding != "same":
+            reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
+            length = (length + 2 * padding[axis] - reach - 1) // layer.stride[axis] + 1
+        positions *= length
+    return positions
 
 
 @cache

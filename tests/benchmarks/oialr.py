@@ -11,8 +11,8 @@
   has it (U, Vᵀ frozen, Σ trained), and of rank k by materialising W = U Σ Vᵀ in each pass, as the published code
   does. 768 → 768 and 768 → 3072, one thread, variants interleaved, medians. ``faster_than_materialised`` at
   k = 192, a quarter, on 8 192 rows; ``of_full_rank`` is the largest ratio over k at 25 216 rows, a batch of 128
-  images of 197 tokens. Where k (m + n + k) ≥ m n the layer works as one matrix, and multiplying it takes
-  some 4 k / (3 rows) of its time more: ``by_rows`` has fewer rows, too, where that weighs more.
+  images of 197 tokens. Where the product takes fewer operations than its factors do, the making of it counted,
+  the layer works as one matrix. ``by_rows`` has fewer rows, too, where making it weighs more.
 - Decompositions: seconds of the conversion and of an update of all weights, exchange between ranks included, of
   a small vision transformer on four ranks, and of a step. ``share_at_source`` is their share of a run with the
   source's numbers: 156 000 steps, converted after a third, an update every 1 000 (Table A.1), each as dear as
