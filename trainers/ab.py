@@ -60,6 +60,11 @@ class AB:
       weight stays whole.
 
     What groups train besides factors (biases, norms, whole layers) merges to its (weighted) mean.
+
+    A compiled model is compiled anew at each decomposition whose ranks are others, and apart from that for the
+    evaluation, which has no gradients and in a group phase a merged model. torch does so 8 times and then runs
+    that part uncompiled, which takes less than half of a run of 20 epochs: raise
+    ``torch._dynamo.config.recompile_limit`` before the run.
     """
 
     warmup_steps: Steps = 0.2
@@ -116,7 +121,8 @@ class _ABTraining(Strategy):
     """In a group phase it keeps, besides the factors, a copy of the trained one as it was at the start: as
     large as what is trained. W itself is gone then.
 
-    All ranks compute the merged W each for itself, from the same bits in the same order. After a merge:
+    All ranks compute the merged W each for itself, from the same bits in the same order: the same W on devices
+    that round products alike, while on a mixture of kinds it may differ in its last bits. After a merge:
 
     - Of W, the optimizer's state starts anew, its count of steps too: half of the groups know the gradients
       of A, half those of B, and neither tells W's. At a decomposition the moments of W, the same on all

@@ -48,7 +48,8 @@ class OIALR:
       about 156 000.
     - ``update_every``: 0.02 is Table A.4's 400 of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's
       1000 is 0.0064 of its steps. All weights take part after 1 / ``layer_step`` updates, with the default at
-      0.53 of the run. At least 1 step. ValueError if the run ends before the first, unless both are fractions.
+      0.53 of the run. At least 1 step. ValueError if the run ends before the
+      first, but for fractions, which a run of a step or two does not divide into.
     - ``sigma_cutoff``: Table A.2 has 0.2, A.4 0.4.
     - ``full_rank_warmup``: False decomposes before the first step, as Table A.4 has it against rapid
       overfitting (4.4.5); ``delay`` then only says from when on updates are counted.
@@ -56,10 +57,10 @@ class OIALR:
       it lets ranks differ, they are synchronised, waiting, before each decomposition.
 
     The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A run that finds a
-    model in this form starts by making it whole. A compiled model is
-    compiled anew where ranks fall; torch does so 8 times (``torch._dynamo.config.recompile_limit``) and then
-    runs that part uncompiled. Metrics: rank/LAYER
-    from the decomposition on, stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors;
+    model in this form starts by making it whole. A compiled model is compiled anew where ranks fall, for the
+    evaluation, which has no gradients, apart from the training. torch does so 8 times and then runs that part
+    uncompiled: raise ``torch._dynamo.config.recompile_limit`` before the run. Metrics: rank/LAYER from the
+    decomposition on, stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors;
     1 for a basis that did not turn), ``decomposition_s`` of the busiest rank.
     """
 
@@ -245,7 +246,8 @@ class _LowRank(Strategy):
 
     def _rotations(self, weight: MatrixWeight) -> Sequence[Tensor]:
         """P, S and Qᵀ. They are sent, and each rank turns its bases with them: they are smaller than these, and
-        the optimizer's moments, which each rank has for itself, need them too.
+        the optimizer's moments, which each rank has for itself, need them too. On devices that round products
+        alike ranks go on with the same bits; on a mixture of kinds bases may differ in their last ones.
         """
         u, sigma, vt = (factor.to(_precise(factor.dtype)) for factor in weight.factors.values())
         p, values, qt = svd(sigma, cutoff=self._method.sigma_cutoff)
