@@ -411,9 +411,7 @@ def _misfit(record: journal.Record, identity: Mapping[str, Any]) -> str:
 
 
 def _digest(value: object) -> bytes:
-    return blake2b(
-        orjson.dumps(journal.storable(value), option=orjson.OPT_SORT_KEYS), digest_size=16
-    ).digest()
+    return blake2b(orjson.dumps(value, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
 
 
 # --- judging ------------------------------------------------------------------------------------------------
