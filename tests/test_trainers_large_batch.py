@@ -90,3 +90,10 @@ def test_they_train_in_the_loop_and_resume(optimizer, tmp_path) -> None:
         run(tmp_path, 6)
     pieces = run(tmp_path)[2]
     assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+
+
+def test_local_sgd_s_batch_size_is_at_hand_for_the_rule() -> None:
+    joint = trainers.effective_batch_size(batch_size=32, ranks=4, households=2, world_every=4)
+    assert trainers.linear_scaling(0.1, batch_size=round(joint), reference=32) == pytest.approx(
+        0.1 * round(joint) / 32
+    )
