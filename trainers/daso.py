@@ -49,7 +49,8 @@ class DASO:
     - ``bucket_bytes``: how many bytes on the wire make one message.
 
     The last synchronisation of an epoch waits, so that all ranks evaluate the same parameters. On one node
-    this is plain averaging of gradients. ValueError if nodes have different numbers of ranks.
+    this is plain averaging of gradients. ValueError if nodes have different numbers of ranks, or warm-up and
+    cool-down leave nothing of the run between them.
     """
 
     sync_every: int = 4

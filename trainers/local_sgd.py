@@ -68,7 +68,8 @@ class LocalSGD:
     - ``households``: ranks in each, consecutive ones; None: a node's, so that on one node all ranks are one
       household and this is DDP. 1 is plain local SGD.
     - ``neighbourhoods``: ranks in each, a multiple of a household's. Goes with ``neighbourhood_every``.
-    - ``start``: steps before which gradients are averaged over all ranks (post-local SGD).
+    - ``start``: steps before which gradients are averaged over all ranks (post-local SGD). ValueError if that is
+      the whole run.
     - ``adaptive``: with each epoch after ``start``, ``world_every`` shrinks as the training loss falls from
       that of the first (AdaComm, see ``adapted_period``). Inner periods stay; those that are not shorter any
       more have no effect.
