@@ -77,6 +77,23 @@ _RULES = {name: _rules(section) for name, section in _SECTIONS.items()}
 _SECTION_OF = {key: section for section, rules in _RULES.items() for key in rules}
 
 
+_MOST_NESTED = 50
+_MOST_SHOWN = 200
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """Whether tables and lists lie in one another more than ``levels`` deep."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    return any(isinstance(one, (dict, list)) for one in layer)
+
+
 def read_file(path: Path) -> Settings:
     """The settings in a campaign file; UsageError that says all that is wrong with it."""
     try:
@@ -94,6 +111,14 @@ def read_file(path: Path) -> Settings:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(_syntax(path, str(error))) from None
+    except (RecursionError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read as TOML: {error}. Write less deep tables, smaller numbers."
+        ) from None
+    if _deeper(data, _MOST_NESTED):
+        raise UsageError(
+            f"{path}: tables lie in one another more than {_MOST_NESTED} deep. Write less deep ones."
+        )
     reader = _Reader(path)
     if "task" not in data:
         reader.problems.append('task is missing. Add task = "package.module:name" at the top.')
@@ -254,6 +279,8 @@ class _Reader:
 
     def _note(self, start: str, key: str, value: object, rule: str) -> None:
         shown = repr(value) if self._path is None else json.dumps(value, default=str, ensure_ascii=False)
+        if len(shown) > _MOST_SHOWN:
+            shown = shown[:_MOST_SHOWN] + " …"
         self.problems.append(f"{start}{key} = {shown}: {rule}")
 
     def _add(self, detail: ErrorDetails) -> None:

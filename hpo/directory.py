@@ -228,6 +228,18 @@ def _is_running(holder: Holder) -> bool:
     return True
 
 
+def _is_sound(holder: Holder) -> bool:
+    """Whether its fields are what they are called."""
+    return (
+        all(type(one) is str for one in (holder.host, holder.machine, holder.token))
+        and type(holder.pid) is int
+        and 0 < holder.pid < 2**31
+        and (holder.process_started is None or type(holder.process_started) is int)
+        and type(holder.time) in (int, float)
+        and 0 <= holder.time < 2**33
+    )
+
+
 def _read_lock(path: Path) -> tuple[Holder | None, bool] | None:
     """Who the lock file names (None while it is being written) and whether it is held; None if absent."""
     try:
@@ -240,6 +252,8 @@ def _read_lock(path: Path) -> tuple[Holder | None, bool] | None:
     try:
         holder = Holder(**orjson.loads(data))
     except (orjson.JSONDecodeError, TypeError):
+        return None, age < STALE_S
+    if not _is_sound(holder):
         return None, age < STALE_S
     return holder, _is_running(holder) if holder.machine == _machine() else age < STALE_S
 
@@ -324,8 +338,13 @@ def _create(path: Path, data: bytes) -> bool:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
-    with open(handle, "wb") as file:
-        file.write(data)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+    except OSError:  # an empty one would be in the way of the next
+        with suppress(OSError):
+            path.unlink()
+        raise
     return True
 
 

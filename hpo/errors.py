@@ -36,8 +36,8 @@ class JournalDamaged(CampaignError):
 
     def __init__(self, path: object, line: int, reason: str) -> None:
         super().__init__(
-            f"{path}, line {line}: {reason}. The rest of the campaign may be whole: "
-            "copy the directory aside before anything else."
+            f"{path}, line {line}: {reason}. `hpo check DIR` says what is whole; with --repair it keeps that, and "
+            "the damaged file aside."
         )
         self.path = path
         self.line = line

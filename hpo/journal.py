@@ -428,4 +428,8 @@ def read_directory(directory: Path, torn: list[Path] | None = None) -> Iterator[
     errors see :func:`read_file`.
     """
     for path in journal_files(directory):
-        yield from read_file(path, torn)
+        for number, record in enumerate(read_file(path, torn), start=1):
+            lacking = flaw(record)
+            if lacking is not None:
+                raise JournalDamaged(path, number, lacking)
+            yield record

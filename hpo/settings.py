@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from hpo.errors import UsageError
-from hpo.layout import topology_matrix
+from hpo.layout import TOPOLOGIES, topology_matrix
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")
@@ -39,7 +39,12 @@ def _seconds(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    return Path(value).expanduser() if isinstance(value, (str, os.PathLike)) and str(value) else value
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
+        return value
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:  # ~somebody whom this machine does not know
+        return value
 
 
 def _lists(value: object) -> object:
@@ -166,7 +171,8 @@ class Settings(Section):
             if "duplicates" in own.model_fields_set
         ]
         try:
-            topology_matrix(self.layout.topology, islands)
+            if self.layout.topology not in TOPOLOGIES:  # the matrix of many islands is large
+                topology_matrix(self.layout.topology, islands)
         except UsageError as error:
             problems.append(str(error))
         if problems:

