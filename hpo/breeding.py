@@ -385,15 +385,19 @@ class TypedBreeder(RandomBreeder):
         few = population.completed < self.initial or len(population.best) < 2
         if few or rng.random() < self._random_rate:
             return Offspring(self._space.sample(rng), "random")
+        pool = self._fittest(population)
         for _ in range(4):
-            offspring = self._child(population, rng)
+            offspring = self._child(pool, rng)
             if not self._near_failure(offspring.genome, population):
                 break
         return offspring
 
-    def _child(self, population: Population, rng: random.Random) -> Offspring:
+    def _fittest(self, population: Population) -> list[Member]:
         size = self._pool or max(5, population.completed // 5)
-        pool = population.best[: max(2, min(size, len(population.best)))]
+        return population.best[: max(2, size)]
+
+    def _child(self, pool: Sequence[Member], rng: random.Random) -> Offspring:
+        """``pool``: possible parents, best first."""
         first, second = self._tournament(pool, rng), self._tournament(pool, rng)
         parents: tuple[str, ...] = (first.id,)
         genes = list(first.genome)
