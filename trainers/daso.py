@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trainers.communication import (
-    BUCKET_BYTES,
     Bucket,
     GradientAverager,
     Pending,
@@ -46,7 +45,8 @@ class DASO:
       its best by more than the fraction ``plateau_threshold``, B and S are halved, to no less than 1 (S = 0
       stays); where B is 1 already, both go back to their maximum. The count starts anew then. The defaults
       are the published implementation's.
-    - ``bucket_bytes``: how many bytes on the wire make one message.
+    - ``bucket_bytes``: how many bytes on the wire make one message. Of several, one crosses between the nodes
+      while the one before goes round inside them and the one before that is merged.
 
     The last synchronisation of an epoch waits, so that all ranks evaluate the same parameters. On one node
     this is plain averaging of gradients. ValueError if nodes have different numbers of ranks, or warm-up and
@@ -61,7 +61,7 @@ class DASO:
     wire_dtype: str | None = "bf16"
     plateau_patience: int = 2
     plateau_threshold: float = 0.05
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int = 2 * 2**20
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -341,16 +341,25 @@ class _Cycling(Strategy):
         """
         assert self._sent is not None
         sent, nodes = self._sent, self._across.size
-        inside: list[Pending] = []
+        weight = nodes / (2 * sent.steps + nodes)
+        inside: Pending | None = None
         for index, bucket in enumerate(self._wire):
             if sent.pending:
                 sent.pending[index].wait()
-            inside.append(self._node.broadcast(bucket.flat, source=sent.member))
-        for bucket, base, pending in zip(self._wire, self._base, inside, strict=True):
-            pending.wait()
-            # Cast as a whole: adding another type to it takes twice as long on the CPU.
-            base.flat.add_(bucket.flat.to(base.flat.dtype), alpha=1 / nodes)
-            # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
-            torch._foreach_lerp_(bucket.tensors, base.views, nodes / (2 * sent.steps + nodes))
+            following = self._node.broadcast(bucket.flat, source=sent.member)
+            # While that is under way, and the next bucket between the nodes, the one before is merged.
+            if inside is not None:
+                self._merge_bucket(index - 1, inside, weight)
+            inside = following
+        if inside is not None:
+            self._merge_bucket(len(self._wire) - 1, inside, weight)
         self._agreed = sent.steps == 0
         self._sent = None
+
+    def _merge_bucket(self, index: int, inside: Pending, weight: float) -> None:
+        bucket, base = self._wire[index], self._base[index]
+        inside.wait()
+        # Cast as a whole: adding another type to it takes twice as long on the CPU.
+        base.flat.add_(bucket.flat.to(base.flat.dtype), alpha=1 / self._across.size)
+        # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
+        torch._foreach_lerp_(bucket.tensors, base.views, weight)
