@@ -28,8 +28,8 @@ _CHANCE = 4.0
 _TREES = 40
 _SHARE_OF_COLUMNS = 0.35
 """Columns tried at each split. Fewer make trees differ more, which is what their spread is read for."""
-_REFIT = 20
-"""A forest stays while fewer than one in so many of the observations are new."""
+_REFIT = 100
+"""A forest stays while fewer than one in so many of the observations are new: up to so many, none."""
 _MOST_BEST, _MOST_LATEST, _MOST_FAILED = 300, 120, 80
 """Observations that a forest is grown on. Those of a population's bounds are among them, or they would come again
 and again."""
