@@ -500,7 +500,7 @@ class Campaign:
             coordinator=0,
             transport=transport,
             space=space,
-            breeder=make_breeder(space, search),
+            breeder=make_breeder(space, search, clock=transport.now),
             crew=crew,
             journal=writer,
             settings=LeaderSettings(
