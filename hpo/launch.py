@@ -177,9 +177,7 @@ class Supervisor:
         tolerant = tolerates_faults(mpirun)
         self._command = command(mpirun, version, ranks, rest, live=self._live, tolerant=tolerant)
         self._environment = environment(config.environment())
-        until = config.deadline(settings, time.time())
-        if until is not None:
-            self._environment[config.DEADLINE] = repr(until)
+        self._deadline_s = settings.deadline_s
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = Path()
         self._asked = self._early = False
@@ -192,8 +190,14 @@ class Supervisor:
             while True:
                 leg = journal.next_leg(self._directory)
                 code, died = self._launch(leg)
+                if died and self._asked:
+                    _say("Nothing that was recorded is lost: give the same command again to go on.")
                 if not died or self._asked:
                     return code
+                if self._deadline_s is not None and config.DEADLINE not in self._environment:
+                    # It counts from the first start: where that came to nothing, from now.
+                    began = _launched(self._directory, leg) or time.time()
+                    self._environment[config.DEADLINE] = repr(began + self._deadline_s)
                 in_vain = 0 if _finished(self._directory, leg) else in_vain + 1
                 if restarts >= self._restarts or in_vain >= _IN_VAIN:
                     why = (
@@ -266,6 +270,14 @@ def last_end(directory: Path, *, since: int) -> tuple[str, int] | None:
         return None
     ends = [record for record in journal.read_file(path) if record["type"] == "ended"]
     return (str(ends[-1]["reason"]), int(ends[-1]["exit"])) if ends else None
+
+
+def _launched(directory: Path, leg: int) -> float | None:
+    """When leg ``leg`` began, in Unix seconds; None if it did not."""
+    path = journal.journal_path(directory, leg=leg, island=0, worker=0)
+    if not path.exists():
+        return None
+    return next((float(one["time"]) for one in journal.read_file(path) if one["type"] == "launched"), None)
 
 
 def _finished(directory: Path, leg: int) -> bool:
