@@ -210,7 +210,7 @@ class Supervisor:
                     return code
                 restarts += 1
                 _say(
-                    "ranks died, and the campaign ended with them. Nothing that was recorded is lost: starting again "
+                    "ranks died or did not start. Nothing that was recorded is lost: starting again "
                     f"({restarts} of at most {self._restarts} times)."
                 )
         finally:
@@ -253,7 +253,8 @@ class Supervisor:
             _say(
                 f"the ranks ended (mpirun returned {code}) before the campaign began: see what they said above."
             )
-            return 1, False
+            # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
+            return 1, code not in (1, 2)
         _say(f"the ranks ended (mpirun returned {code}) before the campaign did.")
         return EXIT_RESUMABLE, True
 
