@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo import outcomes_of_ranks, run_ranks
+from resuming import After, assert_identical, state_of, without_times
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import mse_loss
@@ -120,20 +121,6 @@ def train(net: nn.Module, per_node: int | None = None, **changed: Any) -> traine
         "topology": trainers.Topology(ranks_per_node=per_node),
     }
     return trainers.train(net, **{**settings, **changed})
-
-
-def values(net: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in net.state_dict().items()}
-
-
-def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-
-
-def without_times(result: trainers.Result) -> list[dict[str, float]]:
-    return [{name: v for name, v in entry.items() if not name.endswith("_s")} for entry in result.history]
 
 
 def moved(a: Tensor, b: Tensor) -> float:
@@ -259,7 +246,7 @@ def of_rank(rank: int, per_node: int | None, settings: dict[str, Any], epochs: i
     result = train(net, per_node, method=method(**settings), epochs=epochs)
     assert result.metrics["synchronisations"] >= 2
     assert len(dist.distributed_c10d._world.pg_map) == 1
-    return values(net)
+    return state_of(net)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +280,7 @@ def no_groups(rank: int, batch_size: int) -> dict[str, Tensor]:
     result = train(net, method=method(groups=False, sigma_cutoff=0.3), batch_size=batch_size)
     # The last phase is cut off by the end.
     assert result.metrics["synchronisations"] == 6
-    return values(net)
+    return state_of(net)
 
 
 def test_without_groups_ranks_equal_one_with_the_joint_batch() -> None:
@@ -465,7 +452,7 @@ def untrained(rank: int) -> dict[str, Tensor]:
     driven = Driven(net, method(warmup_steps=0, sigma_cutoff=1e-9), per_node=1).run(15, rate=0.0)
     assert driven.strategy.metrics()["synchronisations"] == 3
     driven.close()
-    return values(net)
+    return state_of(net)
 
 
 def test_no_training_changes_nothing() -> None:
@@ -554,7 +541,7 @@ def with_flipped_signs(rank: int) -> list[dict[str, Tensor]]:
         trainers.ab.svd = svd
         net = model()
         train(net, 1, optimizer=adamw)
-        found.append(values(net))
+        found.append(state_of(net))
     return found
 
 
@@ -571,7 +558,7 @@ def mixed_on_ranks(rank: int) -> tuple[dict[str, Tensor], list[dict[str, float]]
     net = mixed()
     result = train(net, 2, optimizer=adamw, clip_norm=1.0, accumulate=2, epochs=5, batch_size=1)
     assert result.metrics["validation_loss"] < result.history[0]["validation_loss"]
-    return values(net), without_times(result)
+    return state_of(net), without_times(result)
 
 
 def test_attention_and_convolutions_train_and_frozen_layers_stay() -> None:
@@ -608,7 +595,7 @@ def evaluated_or_not(rank: int) -> None:
         net = with_statistics()
         result = train(net, 1, optimizer=adamw, validation_set=validation_set)
         sent = result.metrics["bytes_between_nodes"]
-        found.append((values(net), [entry["train_loss"] for entry in result.history], sent))
+        found.append((state_of(net), [entry["train_loss"] for entry in result.history], sent))
     assert_identical(found[0][0], found[1][0])
     assert found[0][1:] == found[1][1:]
 
@@ -621,19 +608,19 @@ def at_an_evaluation(rank: int) -> None:
     net = with_statistics()
     driven = Driven(net, method(warmup_steps=0), per_node=2).run(2)
     strategy, communicator = driven.strategy, driven.communicator
-    before, held = values(net), [id(p) for p in net.parameters()]
+    before, held = state_of(net), [id(p) for p in net.parameters()]
     sent = driven.sent("bytes_between"), driven.sent("bytes_inside"), driven.sent("operations")
     with strategy.evaluating():
-        merged = values(net)
+        merged = state_of(net)
         assert merged.keys() == with_statistics().state_dict().keys()
         assert strategy.state()["factored"] is False
     assert [id(p) for p in net.parameters()] == held
-    assert_identical(values(net), before)
+    assert_identical(state_of(net), before)
     assert sent == (driven.sent("bytes_between"), driven.sent("bytes_inside"), driven.sent("operations"))
     assert communicator.service.bytes_between + communicator.service.bytes_inside > 0
     # What was evaluated is what the merge makes.
     strategy.synchronise()
-    assert_identical(values(net), merged)
+    assert_identical(state_of(net), merged)
     for tensor in merged.values():
         parts = communicator.service.all_gather(tensor.clone())
         assert all(torch.equal(part, tensor) for part in parts)
@@ -680,15 +667,6 @@ def test_the_best_epoch_is_kept_whole() -> None:
 # Interrupted, diverged, lost
 
 
-class After:
-    def __init__(self, calls: int) -> None:
-        self.left = calls
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 def resumed_and_not(rank: int, directory: str, settings: dict[str, Any], optimizer: Any) -> tuple[Any, ...]:
     ranks = dist.get_world_size()
     keywords: dict[str, Any] = {
@@ -707,7 +685,7 @@ def resumed_and_not(rank: int, directory: str, settings: dict[str, Any], optimiz
             train(net, checkpoint=directory, interrupt=After(stop), **keywords)
         assert net.state_dict().keys() == whole.state_dict().keys()
     found = train(pieces, checkpoint=directory, **keywords)
-    return values(whole), without_times(expected), values(pieces), without_times(found)
+    return state_of(whole), without_times(expected), state_of(pieces), without_times(found)
 
 
 @pytest.mark.parametrize(

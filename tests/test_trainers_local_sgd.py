@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo import outcomes_of_ranks, run_ranks
+from resuming import After, without_times
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
@@ -371,17 +372,6 @@ def noisy_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
 
 
-class After:
-    """True from the given call on."""
-
-    def __init__(self, calls: int) -> None:
-        self.left = calls
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 def resumed_and_not(
     rank: int, directory: str, per_node: int, settings: dict[str, Any], optimizer: Any, stops: list[int]
 ) -> None:
@@ -405,10 +395,6 @@ def resumed_and_not(
     assert without_times(found) == without_times(expected)
     for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
-
-
-def without_times(result: trainers.Result) -> list[dict[str, float]]:
-    return [{name: v for name, v in entry.items() if not name.endswith("_s")} for entry in result.history]
 
 
 @pytest.mark.parametrize(

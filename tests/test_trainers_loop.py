@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from gloo import outcomes_of_ranks, run_ranks
+from resuming import After, assert_identical, state_of, without_times
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
@@ -80,31 +81,6 @@ def train(net: nn.Module, **changed: Any) -> trainers.Result:
         "schedule": trainers.Cosine(warmup_epochs=1),
     }
     return trainers.train(net, **{**settings, **changed})
-
-
-def without_times(result: trainers.Result) -> list[dict[str, float]]:
-    return [{name: v for name, v in entry.items() if not name.endswith("_s")} for entry in result.history]
-
-
-def state_of(net: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in net.state_dict().items()}
-
-
-def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-
-
-class After:
-    """True from the given call on."""
-
-    def __init__(self, calls: int) -> None:
-        self.left = calls
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
 
 
 METHODS = {

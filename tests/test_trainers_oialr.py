@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from gloo import run_ranks
+from resuming import After, assert_identical, state_of, without_times
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
@@ -68,20 +69,6 @@ def train(net: nn.Module, **changed: Any) -> trainers.Result:
         "batch_size": 12,
     }
     return trainers.train(net, **{**keywords, **changed})
-
-
-def state_of(net: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in net.state_dict().items()}
-
-
-def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-
-
-def without_times(result: trainers.Result) -> list[dict[str, float]]:
-    return [{name: v for name, v in entry.items() if not name.endswith("_s")} for entry in result.history]
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
@@ -564,17 +551,6 @@ def test_bytes_of_a_step_are_those_of_ddp_times_the_trainable_fraction() -> None
     k = found[2]["rank/3"]
     smaller = per_epoch * found[2]["trainable_fraction"]
     assert sent[2] - sent[1] == pytest.approx(smaller + 4 * k * (2 * 20 + 1), rel=1e-12)
-
-
-class After:
-    """True from the given call on."""
-
-    def __init__(self, calls: int) -> None:
-        self.left = calls
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
 
 
 def noisy() -> nn.Module:
