@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import trainers
     from hpo.individual import Scalar
-    from search_spaces.image_data import ImageData
+    from search_spaces.readers.small_images import ImageData
 
 space = hpo.SearchSpace(
     # The network
@@ -85,7 +85,7 @@ def make_task(
 
     def evaluate(trial: hpo.Trial) -> dict[str, float]:
         import trainers
-        from search_spaces.image_data import load_images
+        from search_spaces.readers.small_images import load_images
 
         try:
             _, result = _fit(
@@ -128,7 +128,7 @@ def test_accuracy(
     configuration only.
     """
     import trainers
-    from search_spaces.image_data import load_images
+    from search_spaces.readers.small_images import load_images
 
     images = load_images(data, train_samples=train_samples)
     found = []
@@ -159,7 +159,7 @@ def _fit(
     import torch
 
     import trainers
-    from search_spaces.models import ResNet
+    from search_spaces.networks.small_resnet import ResNet
 
     p: dict[str, Any] = dict(params)
     torch.manual_seed(seed)

@@ -15,8 +15,10 @@ import torch
 from gloo import run_ranks
 
 import hpo
-from search_spaces import alone, digits, image_data, models
-from search_spaces.image_data import load_images
+from search_spaces import alone, digits
+from search_spaces.networks import small_resnet
+from search_spaces.readers import small_images
+from search_spaces.readers.small_images import load_images
 
 FAST = {"epochs": 1, "train_samples": 40, "batch_size": 20}
 
@@ -39,11 +41,11 @@ def test_the_default_is_a_point_of_the_space_and_the_choices_are_those_of_the_mo
     assert digits.task.default == digits.space.validate(digits.default)
     assert digits.task.objectives == {"value": "maximize"}
     parameters = digits.space.parameters
-    assert parameters["order"].choices == models.ORDERS  # type: ignore[attr-defined]
-    assert set(parameters["activation"].choices) == set(models.ACTIVATIONS)  # type: ignore[attr-defined]
+    assert parameters["order"].choices == small_resnet.ORDERS  # type: ignore[attr-defined]
+    assert set(parameters["activation"].choices) == set(small_resnet.ACTIVATIONS)  # type: ignore[attr-defined]
 
 
-# Every activation and order takes a step in test_search_spaces_models.
+# Every activation and order takes a step in test_networks_small_resnet.
 @pytest.mark.parametrize("schedule", list(digits.space.parameters["schedule"].values()))
 @pytest.mark.parametrize("optimizer", list(digits.space.parameters["optimizer"].values()))
 def test_every_optimizer_and_schedule_trains(optimizer: str, schedule: str, tmp_path: Path) -> None:
@@ -104,8 +106,8 @@ def test_a_run_that_diverges_is_no_result(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_search_never_reads_the_test_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_images("digits", train_samples=40)
-    blind = image_data.ImageData(**{**vars(whole), "test": None})
-    monkeypatch.setattr(image_data, "load_images", lambda data, train_samples=None: blind)
+    blind = small_images.ImageData(**{**vars(whole), "test": None})
+    monkeypatch.setattr(small_images, "load_images", lambda data, train_samples=None: blind)
     digits.make_task(**FAST).evaluate(trial(dict(digits.default), tmp_path))
     with pytest.raises(TypeError, match="NoneType has no length"):
         digits.test_accuracy(digits.default, **FAST)
@@ -189,7 +191,7 @@ def test_digits_parts_are_disjoint_and_whole() -> None:
     assert ours == theirs
 
 
-def images_statistics(raw: Any, images: image_data.ImageData) -> tuple[float, float]:
+def images_statistics(raw: Any, images: small_images.ImageData) -> tuple[float, float]:
     """Mean and deviation by which the parts were normalised, from the extremes, which are 0 and 16."""
     values = torch.cat([part.tensors[0].flatten() for part in (images.train, images.validation, images.test)])
     deviation = 16 / (values.max() - values.min()).item()
@@ -213,7 +215,7 @@ def write_idx(path: Path, array: Any) -> None:
 
 
 def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_data, "FASHION_MNIST", tmp_path)
+    monkeypatch.setattr(small_images, "FASHION_MNIST", tmp_path)
     load_images.cache_clear()
     rng = np.random.default_rng(0)
     classes = {
@@ -237,7 +239,7 @@ def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, monkeypatch: pytes
     load_images.cache_clear()
     with pytest.raises(ValueError, match="no idx file of bytes"):
         load_images("fashion-mnist")
-    monkeypatch.setattr(image_data, "FASHION_MNIST", tmp_path / "nowhere")
+    monkeypatch.setattr(small_images, "FASHION_MNIST", tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
         load_images("fashion-mnist")
 

@@ -31,8 +31,8 @@ from training import load_average
 from two_nodes import RANKS_PER_NODE, Alone
 
 import trainers
-from search_spaces.image_data import SETS, load_images
-from search_spaces.models import ResNet
+from search_spaces.networks.small_resnet import ResNet
+from search_spaces.readers.small_images import SETS, load_images
 
 FASHION_SAMPLES = 4000
 BATCH_SIZE = 16

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from search_spaces.models import ACTIVATIONS, ORDERS, Block, ResNet
+from search_spaces.networks.small_resnet import ACTIVATIONS, ORDERS, Block, ResNet
 
 # Figure 4 of He et al. 2016, read from the block's input downwards, with the addition as "+".
 DIAGRAMS = {

@@ -1,0 +1,1 @@
+"""Networks that the search spaces build. Importing these modules imports torch."""
