@@ -1,0 +1,209 @@
+"""What BigEarthNet's files hold: bands, classes and statistics of its versions. Imports numpy only.
+
+Sumbul et al. 2019 and 2021 (v1, 43 and 19 classes), Clasen et al. 2024 (v2, or reBEN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Version = Literal["v1", "v2"]
+Split = Literal["train", "validation", "test"]
+VERSIONS: tuple[Version, ...] = ("v1", "v2")
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+PARQUETS = ("metadata.parquet", "metadata_for_patches_with_snow_cloud_or_shadow.parquet")
+"""Of v2: its patches, and those that are left out."""
+
+Pixels = npt.NDArray[np.uint16]
+
+SIDE = 120
+"""Pixels along a patch's side in its finest bands, of 10 m."""
+
+SIDES: Mapping[str, int] = MappingProxyType(
+    {
+        "B01": 20,
+        "B02": 120,
+        "B03": 120,
+        "B04": 120,
+        "B05": 60,
+        "B06": 60,
+        "B07": 60,
+        "B08": 120,
+        "B8A": 60,
+        "B09": 20,
+        "B11": 60,
+        "B12": 60,
+    }
+)
+"""Pixels along a side of each band's file. Sentinel-2's B10 sees the air only and is in no patch."""
+
+BANDS: tuple[str, ...] = tuple(SIDES)
+
+MEAN_AND_DEVIATION: Mapping[Version, Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "v1": {
+            "B01": (340.8, 554.8),
+            "B02": (429.9, 572.4),
+            "B03": (614.2, 582.9),
+            "B04": (590.2, 675.9),
+            "B05": (950.7, 729.9),
+            "B06": (1792.5, 1096.0),
+            "B07": (2075.5, 1273.5),
+            "B08": (2218.9, 1365.5),
+            "B8A": (2266.5, 1356.1),
+            "B09": (2246.1, 1302.3),
+            "B11": (1594.4, 1079.2),
+            "B12": (1009.3, 818.9),
+        },
+        "v2": {
+            "B01": (361.1, 575.1),
+            "B02": (438.4, 607.0),
+            "B03": (614.1, 603.3),
+            "B04": (588.4, 684.6),
+            "B05": (942.8, 738.4),
+            "B06": (1769.9, 1100.5),
+            "B07": (2049.6, 1275.8),
+            "B08": (2193.3, 1369.4),
+            "B8A": (2235.6, 1356.5),
+            "B09": (2241.5, 1316.4),
+            "B11": (1568.2, 1070.2),
+            "B12": (997.7, 813.5),
+        },
+    }
+)
+"""Of each band's pixels over the training part, after nearest-neighbour upsampling; digital numbers."""
+
+CLASSES: tuple[str, ...] = (
+    "Agro-forestry areas",
+    "Arable land",
+    "Beaches, dunes, sands",
+    "Broad-leaved forest",
+    "Coastal wetlands",
+    "Complex cultivation patterns",
+    "Coniferous forest",
+    "Industrial or commercial units",
+    "Inland waters",
+    "Inland wetlands",
+    "Land principally occupied by agriculture, with significant areas of natural vegetation",
+    "Marine waters",
+    "Mixed forest",
+    "Moors, heathland and sclerophyllous vegetation",
+    "Natural grassland and sparsely vegetated areas",
+    "Pastures",
+    "Permanent crops",
+    "Transitional woodland, shrub",
+    "Urban fabric",
+)
+"""The 19 classes, in the order of a target's columns."""
+
+CLASS_OF_43: Mapping[str, str | None] = MappingProxyType(
+    {
+        **{name: name for name in CLASSES if name in set(CLASSES[i] for i in (0, 2, 3, 5, 6, 7, 10, 12, 15))},
+        "Continuous urban fabric": "Urban fabric",
+        "Discontinuous urban fabric": "Urban fabric",
+        "Road and rail networks and associated land": None,
+        "Port areas": None,
+        "Airports": None,
+        "Mineral extraction sites": None,
+        "Dump sites": None,
+        "Construction sites": None,
+        "Green urban areas": None,
+        "Sport and leisure facilities": None,
+        "Non-irrigated arable land": "Arable land",
+        "Permanently irrigated land": "Arable land",
+        "Rice fields": "Arable land",
+        "Vineyards": "Permanent crops",
+        "Fruit trees and berry plantations": "Permanent crops",
+        "Olive groves": "Permanent crops",
+        "Annual crops associated with permanent crops": "Permanent crops",
+        "Natural grassland": "Natural grassland and sparsely vegetated areas",
+        "Sparsely vegetated areas": "Natural grassland and sparsely vegetated areas",
+        "Moors and heathland": "Moors, heathland and sclerophyllous vegetation",
+        "Sclerophyllous vegetation": "Moors, heathland and sclerophyllous vegetation",
+        "Transitional woodland/shrub": "Transitional woodland, shrub",
+        "Bare rock": None,
+        "Burnt areas": None,
+        "Inland marshes": "Inland wetlands",
+        "Peatbogs": "Inland wetlands",
+        "Salt marshes": "Coastal wetlands",
+        "Salines": "Coastal wetlands",
+        "Intertidal flats": None,
+        "Water courses": "Inland waters",
+        "Water bodies": "Inland waters",
+        "Coastal lagoons": "Marine waters",
+        "Estuaries": "Marine waters",
+        "Sea and ocean": "Marine waters",
+    }
+)
+"""What of CORINE's 43 classes, which v1's files name, each is among the 19; None: it was given up."""
+
+_NUMBER: Mapping[str, int] = {name: number for number, name in enumerate(CLASSES)}
+
+
+class PatchError(ValueError):
+    """A patch cannot be read; the text begins with its name and says what is wrong with which file."""
+
+    def __init__(self, patch: str, reason: str) -> None:
+        super().__init__(patch, reason)
+        self.patch = patch
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"Patch {self.patch}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One patch as its files hold it: a (side, side) array a band, and its classes' numbers in ``CLASSES``."""
+
+    bands: Mapping[str, Pixels]
+    classes: tuple[int, ...]
+
+
+def class_numbers(patch: str, labels: Iterable[str], version: Version) -> tuple[int, ...]:
+    """The labels' places in ``CLASSES``, ascending; v1's 43 are converted, and those given up are left out.
+
+    PatchError for a label that the version does not know.
+    """
+    numbers = set()
+    for label in labels:
+        if version == "v1":
+            if label not in CLASS_OF_43:
+                raise PatchError(patch, f"label {label!r} is none of the 43 classes of v1.")
+            name = CLASS_OF_43[label]
+            if name is None:
+                continue
+        else:
+            name = label
+            if name not in _NUMBER:
+                raise PatchError(patch, f"label {label!r} is none of the 19 classes of v2.")
+        numbers.add(_NUMBER[name])
+    return tuple(sorted(numbers))
+
+
+def checked_bands(bands: Sequence[str] | None) -> tuple[str, ...]:
+    """``bands`` as a tuple, all twelve for None. ValueError for one that is not there, twice there, or none."""
+    if bands is None:
+        return BANDS
+    unknown = [band for band in bands if band not in SIDES]
+    if unknown or not bands or len(set(bands)) != len(bands):
+        raise ValueError(
+            f"bands = {', '.join(bands) or 'none'}: must be different ones of {', '.join(BANDS)}. Correct them."
+        )
+    return tuple(bands)
+
+
+def check_band(patch: str, band: str, pixels: npt.NDArray[np.generic]) -> Pixels:
+    """``pixels`` if they are as the band's must be; PatchError for another type or size."""
+    side = SIDES[band]
+    if pixels.dtype != np.uint16:
+        raise PatchError(patch, f"{band} holds {pixels.dtype}, not uint16.")
+    if pixels.shape != (side, side):
+        raise PatchError(patch, f"{band} is {'×'.join(map(str, pixels.shape))} pixels, not {side}×{side}.")
+    return np.asarray(pixels, dtype=np.uint16)
