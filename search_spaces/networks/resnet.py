@@ -1,0 +1,134 @@
+"""ResNet-50 with any first width, activation and activation order, and ResNet-20. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from search_spaces.networks.residual import Residual, around, conv
+
+__all__ = ["Bottleneck", "ResNet20", "ResNet50"]
+
+_EXPANSION = 4
+# Orders whose branch ends in a convolution: what is added to it is none but a convolution either.
+_BARE = ("norm-after-addition", "full-pre-activation")
+
+
+class Bottleneck(Residual):
+    """1×1, 3×3 and 1×1 convolutions of ``filters``, ``filters`` and 4 ``filters`` (He et al. 2015, figure 5).
+
+    The 3×3 one has the stride, as in the implementations that are in use. Where the shape changes, the
+    shortcut is a 1×1 convolution, normalised where the branch's last convolution is.
+    """
+
+    def __init__(self, inputs: int, filters: int, *, stride: int, activation: str, order: str) -> None:
+        outputs = _EXPANSION * filters
+        projection: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            projection = conv(inputs, outputs, kernel=1, stride=stride)
+            if order not in _BARE:
+                projection = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+        super().__init__(
+            [
+                conv(inputs, filters, kernel=1),
+                conv(filters, filters, stride=stride),
+                conv(filters, outputs, kernel=1),
+            ],
+            projection,
+            activation=activation,
+            order=order,
+        )
+
+
+class ResNet50(nn.Module):
+    """(N, channels, height, width) to logits (N, classes), by stages of bottlenecks (He et al. 2015, table 1).
+
+    ``filters`` is the width of the first stage, which each later one doubles: 64 is ResNet-50, whose
+    ``blocks`` are (3, 4, 6, 3). The stem halves the image twice, each stage but the first once.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        classes: int,
+        filters: int = 64,
+        activation: str = "relu",
+        order: str = "original",
+        blocks: Sequence[int] = (3, 4, 6, 3),
+    ) -> None:
+        super().__init__()
+        stem = conv(channels, filters, kernel=7, stride=2)
+        body: list[nn.Module] = [nn.MaxPool2d(3, stride=2, padding=1)]
+        width = filters
+        for stage, count in enumerate(blocks):
+            for index in range(count):
+                inner = filters * 2**stage
+                stride = 2 if stage > 0 and index == 0 else 1
+                body.append(Bottleneck(width, inner, stride=stride, activation=activation, order=order))
+                width = _EXPANSION * inner
+        self.features = around(body, stem, width, activation=activation, order=order)
+        self.classifier = nn.Linear(width, classes)
+        _initialise(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(images).mean(dim=(2, 3)))
+        return logits
+
+
+class _Padding(nn.Module):
+    """Every second pixel, and zeros for the channels that are missing: option A of He et al. 2015, section 4.2."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self._channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self._channels))
+
+
+class ResNet20(nn.Module):
+    """ResNet-20 for CIFAR (He et al. 2015, section 4.2): images (N, channels, 32, 32) to logits (N, classes).
+
+    Three stages of three blocks of two 3×3 convolutions with ``width``, 2 and 4 times as many filters. Its
+    shortcuts have no parameters (option A): 269 722 in all for 3 channels and 10 classes.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int = 3,
+        classes: int = 10,
+        width: int = 16,
+        activation: str = "relu",
+        order: str = "original",
+    ) -> None:
+        super().__init__()
+        stem = conv(channels, width)
+        body: list[nn.Module] = []
+        filters = width
+        for stage in range(3):
+            for index in range(3):
+                outputs = width * 2**stage
+                halves = stage > 0 and index == 0
+                first = conv(filters, outputs, stride=2 if halves else 1)
+                shortcut = _Padding(outputs - filters) if halves else None
+                convolutions = [first, conv(outputs, outputs)]
+                body.append(Residual(convolutions, shortcut, activation=activation, order=order))
+                filters = outputs
+        self.features = around(body, stem, filters, activation=activation, order=order)
+        self.classifier = nn.Linear(filters, classes)
+        _initialise(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(images).mean(dim=(2, 3)))
+        return logits
+
+
+def _initialise(network: nn.Module) -> None:
+    """Convolutions by He et al. 2015 (arXiv 1502.01852), equation 14."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            torch.nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
