@@ -1,0 +1,146 @@
+"""The lists that come with BigEarthNet's archives: which patches there are, in which split, and which are left out."""
+
+from __future__ import annotations
+
+import bz2
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from search_spaces.readers.bigearthnet_format import EXTRA, PARQUETS, SPLITS, Split
+
+SNOW, CLOUD = "seasonal snow", "cloud or shadow"
+_V1_SPLITS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "validation": ("val", "validation"),
+    "test": ("test",),
+}
+_V1_LEFT_OUT = {SNOW: "patches_with_seasonal_snow", CLOUD: "patches_with_cloud_and_shadow"}
+_COLUMNS = ("patch_id", "labels", "split", "contains_seasonal_snow", "contains_cloud_or_shadow")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One that the lists name; ``labels`` where they tell them (v2), else None (v1: in the patch's JSON)."""
+
+    name: str
+    split: Split
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lists:
+    """``patches`` in their order; ``left_out``: the reason by the name of a patch that is not to be used."""
+
+    patches: list[Patch]
+    left_out: dict[str, str]
+
+
+def first_in(folders: Iterable[Path], name: str) -> Path | None:
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def v1_lists(folders: Sequence[Path]) -> Lists:
+    """v1's official split lists, without what its lists of snow and clouds name.
+
+    FileNotFoundError if a split list lacks (the other two may), ValueError for a patch in two splits.
+    """
+    left_out: dict[str, str] = {}
+    for reason, name in _V1_LEFT_OUT.items():
+        left_out.update(dict.fromkeys(_names(_listed((name,), folders)), reason))
+    split_of: dict[str, Split] = {}
+    for split, names in _V1_SPLITS.items():
+        path = _listed(names, folders)
+        if path is None:
+            raise FileNotFoundError(
+                f"{names[0]}.csv is not in {' or '.join(map(str, folders))}. Bring the official split lists "
+                "(train.csv, val.csv, test.csv) or say with --lists where they are."
+            )
+        for patch in _names(path):
+            if patch in split_of:
+                raise ValueError(
+                    f"{path}: {patch} is in {split_of[patch]} too. A patch belongs to one split: correct the lists."
+                )
+            split_of[patch] = split
+    return Lists(
+        patches=[Patch(name, split) for name, split in split_of.items() if name not in left_out],
+        left_out=left_out,
+    )
+
+
+def _listed(names: Iterable[str], folders: Sequence[Path]) -> Path | None:
+    """A list of one of these names, whatever its suffix; archives keep them in a folder splits too."""
+    places = [place for folder in folders for place in (folder, folder / "splits")]
+    files = (f"{name}{suffix}" for name in names for suffix in (".csv", ".txt", ".csv.bz2", ".txt.bz2"))
+    return next((found for file in files if (found := first_in(places, file)) is not None), None)
+
+
+def _names(path: Path | None) -> dict[str, None]:
+    """A list's names, in order. ValueError for a line that begins with none, or one that comes twice."""
+    if path is None:
+        return {}
+    content = path.read_bytes()
+    if path.suffix == ".bz2":
+        content = bz2.decompress(content)
+    names: dict[str, None] = {}
+    for number, line in enumerate(content.decode().splitlines(), start=1):
+        name = line.split(",")[0].strip().strip('"')
+        if not name or (number == 1 and not name.startswith("S2")):
+            continue
+        if not name.startswith("S2"):
+            raise ValueError(f"{path}, line {number}: {name!r} is no patch's name. Correct the list.")
+        if name in names:
+            raise ValueError(f"{path}, line {number}: {name} is listed twice. Correct the list.")
+        names[name] = None
+    return names
+
+
+def v2_lists(folders: Sequence[Path]) -> Lists:
+    """What v2's metadata.parquet lists, without what the table of snow, clouds and shadows does.
+
+    FileNotFoundError if the former lacks, ValueError if it is no parquet file or not as it must be.
+    """
+    path, path_left_out = (first_in(folders, name) for name in PARQUETS)
+    if path is None:
+        raise FileNotFoundError(
+            f"{PARQUETS[0]} is not in {' or '.join(map(str, folders))}. Bring it or say with --lists where it is."
+        )
+    left_out: dict[str, str] = {}
+    if path_left_out is not None:
+        left_out = {row["patch_id"]: _reason(row) or SNOW for row in _rows(path_left_out)}
+    patches: dict[str, Patch] = {}
+    for row in _rows(path):
+        name, split, reason = row["patch_id"], row["split"], _reason(row)
+        if name in patches:
+            raise ValueError(f"{path}: {name} is listed twice. Bring the published file.")
+        if split not in SPLITS:
+            raise ValueError(f"{path}: {name} has split {split!r}: must be {', '.join(SPLITS)}.")
+        if reason is not None:
+            left_out[name] = reason
+        if name not in left_out:
+            patches[name] = Patch(name, split, tuple(row["labels"] or ()))
+    return Lists(patches=list(patches.values()), left_out=left_out)
+
+
+def _reason(row: dict[str, Any]) -> str | None:
+    if row["contains_seasonal_snow"]:
+        return SNOW
+    return CLOUD if row["contains_cloud_or_shadow"] else None
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise ModuleNotFoundError(f"{path} needs the package pyarrow. {EXTRA}") from None
+    try:
+        lacking = set(_COLUMNS) - set(parquet.read_schema(path).names)
+        if lacking:
+            raise ValueError(
+                f"{path} lacks the column {', '.join(sorted(lacking))}. Bring the published file."
+            )
+        rows: list[dict[str, Any]] = parquet.read_table(path, columns=list(_COLUMNS)).to_pylist()
+    except ArrowException as error:
+        raise ValueError(f"{path} is no parquet file ({error}). Bring the published file.") from error
+    return rows
