@@ -14,6 +14,7 @@ from trainers.data import Disjoint
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import evaluate
+from trainers.ftrl import Ftrl
 from trainers.large_batch import lamb, lars, linear_scaling
 from trainers.local_sgd import LocalSGD, effective_batch_size
 from trainers.loop import Interrupted, Result, train
@@ -43,6 +44,7 @@ __all__ = [
     "EarlyStopping",
     "Exponential",
     "FineGrained",
+    "Ftrl",
     "FullOverlap",
     "Interrupted",
     "InverseTime",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.decomposition import full_precision
+from trainers.ftrl import Ftrl
 
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
 _SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"})
@@ -61,6 +62,13 @@ def exchange(
     params[index] = new
     state = optimizer.state.pop(old, {})
     old.grad = None
+    if isinstance(optimizer, Ftrl):
+        # Its other tensor follows from the weights and this one.
+        accumulated = state.get("sum") if projection is not None else None
+        if projection is not None and accumulated is not None:
+            accumulated = projection.second(accumulated).reshape(new.shape)
+        optimizer.settle(new, accumulated)
+        return
     if projection is None or not _understood(state, old):
         _begin(optimizer, new)
         return
@@ -102,10 +110,14 @@ def _place(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[list[nn.Param
 
 
 def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
-    """Give ``new`` the state that Adagrad makes when it is itself made; others do so at their next step."""
+    """Give ``new`` the state that Adagrad makes when it is itself made, and Ftrl must have to begin where ``new``
+    is; others make theirs at their next step.
+    """
     if isinstance(optimizer, torch.optim.Adagrad):
         start = optimizer.defaults["initial_accumulator_value"]
         optimizer.state[new] = {"step": torch.tensor(0.0), "sum": torch.full_like(new, start)}
+    elif isinstance(optimizer, Ftrl):
+        optimizer.settle(new)
 
 
 def _understood(state: dict[str, object], parameter: nn.Parameter) -> bool:

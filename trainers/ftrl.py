@@ -1,0 +1,142 @@
+"""FTRL-Proximal, which torch lacks: for parameters that should become sparse, and as a peer of Adagrad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class Ftrl(Optimizer):
+    """Follow the regularised leader, per coordinate (McMahan et al. 2013, algorithm 1), with TensorFlow's settings.
+
+    With n the sum of squared gradients, which begins at ``initial_accumulator``, and p = ``lr_power``::
+
+        rate(n) = lr / (beta + n^-p)
+        n' = n + g²;  σ = 1/rate(n') - 1/rate(n);  z' = z + g - σ w
+        w' = 0 if |z'| ≤ l1, else -(z' - sign(z') l1) / (1/rate(n') + 2 l2)
+
+    The paper's λ₁ is ``l1``, its λ₂ is 2 ``l2``, as in TensorFlow, whose penalty is l2 w². Where a schedule
+    changes lr, 1/rate(n) is that of the step before, so that the σ sum up to 1/rate as the paper wants it;
+    TensorFlow's do not, and its weights shrink with the rate. A rate of 0 takes no step.
+
+    The leader is followed from 0: the first step forgets most of a weight whose gradient is large against the
+    root of ``initial_accumulator``. ``settle`` begins at a weight instead.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        *,
+        lr: float = 1e-3,
+        lr_power: float = -0.5,
+        initial_accumulator: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        beta: float = 0.0,
+    ) -> None:
+        for name, value, allowed, rule in (
+            ("lr", lr, lr >= 0, "at least 0"),
+            ("lr_power", lr_power, lr_power <= 0, "at most 0"),
+            ("initial_accumulator", initial_accumulator, initial_accumulator >= 0, "at least 0"),
+            ("l1", l1, l1 >= 0, "at least 0"),
+            ("l2", l2, l2 >= 0, "at least 0"),
+            ("beta", beta, beta >= 0, "at least 0"),
+        ):
+            if not allowed:
+                raise ValueError(f"Ftrl({name}={value!r}): {name} must be {rule}. Correct it.")
+        defaults = {
+            "lr": lr,
+            "lr_power": lr_power,
+            "initial_accumulator": initial_accumulator,
+            "l1": l1,
+            "l2": l2,
+            "beta": beta,
+            # Of the last step; None before the first.
+            "last_lr": None,
+        }
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            lr = float(group["lr"])
+            weights: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not weights or lr == 0.0:
+                continue
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            if any(gradient.is_sparse for gradient in gradients):
+                raise RuntimeError("Ftrl takes dense gradients. Make the embedding with sparse=False.")
+            for weight in weights:
+                if not self.state[weight]:
+                    self.state[weight] = self._start(weight, group)
+            self._update(group, weights, gradients, lr)
+            group["last_lr"] = lr
+        return loss
+
+    @torch.no_grad()
+    def settle(self, parameter: nn.Parameter, accumulated: Tensor | None = None) -> None:
+        """Begin, or begin anew, with ``parameter`` at its present value, as if the steps so far had led to it.
+
+        ``accumulated``: the sum of its squared gradients until now (None: ``initial_accumulator``).
+        """
+        group = next(g for g in self.param_groups if any(one is parameter for one in g["params"]))
+        state = self._start(parameter, group)
+        if accumulated is not None:
+            state["sum"].copy_(accumulated)
+        lr = float(group["lr"] if group["last_lr"] is None else group["last_lr"])
+        if lr > 0.0:
+            quadratic = (_powers(group, [state["sum"]])[0] + group["beta"]) / lr + 2 * group["l2"]
+            state["linear"] = -(parameter * quadratic + parameter.sign() * group["l1"])
+        self.state[parameter] = state
+
+    @staticmethod
+    def _start(weight: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        return {
+            "sum": torch.full_like(weight, group["initial_accumulator"], memory_format=torch.preserve_format),
+            "linear": torch.zeros_like(weight, memory_format=torch.preserve_format),
+        }
+
+    def _update(
+        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor], lr: float
+    ) -> None:
+        last_lr = lr if group["last_lr"] is None else group["last_lr"]
+        sums = [self.state[weight]["sum"] for weight in weights]
+        linears = [self.state[weight]["linear"] for weight in weights]
+        before = _powers(group, sums)
+        torch._foreach_addcmul_(sums, gradients, gradients)
+        after = _powers(group, sums)
+        # 1/rate(n') and 1/rate(n)
+        inverse = torch._foreach_div(torch._foreach_add(after, group["beta"]), lr)
+        torch._foreach_add_(before, group["beta"])
+        torch._foreach_div_(before, last_lr)
+        sigma = torch._foreach_sub(inverse, before)
+        torch._foreach_add_(linears, gradients)
+        torch._foreach_addcmul_(linears, sigma, weights, value=-1.0)
+        torch._foreach_add_(inverse, 2 * group["l2"])
+        for weight, linear, quadratic in zip(weights, linears, inverse, strict=True):
+            # (clip(z, -l1, l1) - z) is 0 where |z| ≤ l1.
+            shrunk = linear.clamp(-group["l1"], group["l1"]) - linear
+            # With initial_accumulator = 0 and no gradient yet, 0 / 0: such a weight stays.
+            weight.copy_(torch.where(quadratic > 0, shrunk / quadratic, weight))
+
+
+def _powers(group: dict[str, Any], sums: list[Tensor]) -> list[Tensor]:
+    """n^-p of each; new tensors."""
+    if group["lr_power"] == -0.5:
+        return list(torch._foreach_sqrt(sums))
+    return list(torch._foreach_pow(sums, -group["lr_power"]))
