@@ -1,7 +1,7 @@
 """DASO while cycling, on two nodes of two ranks joined by 200 Mbit/s: its step against one without any traffic
 between nodes and against DDP's; what it sends against what it should.
 
-    python tests/benchmarks/daso.py [--rounds 5] [--cycles 10] [--rate 200] [--quick]
+    python tests/benchmarks/daso.py [--rounds 5] [--cycles 10] [--rate 200 | --steps-on-link 2] [--quick]
 
 A perceptron of 2.6 million parameters, 128 samples a rank and step, AdamW, B = 4, parameters on
 the wire in bf16. In each round the same processes train it, one after the other, with
@@ -19,7 +19,9 @@ gradients twice, in four bytes), 3 in bf16.
 The link needs a time for one synchronisation that no method can hide where it is longer than S steps without
 traffic: ``floor_delay_S`` is the ratio at which only that much is waited for. Four ranks share this machine's
 cores, so that a step takes longer than it would on a node of its own, and a link of 200 Mbit/s is the faster
-for it; ratios within a round are what counts. Ends in one line of JSON."""
+for it; ratios within a round are what counts. ``--steps-on-link`` measures a step without traffic first and
+chooses the rate at which one synchronisation takes so many of them: what S has to hide is then the same on fast
+machines and slow ones. Ends in one line of JSON."""
 
 from __future__ import annotations
 
@@ -86,6 +88,23 @@ def measure(rank: int, *, rounds: int, cycles: int) -> list[dict[str, dict[str, 
     return rows
 
 
+def alone_s(rank: int) -> float:
+    """Median seconds of a step without traffic between nodes, of three courses."""
+    first, last = 2 * SYNC_EVERY - 1, 8 * SYNC_EVERY - 1
+    found = []
+    for _ in range(3):
+        watch, _result = course(
+            cycling(NEVER, 1),
+            widths=WIDTHS,
+            steps=last + 2,
+            batch_size=BATCH_SIZE,
+            optimizer=torch.optim.AdamW,
+            lr=1e-3,
+        )
+        found.append(watch.step_s(first, last))
+    return statistics.median(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -93,13 +112,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cycles", type=int, default=10, help="of four steps each")
     parser.add_argument("--rate", type=float, default=200.0, help="of the link, in Mbit/s")
+    parser.add_argument(
+        "--steps-on-link", type=float, help="steps that one synchronisation is to take; chooses the rate"
+    )
     parser.add_argument("--quick", action="store_true", help="one round of two cycles")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.cycles = 1, 2
+    parameters = sum(parameter.numel() for parameter in perceptron(WIDTHS).parameters())
+    if options.steps_on_link is not None:
+        with entered(None) as nodes:
+            step_s = nodes.run(alone_s, {}, timeout_s=600)[0]
+        options.rate = round(2 * parameters * 8 / 1e6 / (options.steps_on_link * step_s), 1)
     with entered(options.rate) as nodes:
         ranks = nodes.run(measure, {"rounds": options.rounds, "cycles": options.cycles}, timeout_s=1800)
-    parameters = sum(parameter.numel() for parameter in perceptron(WIDTHS).parameters())
     rows = ranks[0]
     names = [*rows[0]]
 
@@ -116,10 +142,11 @@ def main() -> None:
         for name in names
     }
     link_s = 2 * parameters * 8 / (1e6 * options.rate)
-    alone_s = median("alone", "step_s")
+    step_s = median("alone", "step_s")
     result: dict[str, Any] = {
         "benchmark": "daso",
         "parameters": parameters,
+        "rate_mbit": options.rate,
         "step_ms": {name: 1e3 * median(name, "step_s") for name in names},
         "wait_ms_a_step": {name: 1e3 * median(name, "wait_s") for name in names},
         "ddp_to_alone": ratio("ddp", "alone"),
@@ -134,8 +161,8 @@ def main() -> None:
         name = f"delay {delay}"
         result[f"delay_{delay}_to_alone"] = ratio(name, "alone")
         result[f"delay_{delay}_to_ddp"] = ratio(name, "ddp")
-        waited = max(0.0, link_s - delay * alone_s)
-        result[f"floor_delay_{delay}"] = 1 + waited / (SYNC_EVERY * alone_s)
+        waited = max(0.0, link_s - delay * step_s)
+        result[f"floor_delay_{delay}"] = 1 + waited / (SYNC_EVERY * step_s)
     for name in names:
         print(
             f"{name:9s} {result['step_ms'][name]:7.1f} ms a step, {sent[name]:.3f} bytes a parameter and node"
