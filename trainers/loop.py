@@ -82,7 +82,9 @@ def train(
     """Train ``model``, in place and on its device, with the ranks of the initialised group or alone.
 
     Items of the sets are pairs of inputs and target; inputs are a tensor, or a tuple or dictionary that
-    becomes the model's arguments. The optimizer gets the parameters that require a gradient. Arguments:
+    becomes the model's arguments. A training set that has a method ``set_epoch`` is told each epoch, counted
+    from 0, for augmentation that does not depend on how samples are dealt. The optimizer gets the parameters
+    that require a gradient. Arguments:
 
     - ``loss(outputs, targets)``: a mean over its samples.
     - ``metrics``: functions like it, by name; they and ``validation_loss`` get all outputs and targets of the
@@ -385,6 +387,10 @@ class _Run:
     def _train_epoch(self) -> None:
         position, model = self.position, self.model
         planned = self._plan(epoch=position.epoch)[position.step :]
+        # Before processes that read ahead get their copies of the set.
+        set_epoch = getattr(self.settings.train_set, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(position.epoch)
         batches = load(
             self.settings.train_set,
             [batch for passes in planned for batch in passes],

@@ -44,11 +44,11 @@ def load_images(name: str, *, train_samples: int | None = None) -> ImageData:
     ValueError for another name or number, FileNotFoundError if the package is not there.
     """
     if name == "digits":
-        images, classes = _digits()
+        images, classes = read_digits()
         order = np.random.default_rng(0).permutation(len(images))
         cuts = [len(images) // 8, len(images) // 2]
     elif name == "fashion-mnist":
-        images, classes = _fashion_mnist()
+        images, classes = read_fashion_mnist()
         order = np.concatenate([np.random.default_rng(0).permutation(60_000), np.arange(60_000, 70_000)])
         cuts = [50_000, 60_000]
     else:
@@ -70,7 +70,8 @@ Images = npt.NDArray[np.float32]
 Classes = npt.NDArray[np.int64]
 
 
-def _digits() -> tuple[Images, Classes]:
+def read_digits() -> tuple[Images, Classes]:
+    """1 797 images of 8×8 with values from 0 to 16, and their classes, from scikit-learn's files."""
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise FileNotFoundError(
@@ -83,7 +84,8 @@ def _digits() -> tuple[Images, Classes]:
     return table[:, :64].reshape(-1, 8, 8), table[:, 64].astype(np.int64)
 
 
-def _fashion_mnist() -> tuple[Images, Classes]:
+def read_fashion_mnist() -> tuple[Images, Classes]:
+    """60 000 images of 28×28 to train with, then 10 000 to test with, values from 0 to 255, and their classes."""
     if not FASHION_MNIST.is_dir():
         raise FileNotFoundError(f"{FASHION_MNIST} is not there. Run: apt-get install dataset-fashion-mnist")
     images = [_idx(FASHION_MNIST / f"{part}-images-idx3-ubyte.gz") for part in ("train", "t10k")]

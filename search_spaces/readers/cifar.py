@@ -1,0 +1,353 @@
+"""CIFAR-10 and CIFAR-100 as they are published, in the binary or the python form, and other sets written so.
+
+    python -m search_spaces.readers.cifar check data/cifar-10-binary.tar.gz     what is there, and is it whole?
+    python -m search_spaces.readers.cifar write fashion-mnist data/fashion      a set that a package ships, as CIFAR-10
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from search_spaces.readers.pickled_data import read_pickled
+from search_spaces.readers.small_images import SETS, read_digits, read_fashion_mnist
+
+SIDE = 32
+_PIXELS = 3 * SIDE * SIDE
+
+ARCHIVES = {
+    "c32a1d4ab5d03f1284b67883e8d87530": "cifar-10-binary.tar.gz",
+    "c58f30108f718f92721af3b95e74349a": "cifar-10-python.tar.gz",
+    "03b5dce01913d631647c71ecec9e9cb8": "cifar-100-binary.tar.gz",
+    "eb9058c3a382ffc7106e4002c42a8d85": "cifar-100-python.tar.gz",
+}
+"""By the MD5 sums that www.cs.toronto.edu/~kriz/cifar.html states."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Pixels (N, 3, 32, 32), bytes from 0 to 255 in the order red, green, blue; classes (N), int64."""
+
+    pixels: Tensor
+    classes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar:
+    """A set as published. CIFAR-100's classes are the fine ones."""
+
+    train: Images
+    test: Images
+    classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A set ready for use. ``train`` holds bytes, which augmentation works on; ``validation`` and ``test`` are
+    normalised by ``mean`` and ``deviation`` (3, 1, 1), those of the bytes in ``train``.
+    """
+
+    train: Images
+    validation: TensorDataset
+    test: TensorDataset
+    mean: Tensor
+    deviation: Tensor
+    classes: int
+
+
+@lru_cache(maxsize=1)
+def load_parts(source: str, *, validation_part: float = 0.1, train_samples: int | None = None) -> Parts:
+    """The set at ``source``, see ``read_cifar``; ``validation_part`` of its training images, always the same
+    ones, are set apart. ``train_samples`` keeps so many of the first of the others.
+
+    ValueError for numbers that leave a part empty.
+    """
+    cifar = read_cifar(source)
+    held = round(validation_part * len(cifar.train))
+    left = len(cifar.train) - held
+    if not 0 < held < len(cifar.train):
+        raise ValueError(
+            f"validation_part = {validation_part}: must leave some of the {len(cifar.train)} training images of "
+            f"{source} on either side. Choose 0.1, say."
+        )
+    if train_samples is not None and not 1 <= train_samples <= left:
+        raise ValueError(
+            f"train_samples = {train_samples}: {source} has {left} to train with. Name fewer, or none."
+        )
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(cifar.train)))
+    train, validation = order[held:][:train_samples], order[:held]
+    images = Images(pixels=cifar.train.pixels[train], classes=cifar.train.classes[train])
+    # By counting bytes: as floats the set would take four times its size.
+    counts = torch.stack([torch.bincount(images.pixels[:, c].flatten(), minlength=256) for c in range(3)])
+    shares, values = counts.double() / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64)
+    mean = (shares * values).sum(1, keepdim=True)
+    deviation = (shares * (values - mean) ** 2).sum(1).sqrt()
+    mean, deviation = mean.view(3, 1, 1).float(), deviation.view(3, 1, 1).clamp(min=1.0).float()
+
+    def normalised(pixels: Tensor, classes: Tensor) -> TensorDataset:
+        return TensorDataset((pixels.float() - mean) / deviation, classes)
+
+    return Parts(
+        train=images,
+        validation=normalised(cifar.train.pixels[validation], cifar.train.classes[validation]),
+        test=normalised(cifar.test.pixels, cifar.test.classes),
+        mean=mean,
+        deviation=deviation,
+        classes=cifar.classes,
+    )
+
+
+@lru_cache(maxsize=1)
+def read_cifar(source: str) -> Cifar:
+    """The set that is found at ``source``:
+
+    - the path of one of the four published archives, ``ARCHIVES``, whose MD5 sum is checked;
+    - the path of a folder with an archive's files, or with the folder that holds them. Of these, sizes and labels
+      are checked, and that all training batches are equally long, but no sums: other sets may come in this form;
+    - "digits" or "fashion-mnist": what ``write`` would write, from the packages that ``load_images`` names.
+
+    Nothing is unpickled: ``read_pickled`` reads the python form. FileNotFoundError if something is not there,
+    ValueError if it is not what it should be; both name the file.
+    """
+    if source in SETS:
+        written = as_cifar(source)
+        return _read(_FORMS[0], source, written.__getitem__)
+    path = Path(source)
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is not there. Name a folder or an archive with CIFAR-10 or CIFAR-100, "
+            f"{' or '.join(SETS)}."
+        )
+    return _read_archive(path)
+
+
+def as_cifar(name: str) -> dict[str, bytes]:
+    """The set of this name, "digits" or "fashion-mnist", as the files of CIFAR-10's binary form.
+
+    Grey becomes three equal colours. The digits' pixels become squares of 4×4; of the 1 797 images, shuffled,
+    900 are for training. Fashion-MNIST gets a border of two black pixels. ValueError for another name.
+    """
+    if name == "digits":
+        images, classes = read_digits()
+        order = np.random.default_rng(0).permutation(len(images))
+        images, classes = images[order], classes[order]
+        pixels = np.rint(np.kron(images, np.ones((1, 4, 4))) * (255 / 16)).astype(np.uint8)
+        trained = 900
+    elif name == "fashion-mnist":
+        images, classes = read_fashion_mnist()
+        pixels = np.pad(images.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
+        trained = 60_000
+    else:
+        raise ValueError(f"{name!r} is none of {', '.join(SETS)}. Correct it.")
+    colours = np.repeat(pixels.reshape(len(pixels), -1), 3, axis=0).reshape(len(pixels), _PIXELS)
+    records = np.concatenate([classes.astype(np.uint8)[:, None], colours], axis=1)
+    batches = [*np.split(records[:trained], 5), records[trained:]]
+    return {
+        name: batch.tobytes() for name, batch in zip((*_FORMS[0].train, _FORMS[0].test), batches, strict=True)
+    }
+
+
+# The forms
+
+
+Records = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+"""Pixels (N, 3072) and classes (N)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    train: tuple[str, ...]
+    test: str
+    folder: str
+    classes: int
+    read: Callable[[bytes, str], Records]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.train, self.test)
+
+
+def _binary(label_bytes: int) -> Callable[[bytes, str], Records]:
+    """Of each record the last label is the one that counts: CIFAR-100 has a coarse one before it."""
+    size = label_bytes + _PIXELS
+
+    def read(content: bytes, source: str) -> Records:
+        if not content or len(content) % size:
+            raise ValueError(
+                f"{source} has {len(content)} bytes, and must consist of records of {size}: it is cut short, or "
+                "something else. Extract it again."
+            )
+        table = np.frombuffer(content, np.uint8).reshape(-1, size)
+        return table[:, label_bytes:], table[:, label_bytes - 1].astype(np.int64)
+
+    return read
+
+
+def _python(key: bytes) -> Callable[[bytes, str], Records]:
+    def read(content: bytes, source: str) -> Records:
+        found = read_pickled(content, source=source)
+        # Written by Python 2 the keys are bytes; rewritten by Python 3 they may be strings.
+        entries = (
+            {k.encode() if isinstance(k, str) else k: v for k, v in found.items()}
+            if isinstance(found, dict)
+            else {}
+        )
+        pixels, labels = entries.get(b"data"), entries.get(key)
+        if (
+            not isinstance(pixels, np.ndarray)
+            or pixels.dtype != np.uint8
+            or pixels.shape[1:] != (_PIXELS,)
+            or not isinstance(labels, list)
+            or len(labels) != len(pixels)
+            or not all(type(label) is int and 0 <= label < 256 for label in labels)
+        ):
+            raise ValueError(
+                f"{source} must be a dictionary with 'data', bytes of shape (N, {_PIXELS}), and "
+                f"{key.decode()!r}, a list of N classes. Extract it again."
+            )
+        return pixels, np.array(labels, dtype=np.int64)
+
+    return read
+
+
+_FORMS = (
+    _Form(
+        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        test="test_batch.bin",
+        folder="cifar-10-batches-bin",
+        classes=10,
+        read=_binary(1),
+    ),
+    _Form(train=("train.bin",), test="test.bin", folder="cifar-100-binary", classes=100, read=_binary(2)),
+    _Form(
+        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+        test="test_batch",
+        folder="cifar-10-batches-py",
+        classes=10,
+        read=_python(b"labels"),
+    ),
+    _Form(
+        train=("train",), test="test", folder="cifar-100-python", classes=100, read=_python(b"fine_labels")
+    ),
+)
+
+
+def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar:
+    parts: dict[str, Images] = {}
+    for name in form.files:
+        pixels, classes = form.read(content_of(name), f"{source}: {name}")
+        wrong = classes[classes >= form.classes]
+        if len(wrong):
+            raise ValueError(
+                f"{source}: {name} has the class {wrong[0]}, and there are {form.classes}: it is damaged, or "
+                "something else. Extract it again."
+            )
+        parts[name] = Images(
+            pixels=torch.from_numpy(pixels.reshape(-1, 3, SIDE, SIDE).copy()),
+            classes=torch.from_numpy(classes),
+        )
+    lengths = {name: len(parts[name]) for name in form.train}
+    usual = Counter(lengths.values()).most_common(1)[0][0]
+    for name, length in lengths.items():
+        if length != usual:
+            raise ValueError(
+                f"{source}: {name} has {length} images, and other batches have {usual}. Extract it again."
+            )
+    trained = [parts[name] for name in form.train]
+    return Cifar(
+        train=Images(
+            pixels=torch.cat([part.pixels for part in trained]),
+            classes=torch.cat([part.classes for part in trained]),
+        ),
+        test=parts[form.test],
+        classes=form.classes,
+    )
+
+
+def _read_folder(path: Path) -> Cifar:
+    for form in _FORMS:
+        for folder in (path, path / form.folder):
+            missing = [name for name in form.files if not (folder / name).is_file()]
+            if len(missing) < len(form.files):
+                if missing:
+                    raise FileNotFoundError(
+                        f"{folder} has no {', '.join(missing)}, and the other files of {form.folder}. "
+                        "Extract the archive again, whole."
+                    )
+                return _read(form, str(folder), lambda name, folder=folder: (folder / name).read_bytes())  # type: ignore[misc]
+    raise FileNotFoundError(
+        f"{path} has no files of CIFAR-10 or CIFAR-100. Name the folder with "
+        f"{' or '.join(form.files[0] for form in _FORMS)}."
+    )
+
+
+def _read_archive(path: Path) -> Cifar:
+    with open(path, "rb") as file:
+        digest = hashlib.md5(usedforsecurity=False)
+        while piece := file.read(2**20):
+            digest.update(piece)
+    if digest.hexdigest() not in ARCHIVES:
+        raise ValueError(
+            f"{path} has the MD5 sum {digest.hexdigest()}, which is none of the published archives "
+            f"{', '.join(ARCHIVES.values())}. Download it again; a set of your own, extract, and name its folder."
+        )
+    contents: dict[str, bytes] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is not None:
+                contents[Path(member.name).name] = content.read()
+    form = next(form for form in _FORMS if set(form.files) <= contents.keys())
+    return _read(form, str(path), contents.__getitem__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The commands ``check`` and ``write``; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m search_spaces.readers.cifar")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="read a folder or an archive and say what it holds")
+    check.add_argument("source", help="its path")
+    write = commands.add_parser("write", help="write a set that a package ships as CIFAR-10's binary form")
+    write.add_argument("name", choices=SETS)
+    write.add_argument("folder", type=Path, help="where to; made if it is not there")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "write":
+            contents = as_cifar(given.name)
+            given.folder.mkdir(parents=True, exist_ok=True)
+            for name, content in contents.items():
+                (given.folder / name).write_bytes(content)
+        source = str(given.folder if given.command == "write" else given.source)
+        found = read_cifar(source)
+    except (OSError, ValueError) as error:
+        print(f"cifar: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{source}: {len(found.train)} images to train with, {len(found.test)} to test with, "
+        f"{found.classes} classes"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
