@@ -193,7 +193,8 @@ class _CubeBreeder(RandomBreeder):
         for value, count in zip(point, self._counts):
             inside = _reflect(float(value))
             genome.append(inside if count is None else min(count - 1, int(inside * count)))
-        return tuple(genome)
+        # Here, not only when it is proposed: what flies is known again by its genome.
+        return self._space.confined(tuple(genome))
 
     def _member(self, member: Member, generation: int = -1, rank: int = -1) -> Any:
         one = _individual(self._point(member.genome), self._cube)
@@ -412,7 +413,7 @@ class TypedBreeder(RandomBreeder):
             mutated = [rng.choice(open_)]
         for index in mutated:
             genes[index] = self._mutate(index, genes[index], rng)
-        return Offspring(tuple(genes), "evolution", parents)
+        return Offspring(self._space.confined(tuple(genes)), "evolution", parents)
 
     @staticmethod
     def _tournament(pool: Sequence[Member], rng: random.Random) -> Member:

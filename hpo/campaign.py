@@ -35,6 +35,7 @@ from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
 from hpo.node import Node, Parts
 from hpo.progress import Display
+from hpo.restriction import restricted
 from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.signals import Signals
@@ -128,7 +129,8 @@ class Campaign:
         """
         self._check_constraints()
         for island in range(self.settings.layout.islands):
-            make_breeder(self.task.space, self.settings.search_of(island))
+            search = self.settings.search_of(island)
+            make_breeder(restricted(self.task.space, search.only), search)
         directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
 
     def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
@@ -491,8 +493,9 @@ class Campaign:
         crew: Staff,
         writer: journal.JournalWriter,
     ) -> Leader:
-        settings, space = self.settings, self.task.space
+        settings = self.settings
         search = settings.search_of(place.island)
+        space = restricted(self.task.space, search.only)
         return Leader(
             place=place,
             peers=groups[place.island],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from hpo.individual import Scalar
 from hpo.population import Population
@@ -52,6 +53,8 @@ class Proposals:
                 child = self._breeder.breed(population, rng)
             else:
                 child = Offspring(self._space.sample(rng), "random")
+            if (genome := self._space.confined(child.genome)) is not child.genome:
+                child = replace(child, genome=genome)
             params = self._space.decode(child.genome)
             if not self._allows(params):
                 if candidate.attempts < _MOST:

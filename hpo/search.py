@@ -13,6 +13,7 @@ from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
+from hpo.restriction import restricted
 from hpo.seams import Candidate
 from hpo.settings import SearchSettings
 from hpo.space import SearchSpace
@@ -61,6 +62,7 @@ class Search:
                 )
         # Checked as a campaign's keywords are; the directory is none that is used.
         checked = config.from_keywords(directory=".", evaluations=1, kind=kind, **settings).search
+        space = restricted(space, checked.only)
         self._space = space
         self._sign = -1.0 if direction == "maximize" else 1.0
         self._constraints = tuple(constraints)

@@ -95,6 +95,9 @@ class SearchSettings(Section):
     exchange: Exchange = Field(default="migration", description=_one_of(Exchange))
     pool: int | None = Field(default=None, ge=2, description="a whole number from 2")
     duplicates: bool = Field(default=False, description="true or false")
+    only: dict[str, list[str | int | float | bool]] = Field(
+        default_factory=dict, description='a table of choices by parameter, such as { optimizer = ["sgd"] }'
+    )
 
 
 class EvaluationSettings(Section):

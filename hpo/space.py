@@ -123,6 +123,10 @@ class SearchSpace:
         """A genome drawn uniformly from the cube."""
         return tuple([rng.random() if count is None else rng.randrange(count) for count in self._counts])
 
+    def confined(self, genome: Genome) -> Genome:
+        """``genome``, or what stands for it where not all choices are allowed (see ``hpo.restriction``)."""
+        return genome
+
     def key(self, params: Params) -> str:
         """32 hexadecimal digits that tell what ``decode`` or ``validate`` return apart, also 1 from True."""
         return blake2b(orjson.dumps(params, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()

@@ -1,0 +1,78 @@
+"""A search space of which an island uses some choices only: ``[[island]] only = { optimizer = ["sgd"] }``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from hpo.errors import UsageError
+from hpo.individual import Scalar
+from hpo.parameters import Categorical, Ordinal
+from hpo.space import Genome, SearchSpace
+from hpo.suggest import suggestion
+
+
+class RestrictedSpace(SearchSpace):
+    """``space``, with genomes that mean the same everywhere; what is bred or drawn here keeps to ``only``.
+
+    Individuals from elsewhere may have other choices: they are decoded as what they are, and may be parents,
+    whose children get a choice that is allowed here. UsageError if ``only`` names what the space has not.
+    """
+
+    def __init__(self, space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> None:
+        super().__init__(space.parameters)
+        self._allowed: dict[int, tuple[int, ...]] = {}
+        self._instead: dict[int, list[int]] = {}
+        for name, choices in only.items():
+            indices = _indices(space, name, choices)
+            place, parameter = space.names.index(name), space.parameters[name]
+            self._allowed[place] = indices
+            self._instead[place] = [
+                _instead(index, indices, ordered=isinstance(parameter, Ordinal))
+                for index in range(parameter.count or 0)
+            ]
+
+    def sample(self, rng: random.Random) -> Genome:
+        genome = list(super().sample(rng))
+        for place, indices in self._allowed.items():
+            genome[place] = rng.choice(indices)
+        return tuple(genome)
+
+    def confined(self, genome: Genome) -> Genome:
+        if all(int(genome[place]) in indices for place, indices in self._allowed.items()):
+            return genome
+        genes = list(genome)
+        for place, instead in self._instead.items():
+            genes[place] = instead[int(genes[place])]
+        return tuple(genes)
+
+
+def restricted(space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> SearchSpace:
+    """``space`` itself where ``only`` is empty, else a ``RestrictedSpace``."""
+    return RestrictedSpace(space, only) if only else space
+
+
+def _indices(space: SearchSpace, name: str, choices: Sequence[Scalar]) -> tuple[int, ...]:
+    if name not in space.parameters:
+        raise UsageError(f"only: {name!r} is no parameter. {suggestion(name, space.names)}")
+    parameter = space.parameters[name]
+    if not isinstance(parameter, Categorical):
+        raise UsageError(
+            f"only: {name} is a range, and choices alone can be restricted. Leave it out, or make it an Ordinal."
+        )
+    indices = []
+    for choice in choices:
+        try:
+            indices.append(parameter.choices.index(parameter.canonical(choice)))
+        except ValueError as rule:
+            raise UsageError(f"only: {name} = {choice!r}: must be {rule}") from None
+    if not indices:
+        raise UsageError(f"only: {name} = []: at least one choice is needed. Leave {name} out to allow all.")
+    return tuple(sorted(set(indices)))
+
+
+def _instead(index: int, allowed: tuple[int, ...], *, ordered: bool) -> int:
+    """The choice that stands for ``index``: where they are ordered the nearest, else to each its share."""
+    if index in allowed:
+        return index
+    return min(allowed, key=lambda one: abs(one - index)) if ordered else allowed[index % len(allowed)]

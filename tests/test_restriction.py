@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpo
+from hpo import config
+from hpo.breeding import make_breeder
+from hpo.individual import COMPLETED
+from hpo.population import Member, Population
+from hpo.proposals import Proposals
+from hpo.restriction import RestrictedSpace, restricted
+from hpo.seams import Candidate
+from hpo.settings import SearchSettings
+
+SPACE = hpo.SearchSpace(
+    optimizer=hpo.Categorical("sgd", "adam", "nadam", "adagrad"),
+    width=hpo.Ordinal(1, 2, 4, 8),
+    lr=hpo.Float(1e-4, 1.0, log=True),
+    momentum=hpo.Float(0.0, 0.9, when={"optimizer": "sgd"}),
+    depth=hpo.Int(1, 9),
+)
+ONLY: dict[str, Any] = {"optimizer": ["nadam", "adam"], "width": [2]}
+KINDS = ["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+
+
+def test_draws_keep_to_it_and_reach_all_that_is_left() -> None:
+    rng, space = random.Random(0), restricted(SPACE, ONLY)
+    drawn = [space.decode(space.sample(rng)) for _ in range(200)]
+    assert {p["optimizer"] for p in drawn} == {"adam", "nadam"}
+    assert {p["width"] for p in drawn} == {2}
+    assert {p["depth"] for p in drawn} == set(range(1, 10))
+
+
+def test_genomes_mean_the_same_everywhere() -> None:
+    space, params = (
+        restricted(SPACE, ONLY),
+        {"optimizer": "sgd", "width": 8, "lr": 0.1, "momentum": 0.5, "depth": 3},
+    )
+    assert space.encode(params) == SPACE.encode(params)
+    assert space.decode(SPACE.encode(params)) == params
+    assert space.describe() == SPACE.describe()
+
+
+def test_what_is_not_allowed_is_replaced_and_the_rest_kept() -> None:
+    space = restricted(SPACE, {"optimizer": ["adam", "adagrad"], "width": [2, 8]})
+    for optimizer, width, instead in [
+        ("sgd", 1, ("adam", 2)),  # the nearest width; the first's share of optimizers
+        ("nadam", 4, ("adam", 2)),
+        ("adagrad", 8, ("adagrad", 8)),
+    ]:
+        genome = SPACE.encode({"optimizer": optimizer, "width": width, "lr": 0.1, "depth": 3})
+        found = space.decode(space.confined(genome))
+        assert (found["optimizer"], found["width"]) == instead
+        assert (found["lr"], found["depth"]) == (0.1, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_children_of_immigrants_keep_to_it_whatever_breeds_them(kind: str) -> None:
+    """The population holds what came from other islands alone."""
+    rng, space = random.Random(0), restricted(SPACE, ONLY)
+    breeder = make_breeder(space, SearchSettings(kind=kind))  # type: ignore[arg-type]
+    population = Population()
+    proposals = Proposals(space, breeder, seed=0)
+    for number in range(80):
+        genome = SPACE.sample(rng)
+        member = Member(f"0-0-{number}", genome, (SPACE.decode(genome)["lr"],), COMPLETED)  # type: ignore[arg-type]
+        population.add(member)
+        breeder.learn(member)
+    for number in range(30):
+        candidate = Candidate(
+            token=number, id=f"1-0-{number}", sequence=number, genome=(), params={}, key="", operator=""
+        )
+        proposals.fill(candidate, population)
+        proposals.known.add(candidate.key)
+        assert candidate.params["optimizer"] in ONLY["optimizer"]
+        assert candidate.params["width"] in ONLY["width"]
+        # What emigrates is its genome: elsewhere it must be the same individual.
+        assert SPACE.decode(candidate.genome) == candidate.params
+        member = Member(candidate.id, candidate.genome, (float(number),), COMPLETED)
+        population.add(member)
+        breeder.learn(member)
+
+
+def test_without_one_the_space_is_the_same() -> None:
+    assert restricted(SPACE, {}) is SPACE
+    genome = SPACE.sample(random.Random(0))
+    assert SPACE.confined(genome) is genome
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        ({"optimiser": ["sgd"]}, "'optimiser' is no parameter. Did you mean"),
+        ({"optimizer": ["adm"]}, "optimizer = 'adm': must be one of 'sgd'"),
+        ({"optimizer": []}, "at least one choice is needed"),
+        ({"lr": [0.1]}, "lr is a range"),
+        ({"width": [True]}, "width = True: must be one of 1"),
+    ],
+)
+def test_mistakes(only: dict[str, Any], message: str) -> None:
+    with pytest.raises(hpo.UsageError, match=message):
+        RestrictedSpace(SPACE, only)
+
+
+def test_islands_of_a_campaign_evaluate_what_is_theirs(tmp_path: Path) -> None:
+    search = hpo.Search(SPACE, only={"optimizer": ["sgd"]})
+    assert {search.ask().params["optimizer"] for _ in range(20)} == {"sgd"}
+
+    task = hpo.Task(SPACE, lambda trial: float(trial.params["lr"]))  # type: ignore[arg-type]
+    result = hpo.Campaign(
+        task,
+        directory=tmp_path / "one",
+        evaluations=20,
+        isolation="inline",
+        island=[{"only": {"optimizer": ["adam"]}}],
+    ).run()
+    assert {one.params["optimizer"] for one in result.individuals} == {"adam"}
+    with pytest.raises(hpo.UsageError, match="'adm': must be one of"):
+        hpo.Campaign(
+            task, directory=tmp_path / "two", evaluations=1, island=[{"only": {"optimizer": ["adm"]}}]
+        ).run()
+
+
+def test_a_campaign_file_gives_it_to_an_island(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = 'task = "my.py:task"\ndirectory = "runs/my"\nevaluations = 3\n[layout]\nislands = 2\n[[island]]\n'
+    path.write_text(text + 'only = { optimizer = ["sgd"] }\n')
+    settings = config.read_file(path)
+    assert settings.search_of(0).only == {"optimizer": ["sgd"]}
+    assert settings.search_of(1).only == {}
+    path.write_text(text + 'only = { optimizer = "sgd" }\n')
+    with pytest.raises(hpo.UsageError, match="must be a table of choices by parameter"):
+        config.read_file(path)
