@@ -324,7 +324,14 @@ class Campaign:
                     worker=message.worker,
                     ranks=tuple(message.ranks),
                 )
-                known = Start(start.leg, start.hosts, message.sequence, message.population, message.owned)
+                known = Start(
+                    start.leg,
+                    start.hosts,
+                    message.sequence,
+                    message.population,
+                    message.owned,
+                    message.reports,
+                )
                 return parts(new, message.leaders, known, message.number)
 
             coordinator = None

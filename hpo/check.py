@@ -276,12 +276,14 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What a whole record says of an individual; ``result``: of its end, if it has ended for good."""
+    """What a whole record says of an individual; ``result``: of its end, if it has ended for good; ``turn``: steps
+    after which it had paused and went on."""
 
     id: str
     start: int
     params: bytes
     result: bytes | None
+    turn: int
 
 
 class _File:
@@ -363,6 +365,7 @@ class _File:
                 piece.start,
                 _digest(record["params"]),
                 _digest([record["status"], record["objectives"]]) if final else None,
+                record.get("promoted", 0),
             )
         )
 
@@ -575,6 +578,8 @@ class _Inspection:
     def _count(self) -> tuple[str, list[_File]] | None:
         """Fill ``finals`` and ``begun``; the first individual whose configuration differs between two files."""
         clash: tuple[str, list[_File]] | None = None
+        ends: dict[tuple[str, int], tuple[bytes, _File]] = {}
+        turns: dict[str, int] = {}
         for file in self.files:
             file.doubled.clear()
             if not file.counts or (file.elsewhere is not None and file.elsewhere.exists()):
@@ -584,11 +589,14 @@ class _Inspection:
                 if params != entry.params:
                     clash = clash or (entry.id, [first, file])
                     continue
+                turns[entry.id] = max(entry.turn, turns.get(entry.id, 0))
                 if entry.result is None:
                     continue
-                result, _ = self.finals.setdefault(entry.id, (entry.result, file))
+                result, _ = ends.setdefault((entry.id, entry.turn), (entry.result, file))
                 if result != entry.result:
                     file.doubled.add(entry.start)
+        # One that was promoted ends anew, and has not ended before that.
+        self.finals.update((name, end) for (name, turn), end in ends.items() if turn == turns[name])
         return clash
 
     def _judge(self, file: _File) -> None:

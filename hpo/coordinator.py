@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hpo.errors import EXIT_RESUMABLE
-from hpo.individual import COMPLETED, FINAL, INTERRUPTED, Scalar
+from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
 from hpo.layout import Place
 from hpo.messages import (
     Claim,
@@ -36,6 +36,7 @@ from hpo.messages import (
     StopRequest,
     Unfit,
     encode,
+    report_fields,
 )
 from hpo.population import Population
 from hpo.transport import Transport
@@ -57,7 +58,8 @@ class Assignment:
     point.
 
     ``id`` is None for a point, which takes the id of the leader that evaluates it. ``admitted``: it already
-    counts."""
+    counts. ``promoted``: steps after which it had paused; ``inherits``: whose checkpoint it goes on from; ``rests``:
+    pruned, counted as that, and granted to go on."""
 
     params: dict[str, Scalar]
     key: str
@@ -67,11 +69,14 @@ class Assignment:
     retries: int = 0
     resumed: bool = False
     admitted: bool = False
+    promoted: int = 0
+    inherits: str = ""
+    rests: bool = False
 
     @classmethod
     def from_wire(cls, fields: list[Any]) -> Assignment:
         """An individual that was begun; raises TypeError for anything else."""
-        identity, params, key, operator, parents, retries, resumed = fields
+        identity, params, key, operator, parents, retries, resumed, promoted, inherits = fields
         return cls(
             id=identity,
             params=params,
@@ -81,10 +86,14 @@ class Assignment:
             retries=retries,
             resumed=resumed,
             admitted=True,
+            promoted=promoted,
+            inherits=inherits,
         )
 
     def to_wire(self) -> list[object]:
-        return [self.id, self.params, self.key, self.operator, list(self.parents), self.retries, self.resumed]
+        """What ``from_wire`` takes, and a candidate of a leader is made of."""
+        whence = [self.operator, list(self.parents), self.retries, self.resumed, self.promoted, self.inherits]
+        return [self.id, self.params, self.key, *whence]
 
 
 @dataclass
@@ -100,6 +109,10 @@ class Tally:
         self.busy_s += seconds
         if status == COMPLETED and losses and (self.best is None or losses[0] < self.best[0][0]):
             self.best = (tuple(losses), identity)
+
+    def reopen(self, number: int = 1) -> None:
+        """So many pruned ones go on, and count as what they will become; -1: one does not after all."""
+        self.counts[PRUNED] = self.counts.get(PRUNED, 0) - number
 
     @property
     def final(self) -> int:
@@ -120,6 +133,8 @@ class Census(Protocol):
 
     populations: dict[int, Population]
 
+    @property
+    def reports(self) -> Mapping[int, Iterable[tuple[str, int, float]]]: ...
     def sequence(self, island: int, worker: int) -> int: ...
 
 
@@ -227,8 +242,13 @@ class Coordinator:
         accepted: list[int] = []
         refused: list[int] = []
         takes: list[list[object]] = []
-        for token, key in claim.wants:
-            if self._assignments:
+        for token, key, *paused in claim.wants:
+            if paused:  # it has its permit, and only its leader can ask for it
+                self.tally.reopen()
+                rests = Assignment(params={}, key=key, operator="", id=paused[0], admitted=True, rests=True)
+                self._admit(leader, token, rests)
+                accepted.append(token)
+            elif self._assignments:
                 takes.append(self._assign(leader, token, self._assignments.popleft()))
             elif not self._open:
                 self._defer(leader, token, key)
@@ -267,6 +287,7 @@ class Coordinator:
     def _take_results(self, leader: int, message: Finished) -> None:
         mine = self._outstanding[leader]
         self._told[leader] += len(message.results)
+        self._recalled.discard(leader)
         for token, identity, status, losses, seconds in message.results:
             if mine.pop(token, None) is None:
                 continue
@@ -275,7 +296,8 @@ class Coordinator:
         self._left(leader)
 
     def _take_back(self, leader: int, tokens: list[int]) -> None:
-        self._recalled.discard(leader)
+        if tokens:  # one that had nothing to spare is asked again when it has finished something
+            self._recalled.discard(leader)
         mine = self._outstanding[leader]
         for token in tokens:
             item = mine.pop(token, None)
@@ -287,7 +309,9 @@ class Coordinator:
     def _give_back(self, item: Assignment | str) -> None:
         """What was granted and not begun is free again."""
         self.running -= 1
-        if isinstance(item, Assignment):
+        if isinstance(item, Assignment) and item.rests:
+            self.tally.reopen(-1)
+        elif isinstance(item, Assignment):
             self._assignments.appendleft(item)
         else:
             self.remaining += 1
@@ -386,7 +410,7 @@ class Coordinator:
             self._settle(population, heirs, owned=True)
 
     def _settle(self, population: Population, heirs: list[int], *, owned: bool) -> None:
-        news = encode(Records(_wire(population), []))
+        news = encode(Records(_wire(population), [], []))
         for heir in heirs:
             self._transport.send(heir, news)
         if owned:
@@ -422,6 +446,7 @@ class Coordinator:
                 census.sequence(place.island, place.worker),
                 [] if population is None else _wire(population),
                 [],
+                report_fields(census.reports.get(place.island, ())),
             )
             for rank in place.ranks:
                 self._send(rank, form)
@@ -591,4 +616,5 @@ class Coordinator:
 
 def _wire(population: Population) -> list[list[object]]:
     """All members, worst first: what comes last counts as most recent."""
-    return [one.to_wire() for one in (*population.failures, *reversed(list(population)))]
+    members = (*population.failures, *population.pruned, *reversed(list(population)))
+    return [one.to_wire() for one in members]

@@ -43,7 +43,7 @@ class Crew:
         send: Callable[[int, Message], None],
         objectives: tuple[str, ...],
         settings: EvaluationSettings,
-        on_report: Callable[[str, int, float], bool],
+        on_report: Callable[[str, int, float], bool] = lambda identity, step, value: False,
         clock: Callable[[], float],
         failure_grace_s: float = 5.0,
         straggler_s: float = 60.0,
@@ -158,6 +158,10 @@ class Crew:
                 self._conclude_without_stragglers()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+        """Have another decide on reports from now on."""
+        self._on_report = on_report
 
     def request_checkpoint(self) -> None:
         """Make ``trial.should_checkpoint()`` true for the individual under evaluation."""

@@ -47,6 +47,10 @@ class InlineLink:
         self._on_report = on_report
         self._stopping = stopping
 
+    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+        """Have another decide on reports from now on."""
+        self._on_report = on_report
+
     def report(self, step: int, value: float) -> bool:
         return self._agree(self._rank == 0 and self._on_report(self.id, step, value))
 
@@ -131,6 +135,10 @@ class InlineCrew:
         """The outcome of an evaluation that is over."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+        """Have another decide on reports from now on."""
+        self._link.listen(on_report)
 
     def request_checkpoint(self) -> None:
         """Make ``trial.should_checkpoint()`` true for the individual under evaluation."""

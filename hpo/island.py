@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpo.coordinator import LOST, UNFIT
-from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, Scalar, make_id
+from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Scalar, make_id
 from hpo.messages import (
     Claim,
     Disbanded,
@@ -35,10 +35,13 @@ from hpo.messages import (
     Worker,
     encode,
     evaluated,
+    report_fields,
+    reports,
 )
 from hpo.migration import Migration, MigrationSettings
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
+from hpo.pruning import PAUSE, STOP, EarlyStopping, PruningSettings
 from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Outcome
 from hpo.transport import Transport
 
@@ -56,7 +59,10 @@ _MOST_DEATHS = 3
 @dataclass(frozen=True, kw_only=True)
 class LeaderSettings:
     """``losses``: objectives by name to numbers to be minimised. ``durable_starts``: put starts on disk too,
-    so that an interrupted evaluation goes on under its id (not worth it for functions of microseconds)."""
+    so that an interrupted evaluation goes on under its id (not worth it for functions of microseconds).
+    ``reported``: the only objective, whose value a report is of; None where there are several. ``sign``: -1 where
+    larger reports are better. ``lineages``: checkpoints of so many latest individuals are kept for others to go on
+    from."""
 
     seed: int
     losses: Callable[[dict[str, float]], tuple[float, ...]]
@@ -67,6 +73,10 @@ class LeaderSettings:
     durable_starts: bool = True
     grace_s: float = 60.0
     keep: int = 3
+    pruning: PruningSettings | None = None
+    reported: str | None = None
+    sign: float = 1.0
+    lineages: int = 0
 
 
 @dataclass
@@ -100,13 +110,15 @@ class _Given:
     """The outcome of what is not evaluated."""
 
     status: str
-    error: str
+    error: str | None
     objectives: dict[str, float] | None = None
     metrics: dict[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass
 class _Unpublished:
+    """``records`` and what follows are told once ``results`` are on disk."""
+
     results: list[list[object]] = field(default_factory=list)
     records: list[list[object]] = field(default_factory=list)
     emigrated: list[str] = field(default_factory=list)
@@ -156,6 +168,15 @@ class Leader:
             clock=transport.now,
         )
         self._kept: list[tuple[float, str]] = []
+        self._latest: deque[tuple[str, list[float]]] = deque()
+        self._stopping = EarlyStopping(
+            settings.pruning,
+            sign=settings.sign,
+            forget=lambda identity: self._unpublished.forgotten.append(identity),
+        )
+        self._promotion: int | None = None
+        self._last_told = 0.0
+        crew.listen(self._judge)
         self._proposals = Proposals(
             space,
             breeder,
@@ -186,9 +207,12 @@ class Leader:
         """Take over what earlier launches left and ask for the first individual."""
         self._sequence = start.sequence
         owned = set(start.owned)
+        self._stopping.observe(reports(start.reports))
         for fields in start.population:
             member = self._learn(evaluated(fields))
-            if member.id in owned:
+            if member.id in owned and member.status == PRUNED:
+                self._stopping.rest(self._paused_before(member), member.progress[0] if member.progress else 0)
+            elif member.id in owned:
                 self._migration.own(member)
         self.started = True
         self._request()
@@ -200,7 +224,9 @@ class Leader:
                 self._learn(evaluated(fields))
             for identity in message.emigrated:  # after the news: one may have left in the same message
                 self.population.discard(identity)
-            return False
+            if message.reports:
+                self._stopping.observe(reports(message.reports))
+            return bool(message.reports) and self._idle and self._stopping.hopes
         if isinstance(message, Grant):
             self._take(message)
         elif isinstance(message, Worker):
@@ -209,7 +235,8 @@ class Leader:
             self._immigrate(evaluated(message.evaluated))
         elif isinstance(message, Recall):
             # What was begun (it crashed, and waits for new evaluators) stays.
-            spare = [one for one in reversed(self._queue) if not one.started][: message.number]
+            spare = [one for one in reversed(self._queue) if not one.started and not one.promoted]
+            del spare[message.number :]
             for candidate in spare:
                 self._queue.remove(candidate)
             self._send(self._coordinator, Returned([one.token for one in spare]))
@@ -256,7 +283,13 @@ class Leader:
             wake = min(wake, limit)
         if self._unpublished.results:
             wake = min(wake, self._last_commit + COMMIT_INTERVAL_S)
+        if self._stopping.news:
+            wake = min(wake, self._last_told + COMMIT_INTERVAL_S)
         return wake
+
+    @property
+    def _idle(self) -> bool:
+        return self._running is None and not self._queue and self.started and self._stop is None
 
     @property
     def can_work(self) -> bool:
@@ -268,6 +301,8 @@ class Leader:
     def _request(self) -> None:
         """Breed and claim as many as are needed to never run dry."""
         lacking = self.clockwork.ahead + (self._running is None) - len(self._queue) - len(self._claimed)
+        if lacking > 0 or self._idle:  # a claim may wait for good where the budget is used up
+            lacking -= self._promote()
         if lacking <= 0:
             return
         begun = self._transport.now()
@@ -275,6 +310,36 @@ class Leader:
         now = self._transport.now()
         self._breeding_s = (now - begun) / lacking
         self._claim(candidates, now)
+
+    def _promote(self) -> bool:
+        """Ask to go on with a paused individual, if one has come to be worth it; it comes before new ones.
+
+        One at a time: what is promoted next depends on what is known then."""
+        candidate = self._stopping.promoted() if self._promotion is None else None
+        if candidate is None:
+            return False
+        candidate.token = self._promotion = self._token
+        self._token += 1
+        candidate.started, candidate.retries, candidate.resumed = 0.0, 0, True
+        self._claimed[candidate.token] = candidate
+        self._claim_times[candidate.token] = self._transport.now()
+        self._send(self._coordinator, Claim([[candidate.token, candidate.key, candidate.id]], False))
+        return True
+
+    def _paused_before(self, member: Member) -> Candidate:
+        """One that paused in an earlier launch; what bred it is on record there."""
+        island, worker, sequence = (int(part) for part in member.id.split("-"))
+        params = self._space.decode(member.genome)
+        return Candidate(
+            token=-1,
+            id=member.id,
+            sequence=sequence,
+            genome=member.genome,
+            params=params,
+            key=self._space.key(params),
+            operator="promoted",
+            home=(island, worker),
+        )
 
     def _claim(self, candidates: list[Candidate], now: float) -> None:
         for candidate in candidates:
@@ -307,7 +372,11 @@ class Leader:
             if candidate is not None:
                 self.clockwork.answered(now - self._claim_times.pop(token))
                 self._proposals.known.add(candidate.key)
-                self._queue.append(candidate)
+                if token == self._promotion:
+                    self._promotion = None
+                    self._queue.appendleft(candidate)
+                else:
+                    self._queue.append(candidate)
         again: list[Candidate] = []
         for token in grant.duplicates:
             candidate = self._claimed.pop(token, None)
@@ -318,7 +387,7 @@ class Leader:
                 again.append(candidate)
         if again:
             self._claim(again, now)
-        for token, identity, params, key, operator, parents, retries, resumed in grant.takes:
+        for token, identity, params, key, operator, parents, *more in grant.takes:
             candidate = self._claimed.pop(token, None)
             if candidate is None:  # this worker has given up meanwhile, and the coordinator takes it back
                 continue
@@ -329,7 +398,7 @@ class Leader:
             candidate.params, candidate.key = params, key
             candidate.genome = self._space.encode(params)
             candidate.operator, candidate.parents = operator, tuple(parents)
-            candidate.retries, candidate.resumed = retries, resumed
+            candidate.retries, candidate.resumed, candidate.promoted, candidate.inherits = more
             self._proposals.known.add(key)
             # What was begun before, and what the user asked for, comes before what is bred.
             self._queue.appendleft(candidate)
@@ -352,10 +421,31 @@ class Leader:
             error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
             self._finish(_Given(CRASHED, error))
             return
+        self._stopping.start(candidate)
         self._crew.start(candidate)
 
+    def _judge(self, identity: str, step: int, value: float) -> bool:
+        """Whether the evaluation that has just reported is to be stopped at once; one that can save itself is asked
+        to, and is stopped at its next report if it does not."""
+        verdict, told = self._stopping.report(identity, step, value)
+        if told is not None:
+            loss = told[2] if math.isfinite(told[2]) else None
+            place = {"id": identity, "island": self.place.island}
+            now = self._transport.now()
+            self._journal.append({"type": "reported", **place, "step": told[1], "loss": loss, "time": now})
+        if verdict == PAUSE:
+            self._crew.request_checkpoint()
+        return verdict == STOP
+
+    def _paused(self, outcome: Outcome) -> _Given:
+        """The outcome of one that saved itself because it was told to pause."""
+        step, value = self._stopping.last or (0, math.nan)
+        name = self._settings.reported
+        known = {name: value} if name is not None and math.isfinite(value) else None
+        return _Given(PRUNED, None, known, {**outcome.metrics, "pruned_step": step})
+
     def _identity(self, candidate: Candidate) -> dict[str, object]:
-        return {
+        fields: dict[str, object] = {
             "id": candidate.id,
             "island": candidate.home[0],
             "worker": candidate.home[1],
@@ -365,6 +455,11 @@ class Leader:
             "parents": list(candidate.parents),
             "retries": candidate.retries,
         }
+        if candidate.promoted:
+            fields["promoted"] = candidate.promoted
+        if candidate.inherits:
+            fields["inherits"] = candidate.inherits
+        return fields
 
     def _finish(self, outcome: Outcome) -> None:
         candidate, self._running = self._running, None
@@ -374,6 +469,9 @@ class Leader:
             self._bench(candidate, outcome)
             return
         now = self._transport.now()
+        rests = outcome.status == INTERRUPTED and self._stopping.pausing
+        if rests:
+            outcome = self._paused(outcome)
         if outcome.status == CRASHED and candidate.retries < self._settings.retries:
             self._journal.append(
                 {"type": "note", "id": candidate.id, "status": CRASHED, "error": outcome.error, "time": now}
@@ -395,6 +493,7 @@ class Leader:
                 "objectives": outcome.objectives,
                 "metrics": outcome.metrics,
                 "error": outcome.error,
+                **({"resting": True} if rests else {}),
             }
         )
         self.clockwork.evaluated(now - candidate.started + self._breeding_s)
@@ -405,14 +504,23 @@ class Leader:
             [candidate.token, candidate.id, outcome.status, losses, now - candidate.started]
         )
         if outcome.status != INTERRUPTED:
-            record = Evaluated(candidate.id, list(candidate.genome), losses, outcome.status, [])
-            member = self._learn(record)
+            member = Member(
+                candidate.id,
+                candidate.genome,
+                None if losses is None else tuple(losses),
+                outcome.status,
+                progress=self._stopping.progress() if outcome.status == PRUNED else None,
+            )
+            self.population.add(member)
             self._breeder.learn(member)
-            self._unpublished.records.append(list(record))
+            self._unpublished.records.append(member.to_wire())
             if losses is not None:
                 self._migration.own(member)
                 self._unpublished.own.append(member)
-            self._tidy(candidate.id, losses)
+            if rests:
+                self._stopping.rest(candidate, member.progress[0] if member.progress else 0)
+            else:
+                self._tidy(candidate.id, losses)
 
     def _bench(self, candidate: Candidate, outcome: Outcome) -> None:
         """Evaluators could not be started: that is not the individual's fault, and must not use up the
@@ -433,6 +541,11 @@ class Leader:
 
         With several objectives the best are a front, which is known at the end only: all stay until then.
         """
+        if self._settings.lineages and losses is not None:
+            self._latest.append((identity, losses))
+            if len(self._latest) <= self._settings.lineages:
+                return
+            identity, losses = self._latest.popleft()
         if losses is None:
             self._unpublished.forgotten.append(identity)
         if losses is None or len(losses) > 1:
@@ -449,6 +562,17 @@ class Leader:
             self._stop is not None or self._transport.now() >= self._last_commit + COMMIT_INTERVAL_S
         ):
             self._publish()
+        if self._stopping.news and self._transport.now() >= self._last_told + COMMIT_INTERVAL_S:
+            self._tell(_Unpublished())
+
+    def _tell(self, news: _Unpublished) -> None:
+        """Tell the island of results that are on disk, and of reports, which need not be."""
+        found, self._stopping.news = self._stopping.news, []
+        self._last_told = self._transport.now()
+        if (news.records or news.emigrated or found) and self._peers:
+            data = encode(Records(news.records, news.emigrated, report_fields(found)))
+            for peer in self._peers:
+                self._transport.send(peer, data)
 
     def _publish(self) -> None:
         """Sync the journal; only then does a result count, and is told to the coordinator and the island."""
@@ -461,22 +585,28 @@ class Leader:
                 news.emigrated.append(departure.traveller.id)
         self._journal.commit()
         self._last_commit = self._transport.now()
+        if news.results and self._idle:
+            # Before the coordinator hears that nothing runs here: it may be all that the campaign waits for.
+            self._promote()
         if news.results:
             self._send(self._coordinator, Finished(news.results))
-        if (news.records or news.emigrated) and self._peers:
-            data = encode(Records(news.records, news.emigrated))
-            for peer in self._peers:
-                self._transport.send(peer, data)
+        self._tell(news)
         for departure in departures:
             self._send(departure.gateway, Migrant(departure.traveller.to_wire()))
         for identity in news.forgotten:
             self._forget(identity)
 
     def _learn(self, record: Evaluated) -> Member:
-        identity, genome, losses, status, history = record
         member = Member(
-            identity, tuple(genome), None if losses is None else tuple(losses), status, tuple(history)
+            record.id,
+            tuple(record.genome),
+            None if record.losses is None else tuple(record.losses),
+            record.status,
+            tuple(record.history),
         )
+        if record.progress is not None:
+            step, loss = record.progress
+            member.progress = (step, math.inf if loss is None else loss)
         self.population.add(member)
         return member
 
@@ -485,7 +615,7 @@ class Leader:
     def _immigrate(self, record: Evaluated) -> None:
         member = self._learn(record)
         self._migration.own(member)
-        data = encode(Records([member.to_wire()], []))
+        data = encode(Records([member.to_wire()], [], []))
         for peer in self._peers:
             self._transport.send(peer, data)
 
@@ -515,8 +645,8 @@ class Leader:
         self._queue.clear()
         self._claimed.clear()
         self._claim_times.clear()
-        self._publish()
         self._stop = Stop(LOST, True)
+        self._publish()
         self._crew.disband()
         self._disbanding = [_begun(candidate, candidate.retries + 1, True) for candidate in begun]
 
@@ -562,5 +692,7 @@ def _begun(candidate: Candidate, retries: int, resumed: bool) -> list[object]:
             list(candidate.parents),
             retries,
             resumed,
+            candidate.promoted,
+            candidate.inherits,
         ],
     ]

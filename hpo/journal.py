@@ -10,9 +10,12 @@ Records by ``type``:
 ========  =================================================================================================
 header    ``version, leg, island, worker, host, pid, time``: the first line of each file
 launched  ``evaluations, deadline_s, islands, workers, ranks_per_worker, time``: what this leg was asked for
-started   ``id, island, worker, sequence, params, operator, parents, retries, time``
+started   ``id, island, worker, sequence, params, operator, parents, retries, time``; ``promoted`` where it goes on
+          after it was paused at so many steps, ``inherits`` where it goes on from another's checkpoint
 finished  ``id`` to ``retries`` as in ``started`` (which need not exist), then ``started, finished, status,
-          objectives, metrics, error``
+          objectives, metrics, error``; ``resting`` where it was pruned and may go on
+reported  ``id, island, step, loss, time``: an intermediate result at a rung, on the island of that number; the
+          loss, to be minimised, is null where it was not finite
 migrated  ``id, source, target, hop, copy, time``: source and target are islands
 ended     ``reason, exit, time``: the leg stopped by itself
 ========  =================================================================================================
@@ -226,6 +229,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "metrics": _TABLE,
         "error": _MAYBE_TEXT,
     },
+    "reported": {"id": _TEXT, "island": _WHOLE, "step": _WHOLE, "loss": _MAYBE_NUMBER, "time": _NUMBER},
     "migrated": {
         "id": _TEXT,
         "source": _WHOLE,
@@ -250,6 +254,8 @@ def flaw(record: Record) -> str | None:
     if record["type"] in ("started", "finished"):
         if record["id"] != "{island}-{worker}-{sequence}".format_map(record):
             return f"the id {record['id']} does not fit island, worker and sequence"
+        if type(record.get("promoted", 0)) is not int or type(record.get("inherits", "")) is not str:
+            return "what it goes on from is no number of steps or no id"
         for value in (record.get("objectives") or {}).values():
             if type(value) not in _NUMBER:
                 return f"an objective is {str(value)[:80]!r}"

@@ -6,6 +6,8 @@ that kind."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,13 +21,15 @@ class Evaluated(NamedTuple):
     """What an island knows of a finished individual: all that breeding needs, and nothing else.
 
     ``losses`` holds one number an objective, to be minimised; None unless the individual completed.
-    ``history`` lists the islands that it left, oldest first."""
+    ``history`` lists the islands that it left, oldest first. ``progress``: of a pruned one the steps and the loss of
+    its last report, None where that was not finite; None of others."""
 
     id: str
     genome: list[float]
     losses: list[float] | None
     status: str
     history: list[int]
+    progress: list[Any] | None = None
 
 
 class Hello(NamedTuple):
@@ -40,17 +44,19 @@ class Hello(NamedTuple):
 class Start(NamedTuple):
     """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequences``: first free number of this
     worker; ``population``: what the island knows from earlier launches; ``owned``: ids among them for this
-    leader to emigrate."""
+    leader to emigrate, or to promote; ``reports``: as in ``Records``."""
 
     leg: int
     hosts: list[str]
     sequence: int
     population: list[list[Any]]
     owned: list[str]
+    reports: list[list[Any]]
 
 
 class Claim(NamedTuple):
-    """Leader to coordinator: may I evaluate these? ``wants``: pairs (token, key of the configuration).
+    """Leader to coordinator: may I evaluate these? ``wants``: pairs (token, key of the configuration), or triples
+    with the id of an individual that was pruned, and counted, and is to go on.
 
     ``stuck``: only known configurations were bred lately, so any unseen one is welcome."""
 
@@ -118,6 +124,7 @@ class Form(NamedTuple):
     sequence: int
     population: list[list[Any]]
     owned: list[str]
+    reports: list[list[Any]]
 
 
 class Joined(NamedTuple):
@@ -128,10 +135,13 @@ class Joined(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Leader to the leaders of its island: newly finished individuals, and ids that emigrated."""
+    """Leader to the leaders of its island: newly finished individuals, and ids that emigrated.
+
+    ``reports``: intermediate results at rungs, triples (id, steps, loss), the loss None where it is not finite."""
 
     evaluated: list[list[Any]]
     emigrated: list[str]
+    reports: list[list[Any]]
 
 
 class Migrant(NamedTuple):
@@ -191,7 +201,7 @@ Message = (
 
 _FIELDS: dict[Any, tuple[Any, ...]] = {
     Hello: (str, int, str, (str, type(None))),
-    Start: (int, list, int, list, list),
+    Start: (int, list, int, list, list, list),
     Claim: (list, bool),
     Grant: (list, list, list),
     Finished: (list,),
@@ -200,9 +210,9 @@ _FIELDS: dict[Any, tuple[Any, ...]] = {
     Unfit: (str, list),
     Lost: (list, list),
     Disbanded: (list,),
-    Form: (int, int, int, list, list, int, list, list),
+    Form: (int, int, int, list, list, int, list, list, list),
     Joined: (int, int),
-    Records: (list, list),
+    Records: (list, list, list),
     Migrant: (list,),
     Worker: (dict,),
     StopRequest: (str, bool),
@@ -238,15 +248,35 @@ def decode(data: bytes | bytearray) -> Message:
 def evaluated(fields: list[Any]) -> Evaluated:
     """Checked view of one individual inside a message; raises :class:`MessageError`."""
     if (
-        len(fields) == 5
+        len(fields) == 6
         and type(fields[0]) is str
         and type(fields[1]) is list
         and (fields[2] is None or type(fields[2]) is list)
         and type(fields[3]) is str
         and type(fields[4]) is list
+        and (
+            fields[5] is None
+            or (type(fields[5]) is list and len(fields[5]) == 2 and type(fields[5][0]) is int)
+        )
     ):
         return Evaluated._make(fields)
-    raise MessageError("an evaluated individual has an id, a genome, losses, a status and a history")
+    raise MessageError(
+        "an evaluated individual has an id, a genome, losses, a status, a history and a progress"
+    )
+
+
+def reports(triples: list[list[Any]]) -> list[tuple[str, int, float]]:
+    """Checked view of intermediate results inside a message; raises :class:`MessageError`."""
+    for one in triples:
+        number = len(one) == 3 and (one[2] is None or isinstance(one[2], (int, float)))
+        if not (number and type(one[0]) is str and type(one[1]) is int):
+            raise MessageError("a report has an id, a number of steps and a loss")
+    return [(name, step, math.inf if loss is None else loss) for name, step, loss in triples]
+
+
+def report_fields(found: Iterable[tuple[str, int, float]]) -> list[list[Any]]:
+    """``found`` as ``reports`` takes it back."""
+    return [[name, step, loss if math.isfinite(loss) else None] for name, step, loss in found]
 
 
 class Counter:

@@ -7,8 +7,9 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 
-from hpo.individual import COMPLETED
+from hpo.individual import COMPLETED, PRUNED
 
 
 @dataclass(slots=True, eq=False)
@@ -16,25 +17,30 @@ class Member:
     """An evaluated individual as breeding sees it.
 
     ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be
-    minimised, None unless completed. ``history``: islands that it left. ``age``: how many members this
-    population had seen before it. ``rank``: by what the population sorts it, lowest first."""
+    minimised, None unless completed. ``history``: islands that it left. ``progress``: steps and loss of the last
+    report of a pruned one. ``age``: how many members this population had seen before it. ``rank``: by what the
+    population sorts it, lowest first."""
 
     id: str
     genome: tuple[float | int, ...]
     losses: tuple[float, ...] | None
     status: str
     history: tuple[int, ...] = ()
+    progress: tuple[int, float] | None = None
     age: int = 0
     rank: float = 0.0
 
     def to_wire(self) -> list[object]:
         """The fields of ``hpo.messages.Evaluated``."""
         losses = None if self.losses is None else list(self.losses)
-        return [self.id, list(self.genome), losses, self.status, list(self.history)]
+        progress: list[object] | None = None
+        if self.progress is not None:  # JSON has no infinity
+            progress = [self.progress[0], self.progress[1] if isfinite(self.progress[1]) else None]
+        return [self.id, list(self.genome), losses, self.status, list(self.history), progress]
 
 
 class Population:
-    """The best, the most recent and the last failed members of one island.
+    """The best, the most recent, the last pruned and the last failed members of one island.
 
     ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members
     dominate one. Ties go to the older member, so that order does not depend on the order of arrival within
@@ -50,8 +56,11 @@ class Population:
         self._failure_limit = failures
         self._recent: OrderedDict[str, Member] = OrderedDict()
         self._failures: OrderedDict[str, Member] = OrderedDict()
+        self._pruned: OrderedDict[str, Member] = OrderedDict()
         self.completed = 0
         """How many completed ones have come, whatever became of them."""
+        self.judged = 0
+        """How many have come that completed, or were pruned as worse than others."""
         self.seen = 0
 
     def __iter__(self) -> Iterator[Member]:
@@ -72,22 +81,37 @@ class Population:
 
     @property
     def failures(self) -> list[Member]:
-        """The last members that did not complete, oldest first."""
+        """The last members that did not complete, but for pruned ones, oldest first."""
         return list(self._failures.values())
+
+    @property
+    def pruned(self) -> list[Member]:
+        """The last pruned members with a report, oldest first."""
+        return list(self._pruned.values())
 
     def add(self, member: Member) -> None:
         """Take in ``member``; cost does not depend on how many there have been."""
         if member.id in self._recent or member.id in self._ids:
             return
         member.age = self.seen
-        self.seen += 1
+        if self._pruned.pop(member.id, None) is None:
+            self.seen += 1
+        else:  # it was promoted, and is known already
+            self.judged -= 1
         losses = member.losses
+        if member.status == PRUNED and member.progress is not None:
+            self.judged += 1
+            self._pruned[member.id] = member
+            if len(self._pruned) > self._failure_limit:
+                self._pruned.popitem(last=False)
+            return
         if losses is None or member.status != COMPLETED:
             self._failures[member.id] = member
             if len(self._failures) > self._failure_limit:
                 self._failures.popitem(last=False)
             return
         self.completed += 1
+        self.judged += 1
         self._recent[member.id] = member
         if len(self._recent) > self._recent_limit:
             self._recent.popitem(last=False)
@@ -104,6 +128,7 @@ class Population:
         """Forget the individual (it emigrated); unknown ones are ignored, they may be long out of the
         bounds."""
         self._recent.pop(identity, None)
+        self._pruned.pop(identity, None)
         if identity in self._ids:
             index = self._ids.index(identity)
             member = self.best[index]

@@ -16,6 +16,12 @@ _BRED = 50
 _MOST = 10_000
 
 
+def key_of(space: Codec, params: dict[str, Scalar], inherits: str) -> str:
+    """What must not come twice: a configuration, and whose checkpoint it goes on from, if from any."""
+    key = space.key(params)
+    return f"{key}<{inherits}" if inherits else key
+
+
 class Proposals:
     """Gives candidates their configurations. ``known``: keys of those that need not be proposed again.
 
@@ -61,8 +67,9 @@ class Proposals:
                     continue
                 key = ""
                 break
-            key = self._space.key(params)
+            key = key_of(self._space, params, child.inherits)
             if candidate.attempts >= STUCK or self._duplicates or key not in self.known:
                 break
         candidate.genome, candidate.params, candidate.key = child.genome, params, key
         candidate.operator, candidate.parents = child.operator, child.parents
+        candidate.inherits = child.inherits

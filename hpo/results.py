@@ -82,6 +82,8 @@ class _Fold:
         # Not (yet) final, with leg and time of the record: a later one replaces it.
         self.open: dict[str, tuple[tuple[int, float], Individual]] = {}
         # By (hop, time, source, target): a leader's word may come before that of the leader it had it from.
+        # Of those that were promoted, the steps at which that was last.
+        self.turns: dict[str, int] = {}
         self.moves: dict[str, set[tuple[int, float, int, int]]] = {}
 
     def add(self, records: Iterable[journal.Record]) -> None:
@@ -107,9 +109,17 @@ class _Fold:
 
     def _evaluation(self, record: journal.Record, kind: str, at: tuple[int, float]) -> None:
         name = record["id"]
-        # What is final stays: a second end can only be that of an evaluation that was thought lost.
-        if name in self.final:
+        # What is final stays: a second end can only be that of an evaluation that was thought lost, unless it had
+        # paused and was promoted. Files are in no order of time, so those evaluations are numbered.
+        turn = record.get("promoted", 0)
+        first = self.final.get(name) or self.open.get(name, (None, None))[1]
+        known = self.turns.get(name, 0)
+        if turn < known or (turn == known and name in self.final):
+            if turn < known and first is not None:
+                first.operator, first.parents = record["operator"], tuple(record["parents"])
             return
+        if turn:
+            self.turns[name] = turn
         individual = Individual(
             name,
             record["island"],
@@ -120,6 +130,9 @@ class _Fold:
             parents=tuple(record["parents"]),
             retries=record["retries"],
         )
+        if turn > known and first is not None:
+            individual.operator, individual.parents = first.operator, first.parents
+            self.final.pop(name, None)
         if kind == "started":
             individual.started = record["time"]
         else:

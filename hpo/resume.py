@@ -6,31 +6,39 @@ that a launch after 100 000 evaluations needs no more memory than one after a hu
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.coordinator import Assignment, Tally
-from hpo.individual import COMPLETED, FINAL, Scalar
+from hpo.individual import COMPLETED, FINAL, PRUNED, Scalar
 from hpo.layout import Layout
-from hpo.messages import Start
+from hpo.messages import Start, report_fields
 from hpo.population import Member, Population
+from hpo.proposals import key_of
 from hpo.seams import Codec
 
 _KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""
+_REPORTS = 4096
+"""Intermediate results of an island, the latest."""
 
 
 @dataclass
 class Earlier:
     """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
-    last launch."""
+    last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
+    saved themselves and may go on."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
     pending: list[Assignment] = field(default_factory=list)
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     populations: dict[int, Population] = field(default_factory=dict)
+    reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
+    resting: set[str] = field(default_factory=set)
 
     def sequence(self, island: int, worker: int) -> int:
         return self.sequences.get((island, worker), 0)
@@ -46,7 +54,7 @@ def fold(
     """State of the campaign after ``records``; individuals of islands that no longer exist go to island
     number modulo ``islands``."""
     earlier = Earlier()
-    final: set[str] = set()
+    final: dict[str, int] = {}
     open_: dict[str, Mapping[str, Any]] = {}
     moves: dict[str, dict[tuple[int, int, int], tuple[int, int, bool]]] = {}
     # By birthplace until all moves are known; the configurations of those kept, by id.
@@ -61,27 +69,42 @@ def fold(
                 record["copy"],
             )
             continue
+        if kind == "reported":
+            reports = earlier.reports.setdefault(record["island"] % islands, deque(maxlen=_REPORTS))
+            reports.append((record["id"], record["step"], _worst(record["loss"])))
+            continue
         if kind not in ("started", "finished"):
             continue
         identity, params = record["id"], record["params"]
         place = (record["island"], record["worker"])
         earlier.sequences[place] = max(earlier.sequences.get(place, 0), record["sequence"] + 1)
+        turn = _turn(record)
         if identity in final:
+            if turn <= final[identity]:
+                continue
+            # It was promoted after that end.
+            del final[identity]
+            earlier.tally.reopen()
+            earlier.resting.discard(identity)
+        if identity in open_ and turn < _turn(open_[identity]):
             continue
         if kind == "started" or record["status"] not in FINAL:
             # One that was handed on after a death was begun twice, and the files are in no order of time.
-            if identity not in open_ or record["retries"] >= open_[identity]["retries"]:
+            known = open_.get(identity)
+            if known is None or (turn, record["retries"]) >= (_turn(known), known["retries"]):
                 open_[identity] = record
             continue
-        final.add(identity)
+        final[identity] = turn
         open_.pop(identity, None)
-        earlier.keys.add(space.key(params))
+        earlier.keys.add(key_of(space, params, record.get("inherits", "")))
+        if record.get("resting"):
+            earlier.resting.add(identity)
         complete = record["status"] == COMPLETED and record["objectives"] is not None
         loss = losses(record["objectives"]) if complete else None
         seconds = record["finished"] - record["started"]
         earlier.tally.add(identity, record["status"], None if loss is None else list(loss), seconds)
         population = born.setdefault(record["island"], Population(best=_KEPT))
-        population.add(Member(identity, (), loss, record["status"]))
+        population.add(Member(identity, (), loss, record["status"], progress=_progress(record, losses)))
         configurations[identity] = params
         if len(configurations) > 4096 + 2 * _KEPT * len(born):
             configurations = {one.id: configurations[one.id] for kept in born.values() for one in _all(kept)}
@@ -92,7 +115,8 @@ def fold(
             history = tuple(hops[hop][0] for hop in sorted(hops))
             for island in sorted(_homes(birthplace, hops, islands)):
                 population = earlier.populations.setdefault(island, Population())
-                population.add(Member(member.id, genome, member.losses, member.status, history))
+                progress = member.progress
+                population.add(Member(member.id, genome, member.losses, member.status, history, progress))
     for record in open_.values():
         # That the whole launch was killed is no fault of the individual's, and no try of it.
         assignment = _unfinished(record, space=space, deaths=0)
@@ -131,7 +155,7 @@ def autopsy(
             complete = record["status"] == COMPLETED and record["objectives"] is not None
             found.finished.append(
                 (
-                    space.key(record["params"]),
+                    key_of(space, record["params"], record.get("inherits", "")),
                     record["id"],
                     record["status"],
                     list(losses(record["objectives"])) if complete else None,
@@ -145,20 +169,43 @@ def autopsy(
 
 def _unfinished(record: Mapping[str, Any], *, space: Codec, deaths: int) -> Assignment:
     """An individual that was begun, to be evaluated again under its id; it may find its own checkpoint."""
+    inherits = record.get("inherits", "")
     return Assignment(
         id=record["id"],
         params=dict(record["params"]),
-        key=space.key(record["params"]),
+        key=key_of(space, record["params"], inherits),
         operator=record["operator"],
         parents=tuple(record["parents"]),
         retries=record["retries"] + deaths,
         resumed=True,
         admitted=True,
+        promoted=_turn(record),
+        inherits=inherits,
     )
 
 
+def _turn(record: Mapping[str, Any]) -> int:
+    """Which of an individual's evaluations a record is of: those that follow a pause are numbered by its steps."""
+    return int(record.get("promoted", 0))
+
+
+def _progress(
+    record: Mapping[str, Any], losses: Callable[[dict[str, float]], tuple[float, ...]]
+) -> tuple[int, float] | None:
+    """Steps and loss of the last report of a pruned individual."""
+    step = record["metrics"].get("pruned_step") if record["status"] == PRUNED else None
+    if not isinstance(step, int):
+        return None
+    known = record["objectives"]
+    return step, losses(known)[0] if known else math.inf
+
+
+def _worst(loss: float | None) -> float:
+    return math.inf if loss is None else loss
+
+
 def _all(population: Population) -> list[Member]:
-    return [*population, *population.failures]
+    return [*population, *population.pruned, *population.failures]
 
 
 def _homes(
@@ -179,26 +226,36 @@ def _homes(
 
 def start_messages(layout: Layout, earlier: Earlier, leg: int, hosts: list[str]) -> list[Start]:
     """What to tell each rank; only leaders get a population."""
-    starts = [Start(leg, hosts, 0, [], []) for _ in hosts]
+    starts = [Start(leg, hosts, 0, [], [], []) for _ in hosts]
     for island in range(layout.islands):
         places = layout.of_island(island)
         population = earlier.populations.get(island)
         members: list[list[object]] = []
         owned: dict[int, list[str]] = {}
         if population is not None:
-            owned = share(population, [place.leader for place in places])
+            leaders = [place.leader for place in places]
+            owned = share([one.id for one in population.best], leaders)
+            resting = share([one.id for one in population.pruned if one.id in earlier.resting], leaders)
+            owned = {leader: owned[leader] + resting[leader] for leader in leaders}
             # Worst first: what comes last counts as most recent.
-            members += [one.to_wire() for one in (*population.failures, *reversed(list(population)))]
+            everyone = (*population.failures, *population.pruned, *reversed(list(population)))
+            members += [one.to_wire() for one in everyone]
+        reports = report_fields(earlier.reports.get(island, ()))
         for place in places:
             starts[place.leader] = Start(
-                leg, hosts, earlier.sequence(place.island, place.worker), members, owned.get(place.leader, [])
+                leg,
+                hosts,
+                earlier.sequence(place.island, place.worker),
+                members,
+                owned.get(place.leader, []),
+                reports,
             )
     return starts
 
 
-def share(population: Population, leaders: Sequence[int]) -> dict[int, list[str]]:
+def share(identities: Sequence[str], leaders: Sequence[int]) -> dict[int, list[str]]:
     """Who owns which of an island's individuals from now on: dealt to its leaders in turn."""
     owned: dict[int, list[str]] = {leader: [] for leader in leaders}
-    for index, member in enumerate(population.best):
-        owned[leaders[index % len(leaders)]].append(member.id)
+    for index, identity in enumerate(identities):
+        owned[leaders[index % len(leaders)]].append(identity)
     return owned

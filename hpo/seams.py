@@ -4,7 +4,7 @@ alike."""
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,11 +17,14 @@ Genome = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Offspring:
-    """What a breeder proposes: a genome, the operator's name and the parents' ids."""
+    """What a breeder proposes: a genome, the operator's name and the parents' ids.
+
+    ``inherits``: the individual from whose checkpoint it goes on training, if from any."""
 
     genome: Genome
     operator: str
     parents: tuple[str, ...] = ()
+    inherits: str = ""
 
 
 class Breeder(Protocol):
@@ -66,6 +69,7 @@ class Crew(Protocol):
     def start(self, candidate: Candidate) -> None: ...
     def poll(self) -> Sequence[Outcome]: ...
     def receive(self, worker_rank: int, content: dict[str, object]) -> None: ...
+    def listen(self, on_report: Callable[[str, int, float], bool]) -> None: ...
     def request_checkpoint(self) -> None: ...
     def kill(self, status: str) -> None: ...
     def disband(self) -> None: ...
@@ -83,7 +87,9 @@ class Journal(Protocol):
 
 @dataclass(slots=True)
 class Candidate:
-    """An individual on its way through this leader."""
+    """An individual on its way through this leader.
+
+    ``promoted``: steps after which it had paused, and from which it goes on; 0 where it has not paused."""
 
     token: int
     id: str
@@ -98,3 +104,5 @@ class Candidate:
     attempts: int = 0
     started: float = 0.0
     home: tuple[int, int] = (0, 0)
+    promoted: int = 0
+    inherits: str = ""

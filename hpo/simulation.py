@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hpo.coordinator import Coordinator
-from hpo.individual import COMPLETED, FAILED, Scalar
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
 from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import (
@@ -33,6 +33,7 @@ from hpo.messages import (
     decode,
 )
 from hpo.migration import MigrationSettings
+from hpo.pruning import PruningSettings
 from hpo.resume import Autopsy, Earlier, autopsy, fold, start_messages
 from hpo.seams import Breeder, Candidate
 from hpo.space import SearchSpace
@@ -49,6 +50,16 @@ class SimulatedOutcome:
     objectives: dict[str, float] | None
     metrics: dict[str, Scalar] = field(default_factory=dict)
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How a simulated evaluation trains: ``values[k]`` is reported after k + 1 steps of ``step_s`` seconds each, the
+    last is its result. ``saves``: it saves itself when it is asked to."""
+
+    step_s: float
+    values: Sequence[float]
+    saves: bool = True
 
 
 class MemoryJournal:
@@ -108,6 +119,11 @@ class SimulatedCrew:
         self._candidate: Candidate | None = None
         self._over = math.inf
         self._killed: str | None = None
+        self._curve: Curve | None = None
+        self._step = 0
+        self._begun = 0.0
+        self._asked = False
+        self._on_report: Callable[[str, int, float], bool] = lambda identity, step, value: False
         self.ready = True
         self.failed_starts = 0
         self.fit_for: float = math.inf
@@ -128,28 +144,66 @@ class SimulatedCrew:
         self.fit_for -= 1
         seconds = simulation.duration(simulation.started)
         simulation.started += 1
-        simulation.evaluations.append((simulation.time, seconds))
         simulation.admitted_last = simulation.time
         simulation.evaluated.append(candidate.key)
+        self._asked = False
+        self._killed = None
+        if simulation.curve is not None:
+            self._curve = simulation.curve(candidate.params)
+            self._step = simulation.saved.get(candidate.id, 0) if candidate.resumed else 0
+            self._begun = simulation.time
+            seconds = self._curve.step_s
+        else:
+            simulation.evaluations.append((simulation.time, seconds))
         self._over = simulation.time + seconds
         simulation.wake(self._rank, self._over)
 
     def poll(self) -> Sequence[SimulatedOutcome]:
         if self._candidate is None or self._simulation.time < self._over:
             return ()
-        candidate, self._candidate = self._candidate, None
-        self._over = math.inf
+        candidate = self._candidate
         if self.failed_starts:
-            return (SimulatedOutcome(FAILED, None, error="no evaluators to be had"),)
-        if self._killed is not None:
-            return (SimulatedOutcome(self._killed, None),)
-        return (self._simulation.evaluate(candidate),)
+            outcome = SimulatedOutcome(FAILED, None, error="no evaluators to be had")
+        elif self._killed is not None:
+            outcome = SimulatedOutcome(self._killed, None)
+        elif self._curve is None:
+            outcome = self._simulation.evaluate(candidate)
+        else:
+            trained = self._train(candidate, self._curve)
+            if trained is None:
+                return ()
+            outcome = trained
+        if self._curve is not None:
+            self._simulation.evaluations.append((self._begun, self._simulation.time - self._begun))
+        self._candidate = None
+        self._over = math.inf
+        return (outcome,)
+
+    def _train(self, candidate: Candidate, curve: Curve) -> SimulatedOutcome | None:
+        """A step is over: the outcome, if that was the last."""
+        simulation = self._simulation
+        self._step += 1
+        value = curve.values[self._step - 1]
+        known = {"value": value} if math.isfinite(value) else None
+        if self._on_report(candidate.id, self._step, value):
+            return SimulatedOutcome(PRUNED, known, {"pruned_step": self._step})
+        if self._step == len(curve.values):
+            return SimulatedOutcome(COMPLETED if known else INVALID, known)
+        if self._asked and curve.saves:
+            simulation.saved[candidate.id] = self._step
+            return SimulatedOutcome(INTERRUPTED, None)
+        self._over = simulation.time + curve.step_s
+        simulation.wake(self._rank, self._over)
+        return None
+
+    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+        self._on_report = on_report
 
     def receive(self, worker_rank: int, content: dict[str, object]) -> None:
         pass
 
     def request_checkpoint(self) -> None:
-        pass
+        self._asked = True
 
     def kill(self, status: str) -> None:
         self._over = self._simulation.time
@@ -182,9 +236,11 @@ class Report:
 
 
 class Simulation:
-    """A campaign of one-rank workers. ``duration(k)``: seconds of the k-th individual to be started;
-    ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew (else it is fixed for
-    each pair of ranks, and much faster to simulate)."""
+    """A campaign of one-rank workers.
+
+    ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains, instead of ``objective``
+    and ``duration``; ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew (else it is
+    fixed for each pair of ranks, and much faster to simulate)."""
 
     def __init__(
         self,
@@ -204,8 +260,12 @@ class Simulation:
         keep_journals: bool = True,
         durable_starts: bool = False,
         earlier: Earlier | None = None,
+        curve: Callable[[dict[str, Scalar]], Curve] | None = None,
+        pruning: PruningSettings | None = None,
         seed: int = 0,
     ) -> None:
+        self.curve = curve
+        self.saved: dict[str, int] = {}
         self.ranks = workers
         self.islands = islands
         self.space = space
@@ -259,6 +319,8 @@ class Simulation:
                             probability=migration, copy=copy, emigrants=matrix[place.island]
                         ),
                         durable_starts=durable_starts,
+                        pruning=pruning,
+                        reported="value",
                     ),
                 )
             )
@@ -378,8 +440,9 @@ class Simulation:
             if dead and destination in dead and not callable(message):
                 continue
             if isinstance(message, Records):  # nearly all are
-                leaders[destination].receive(source, message)
-                continue
+                if not leaders[destination].receive(source, message):
+                    continue
+                message = None
             if callable(message):
                 message()
                 continue

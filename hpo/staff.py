@@ -62,6 +62,9 @@ class Staff:
     def receive(self, worker_rank: int, content: dict[str, Any]) -> None:
         self._crew.receive(worker_rank, content)
 
+    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+        self._crew.listen(on_report)
+
     def request_checkpoint(self) -> None:
         self._crew.request_checkpoint()
 
@@ -112,7 +115,6 @@ def make_crew(
         send=send,
         objectives=objectives,
         settings=settings.evaluation,
-        on_report=lambda identity, step, value: False,
         clock=transport.now,
         epoch=epoch,
     )

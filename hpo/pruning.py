@@ -1,0 +1,337 @@
+"""Early stopping: which evaluations are not worth going on with, by what their island knows of learning curves.
+
+A *rung* is a number of steps at which individuals are compared. ``Halving`` and ``Median`` decide, from reports
+alone: the same reports in the same order give the same answers. ``EarlyStopping`` is what one leader keeps: its own
+running evaluation, what it has to tell its peers, and the paused individuals that it may promote. Nothing here
+waits: a decision uses what has arrived."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from hpo.seams import Candidate
+
+Verdict = Literal["go", "pause", "stop"]
+GO: Verdict = "go"
+PAUSE: Verdict = "pause"
+STOP: Verdict = "stop"
+Report = tuple[str, int, float]
+"""(id, steps of the rung, loss there), the loss infinite where no finite number was reported."""
+
+_WINDOW = 1024
+"""Reports that a rung keeps, the latest: a share of them is as well known as one of all."""
+_MOST_RESTING = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningSettings:
+    """``rule``: "halving" or "median". ``min_steps``: the first rung; ``reduction``: η, the next rung is so many
+    times as far, and one in so many gets there. ``patience``: rungs in a row that one may fail without being
+    stopped, for curves that cross. ``startup``: how many must have reached a rung before one is stopped there.
+    ``promote``: what fails at a rung is paused, and may go on later."""
+
+    rule: str
+    min_steps: int = 1
+    reduction: int = 4
+    patience: int = 0
+    startup: int = 1
+    promote: bool = True
+
+
+class _Rung:
+    """The losses of those who got here, latest ``_WINDOW``; of equal ones the first is the better."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self.ordered: list[tuple[float, int]] = []
+        self._seen = 0
+
+    def __contains__(self, identity: str) -> bool:
+        return identity in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def reports(self) -> Iterable[tuple[str, float]]:
+        return ((identity, loss) for identity, (loss, _) in self._entries.items())
+
+    def add(self, identity: str, loss: float) -> None:
+        if identity in self._entries:
+            return
+        entry = (loss, self._seen)
+        self._seen += 1
+        self._entries[identity] = entry
+        insort(self.ordered, entry)
+        if len(self._entries) > _WINDOW:
+            _, oldest = self._entries.popitem(last=False)
+            del self.ordered[bisect_left(self.ordered, oldest)]
+
+    def place(self, identity: str) -> int:
+        """How many are better."""
+        return bisect_left(self.ordered, self._entries[identity])
+
+    def loss(self, identity: str) -> float:
+        return self._entries[identity][0]
+
+
+class Rule(Protocol):
+    """Decides; fed with the reports of the whole island."""
+
+    resumes: bool
+    """Whether a paused individual may be promoted."""
+
+    def rung(self, step: int) -> int | None:
+        """The number of the last rung that ``step`` has reached, from 0."""
+        ...
+
+    def steps(self, rung: int) -> int: ...
+    def observe(self, rung: int, identity: str, loss: float) -> None: ...
+    def passes(self, rung: int, identity: str, best: float) -> bool:
+        """Whether one that was observed at ``rung`` and whose lowest loss is ``best`` is worth going on with."""
+        ...
+
+    def promotable(self, rung: int, identity: str) -> bool: ...
+    def hopeless(self, rung: int, identity: str) -> bool: ...
+    def known(self) -> list[Report]: ...
+
+
+class Halving:
+    """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934): rungs at r·η^k steps.
+
+    Of n at a rung, the best ⌊n/η⌋ go on, and one that is the best of all so far. Those who fail are paused where
+    their task can save itself, and promoted as soon as they are among the best ⌊n/η⌋ (Algorithm 2 there); elsewhere
+    they end (its stopping variant). So that nobody pauses who would be promoted at once, and a run is saved and
+    loaded only where it fails, the decision is made at the rung itself. Only ranks matter."""
+
+    def __init__(self, settings: PruningSettings) -> None:
+        self._first = settings.min_steps
+        self._reduction = settings.reduction
+        self._startup = settings.startup
+        self.resumes = settings.promote
+        self._rungs: dict[int, _Rung] = {}
+
+    def rung(self, step: int) -> int | None:
+        if step < self._first:
+            return None
+        rung, at = 0, self._first * self._reduction
+        while at <= step:
+            rung, at = rung + 1, at * self._reduction
+        return rung
+
+    def steps(self, rung: int) -> int:
+        return int(self._first * self._reduction**rung)
+
+    def observe(self, rung: int, identity: str, loss: float) -> None:
+        self._rungs.setdefault(rung, _Rung()).add(identity, loss)
+
+    def passes(self, rung: int, identity: str, best: float) -> bool:
+        here = self._rungs[rung]
+        if len(here) < self._startup:
+            return True
+        finite = math.isfinite(here.loss(identity))
+        return finite and here.place(identity) < max(1, len(here) // self._reduction)
+
+    def promotable(self, rung: int, identity: str) -> bool:
+        here = self._rungs.get(rung)
+        if here is None or identity not in here or not math.isfinite(here.loss(identity)):
+            return False
+        return here.place(identity) < len(here) // self._reduction
+
+    def hopeless(self, rung: int, identity: str) -> bool:
+        """So far down that what it saved can be removed: twice as far as what is promoted, with a rung or more."""
+        here = self._rungs.get(rung)
+        if here is None or identity not in here:
+            return True
+        return here.place(identity) >= max(2 * self._reduction, 2 * (len(here) // self._reduction))
+
+    def known(self) -> list[Report]:
+        return [
+            (identity, self.steps(rung), loss)
+            for rung, here in sorted(self._rungs.items())
+            for identity, loss in here.reports()
+        ]
+
+
+class Median:
+    """The median rule (Golovin et al. 2017, doi:10.1145/3097983.3098043): at every multiple of r steps, one whose
+    best loss is worse than the median of the running means of all others that got there is stopped for good.
+
+    The mean of an evaluation that goes on after an interruption counts from there."""
+
+    resumes = False
+
+    def __init__(self, settings: PruningSettings) -> None:
+        self._every = settings.min_steps
+        self._startup = settings.startup
+        self._rungs: OrderedDict[int, _Rung] = OrderedDict()
+
+    def rung(self, step: int) -> int | None:
+        return step // self._every - 1 if step >= self._every else None
+
+    def steps(self, rung: int) -> int:
+        return (rung + 1) * self._every
+
+    def observe(self, rung: int, identity: str, loss: float) -> None:
+        self._rungs.setdefault(rung, _Rung()).add(identity, loss)
+
+    def passes(self, rung: int, identity: str, best: float) -> bool:
+        others = [loss for loss, _ in self._rungs[rung].ordered]
+        del others[self._rungs[rung].place(identity)]
+        if not others or len(others) < self._startup:
+            return True
+        middle = (others[(len(others) - 1) // 2] + others[len(others) // 2]) / 2
+        return best <= middle if math.isfinite(middle) else math.isfinite(best) or best <= middle
+
+    def promotable(self, rung: int, identity: str) -> bool:
+        return False
+
+    def hopeless(self, rung: int, identity: str) -> bool:
+        return True
+
+    def known(self) -> list[Report]:
+        return [
+            (identity, self.steps(rung), loss)
+            for rung, here in sorted(self._rungs.items())
+            for identity, loss in here.reports()
+        ]
+
+
+def make_rule(settings: PruningSettings) -> Rule:
+    """The rule that ``settings.rule`` names."""
+    return Halving(settings) if settings.rule == "halving" else Median(settings)
+
+
+@dataclass
+class _Evaluation:
+    """The one that runs here. ``judged``: its last rung that was decided on."""
+
+    id: str
+    judged: int
+    strikes: int = 0
+    count: int = 0
+    total: float = 0.0
+    best: float = math.inf
+    last: tuple[int, float] | None = None
+    condemned: bool = False
+
+
+class EarlyStopping:
+    """What one leader knows and does of early stopping; without ``settings`` it only remembers the last report.
+
+    ``sign``: -1 where larger reports are better. ``forget``: called with the id of a paused individual that will
+    not go on."""
+
+    def __init__(
+        self, settings: PruningSettings | None, *, sign: float, forget: Callable[[str], None]
+    ) -> None:
+        self._rule = None if settings is None else make_rule(settings)
+        self._means = settings is not None and settings.rule == "median"
+        self._patience = 0 if settings is None else settings.patience
+        self._sign = sign
+        self._forget = forget
+        self._running: _Evaluation | None = None
+        self._resting: dict[str, Candidate] = {}
+        self.news: list[Report] = []
+        """What peers have not been told yet."""
+
+    def observe(self, reports: Iterable[Report]) -> None:
+        """Learn what others reported."""
+        for identity, step, loss in reports:
+            rung = None if self._rule is None else self._rule.rung(step)
+            if self._rule is not None and rung is not None:
+                self._rule.observe(rung, identity, loss)
+
+    def start(self, candidate: Candidate) -> None:
+        """``candidate`` is evaluated from now on; one that was promoted has passed the rung at which it paused."""
+        passed = None if self._rule is None else self._rule.rung(candidate.promoted)
+        self._running = _Evaluation(candidate.id, -1 if passed is None else passed)
+
+    def report(self, identity: str, step: int, value: float) -> tuple[Verdict, Report | None]:
+        """The verdict on the running evaluation, and its report at a rung if it has just got to one."""
+        running = self._running
+        if running is None or running.id != identity:
+            return GO, None
+        loss = self._sign * value if math.isfinite(value) else math.inf
+        running.last = (step, value)
+        if running.condemned:
+            return STOP, None  # it was asked to save, and went on: it does not know how to
+        running.count += 1
+        running.total += loss
+        running.best = min(running.best, loss)
+        rule = self._rule
+        rung = None if rule is None else rule.rung(step)
+        if rule is None or rung is None or rung <= running.judged:
+            return GO, None
+        running.judged = rung
+        told = (identity, rule.steps(rung), running.total / running.count if self._means else loss)
+        rule.observe(rung, identity, told[2])
+        self.news.append(told)
+        if rule.passes(rung, identity, running.best):
+            running.strikes = 0
+            return GO, told
+        running.strikes += 1
+        if running.strikes <= self._patience:
+            return GO, told
+        running.condemned = True
+        return PAUSE if rule.resumes else STOP, told
+
+    @property
+    def pausing(self) -> bool:
+        """Whether the running evaluation was told to save and end."""
+        return self._running is not None and self._running.condemned
+
+    @property
+    def last(self) -> tuple[int, float] | None:
+        """Step and value of the running evaluation's last report; the value may not be finite."""
+        return None if self._running is None else self._running.last
+
+    def progress(self) -> tuple[int, float] | None:
+        """Step and loss of the last report, for the island."""
+        last = self.last
+        if last is None:
+            return None
+        return last[0], self._sign * last[1] if math.isfinite(last[1]) else math.inf
+
+    def rest(self, candidate: Candidate, step: int) -> None:
+        """``candidate`` has paused at ``step``, or had in an earlier launch; it may be promoted by this leader, and
+        by no other."""
+        candidate.promoted = step
+        self._resting[candidate.id] = candidate
+        rule = self._rule
+        over = [
+            one
+            for one in self._resting.values()
+            if rule is None or rule.hopeless(rule.rung(one.promoted) or 0, one.id)
+        ]
+        over += [one for one in self._resting.values() if one not in over][:-_MOST_RESTING]
+        for one in over:
+            del self._resting[one.id]
+            self._forget(one.id)
+
+    def promoted(self) -> Candidate | None:
+        """Who is to go on now, the furthest first; it rests no longer."""
+        rule = self._rule
+        if rule is None or not self._resting:
+            return None
+        fit = [one for one in self._resting.values() if rule.promotable(rule.rung(one.promoted) or 0, one.id)]
+        if not fit:
+            return None
+        chosen = max(fit, key=lambda one: one.promoted)
+        return self._resting.pop(chosen.id)
+
+    @property
+    def hopes(self) -> bool:
+        """Whether somebody could go on at once."""
+        rule = self._rule
+        return rule is not None and any(
+            rule.promotable(rule.rung(one.promoted) or 0, one.id) for one in self._resting.values()
+        )
+
+    def known(self) -> list[Report]:
+        """All reports that count."""
+        return [] if self._rule is None else self._rule.known()
