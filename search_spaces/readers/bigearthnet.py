@@ -1,59 +1,28 @@
 """BigEarthNet for training: a memory-mapped file, made once from the archive, and a data set that reads it.
 
-    python -m search_spaces.readers.bigearthnet ARCHIVE OUT     # made once: v1, v2 or its LMDB; resumable
-    python -m search_spaces.readers.bigearthnet --verify OUT    # every patch against its checksum
+python -m search_spaces.readers.bigearthnet ARCHIVE OUT     # made once: from v1, v2 or its LMDB; resumable
+python -m search_spaces.readers.bigearthnet --verify OUT    # every patch against its checksum
 
-    train = load_bigearthnet(OUT, "train")                      # 120×120, all bands, normalised
-    small = load_bigearthnet(OUT, "train", size=60, patches=1000)
-
-Importing this module imports torch.
+train = load_bigearthnet(OUT, "train")                      # 120×120, all bands, normalised
+small = load_bigearthnet(OUT, "train", size=60, patches=1000)
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+import numpy as np
 
-from search_spaces.readers.bigearthnet_format import BANDS, CLASSES, SIDE
+from search_spaces.readers.bigearthnet_format import BANDS, CLASSES, SIDE, SPLITS, checked_bands
 
-__all__ = ["BANDS", "CLASSES", "BigEarthNet", "load_bigearthnet"]
+if TYPE_CHECKING:
+    from search_spaces.readers.bigearthnet_dataset import BigEarthNet
 
-
-class BigEarthNet(Dataset[tuple[Tensor, Tensor]]):
-    """Items are (float32 (bands, size, size), float32 (19,) of zeros and ones).
-
-    ``classes``: the names of the target's columns. ``bands``: those of the image's first axis.
-    ``__getitems__`` reads a whole batch at once, as DataLoader and torch.utils.data.Subset ask for it.
-    """
-
-    classes: tuple[str, ...] = CLASSES
-    bands: tuple[str, ...]
-    size: int
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def __getitems__(self, indices: Sequence[int] | Tensor) -> list[tuple[Tensor, Tensor]]:
-        raise NotImplementedError
-
-    def batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Images (n, bands, size, size) and targets (n, 19)."""
-        raise NotImplementedError
-
-    def names(self) -> list[str]:
-        """The patches' names, in the order of the items."""
-        raise NotImplementedError
-
-    def targets(self) -> Tensor:
-        """All targets, float32 (len(self), 19); reads no pixels."""
-        raise NotImplementedError
+__all__ = ["BANDS", "CLASSES", "load_bigearthnet"]
 
 
 def load_bigearthnet(
@@ -68,12 +37,96 @@ def load_bigearthnet(
 ) -> BigEarthNet:
     """A part of what ``python -m search_spaces.readers.bigearthnet ARCHIVE path`` made.
 
-    ``split``: "train", "validation" or "test". ``bands``: which, in this order (default: all twelve).
-    ``size``: pixels along a side; finer bands are averaged, coarser ones upsampled ("nearest" or "bilinear").
-    ``normalise``: to mean 0 and deviation 1 a band, by the version's statistics. ``patches``: so many of the
-    split, always the same ones, drawn from all of it. Several processes may open the same path.
+    ``split``: "train", "validation" or "test". ``bands``: which, in this order (default: all that were
+    stored). ``size``: pixels along a side; finer bands are averaged, coarser ones upsampled ("nearest" or
+    "bilinear"). ``normalise``: to mean 0 and deviation 1 a band, by the version's statistics. ``patches``: so
+    many of the split, always the same ones, drawn from all of it. Several processes may open the same path.
 
-    FileNotFoundError if nothing was made there, ValueError for another value or an unfinished file.
+    FileNotFoundError if nothing was made there, ValueError for another value or an incomplete file.
     """
-    del path, split, bands, size, upsampling, normalise, patches
-    raise NotImplementedError
+    from search_spaces.readers.bigearthnet_dataset import BigEarthNet, Grid
+    from search_spaces.readers.bigearthnet_store import Store
+
+    known = next((one for one in SPLITS if one == split), None)
+    if known is None:
+        raise ValueError(f"split = {split!r}: must be {', '.join(SPLITS)}. Correct it.")
+    store = Store(path)
+    chosen = store.layout.bands if bands is None else checked_bands(bands)
+    lacking = set(chosen) - set(store.layout.bands)
+    if lacking:
+        raise ValueError(
+            f"{path} holds the bands {', '.join(store.layout.bands)}, not {', '.join(sorted(lacking))}. Ask for "
+            "those, or make it anew with all that you need."
+        )
+    grid = Grid(store.layout.version, bands=chosen, size=size, upsampling=upsampling, normalise=normalise)
+    rows = store.rows(known)
+    if patches is not None:
+        if not 1 <= patches <= len(rows):
+            raise ValueError(f"patches = {patches}: {path} has {len(rows)} for {split}. Name fewer, or none.")
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:patches])
+    return BigEarthNet(store, rows, grid)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 1 for data that is not as it must be, 2 for wrong arguments."""
+    from search_spaces.readers.bigearthnet_convert import ON_ERROR, convert, verify
+
+    parser = argparse.ArgumentParser(
+        prog="python -m search_spaces.readers.bigearthnet",
+        description="Make the file that training reads from an archive of BigEarthNet: v1 or v2 in GeoTIFFs, or "
+        "v2's LMDB by rico-hdl. Whatever stops it, the same command goes on.",
+        epilog="example: python -m search_spaces.readers.bigearthnet /data/BigEarthNet-v1.0 /data/ben --lists "
+        "/data/splits",
+    )
+    parser.add_argument("archive", nargs="?", metavar="ARCHIVE", help="the directory with the patches")
+    parser.add_argument("out", metavar="OUT", help="the directory to make; 160 kB a patch of twelve bands")
+    parser.add_argument("--verify", action="store_true", help="read OUT again and compare with its checksums")
+    parser.add_argument(
+        "--lists",
+        metavar="DIR",
+        help="where the split lists or parquet files are, if not in or beside ARCHIVE",
+    )
+    parser.add_argument("--bands", metavar="B02,B03,…", help="which to keep (default: all twelve)")
+    parser.add_argument(
+        "--patches", type=int, metavar="N", help="so many, drawn from all splits (default: all)"
+    )
+    parser.add_argument(
+        "--on-error",
+        choices=ON_ERROR,
+        default="refuse",
+        help="at a patch that cannot be read, end, or name it and go on (default: refuse)",
+    )
+    parser.add_argument("--processes", type=int, metavar="N", help="that read (default: one a core)")
+    given = parser.parse_args(arguments)
+    if (given.archive is None) is not given.verify:
+        parser.error("name ARCHIVE and OUT, or --verify and OUT alone.")
+    if given.processes is not None and given.processes < 1:
+        parser.error(f"--processes {given.processes}: must be 1 or more.")
+    try:
+        if given.verify:
+            damaged = verify(given.out)
+            for name in damaged:
+                print(f"Patch {name}: its pixels are not what was stored.")
+            print(f"{given.out}: {len(damaged)} damaged" if damaged else f"{given.out}: every patch is whole")
+            return 1 if damaged else 0
+        summary = convert(
+            given.archive,
+            given.out,
+            lists=given.lists,
+            bands=given.bands.split(",") if given.bands else None,
+            patches=given.patches,
+            on_error=given.on_error,
+            processes=given.processes,
+        )
+        print(summary)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,9 +5,74 @@ python -m search_spaces.readers.bigearthnet_archive OUT --patches 2000 --version
 
 from __future__ import annotations
 
+import argparse
+import fcntl
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
-from search_spaces.readers.bigearthnet_format import Version
+import numpy as np
+
+from search_spaces.readers.bigearthnet_convert import convert
+from search_spaces.readers.bigearthnet_format import (
+    CLASS_OF_43,
+    CLASSES,
+    EXTRA,
+    PARQUETS,
+    SIDE,
+    SIDES,
+    SPLITS,
+    VERSIONS,
+    Pixels,
+    Split,
+    Version,
+)
+from search_spaces.readers.bigearthnet_lists import CLOUD, SNOW
+from search_spaces.readers.bigearthnet_scenes import made_up_patch
+from search_spaces.readers.bigearthnet_sources import V2_FOLDER
+from search_spaces.readers.bigearthnet_store import INDEX
+from search_spaces.readers.bigearthnet_work import Shown, in_processes
+
+# (satellite and day, orbit and tile, UTM zone, its upper left corner in metres, country)
+_SCENES = (
+    ("S2A_MSIL2A_20170613T101031", "N9999_R022_T33UUP", 33, (300_000, 5_400_000), "Austria"),
+    ("S2B_MSIL2A_20170924T093020", "N9999_R136_T35VNJ", 35, (500_000, 7_000_020), "Finland"),
+    ("S2A_MSIL2A_20171221T112501", "N9999_R037_T29SNB", 29, (499_980, 4_400_040), "Portugal"),
+    ("S2B_MSIL2A_20180204T094161", "N9999_R036_T34WFU", 34, (600_000, 7_600_020), "Finland"),
+)
+_ROW = 91  # patches along a tile of 109.8 km
+_LEFT_OUT = 0.02  # of the patches, snow and clouds each, beside those asked for
+_CLASSLESS = "none of the 19 classes"
+_CHUNK = 32
+_NAMES_OF_43 = {name: [old for old, new in CLASS_OF_43.items() if new == name] for name in [*CLASSES, None]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """A patch to be made: its names in the two versions, its place and its fate."""
+
+    number: int
+    split: Split
+    left_out: str | None  # why it is in no split list: SNOW, CLOUD, _CLASSLESS
+    scene: int
+    column: int
+    row: int
+
+    @property
+    def v1_name(self) -> str:
+        return f"{_SCENES[self.scene][0]}_{self.column}_{self.row}"
+
+    @property
+    def v2_name(self) -> str:
+        day, tile = _SCENES[self.scene][:2]
+        return f"{day}_{tile}_{self.column:02d}_{self.row:02d}"
 
 
 def make_archive(
@@ -17,19 +82,229 @@ def make_archive(
     version: Version = "v2",
     seed: int = 0,
     processes: int | None = None,
+    show: bool = True,
 ) -> None:
-    """Write a made-up archive: half of it to train with, a quarter each for validation and test."""
-    del directory, patches, version, seed, processes
-    raise NotImplementedError
+    """Write a made-up archive: half of it to train with, a quarter each for validation and test.
+
+    ``patches``: at least 4, at most 30 000; some of snow and clouds come on top, which the lists leave out, and
+    in v1 one without any of the 19 classes. The same ``seed`` gives the same pixels and labels in both
+    versions. ValueError for other numbers, FileExistsError if ``directory`` is not empty.
+    """
+    if version not in VERSIONS:
+        raise ValueError(f"version = {version!r}: must be {' or '.join(VERSIONS)}. Correct it.")
+    if not 4 <= patches <= 30_000:
+        raise ValueError(f"patches = {patches}: must be from 4 to 30000. Correct it.")
+    root = Path(directory)
+    if root.is_dir() and any(root.iterdir()):
+        raise FileExistsError(f"{root} is not empty. Name another directory, or empty it.")
+    (root / V2_FOLDER if version == "v2" else root).mkdir(parents=True, exist_ok=True)
+    plans = _plans(patches, version, seed)
+    labels: list[tuple[str, ...]] = []
+    chunks = [plans[start : start + _CHUNK] for start in range(0, len(plans), _CHUNK)]
+    with Shown(f"made-up patches of {version}", len(plans), show=show) as shown:
+        for found in in_processes(partial(_write_patches, root, version, seed), chunks, processes=processes):
+            labels += found
+            shown.advance(len(found))
+    if version == "v1":
+        _write_v1_lists(root, plans)
+    else:
+        _write_v2_tables(root, plans, labels)
 
 
 def made_up_store(
-    directory: str | Path, *, patches: int = 2000, seed: int = 0, processes: int | None = None
+    directory: str | Path,
+    *,
+    patches: int = 2000,
+    seed: int = 0,
+    processes: int | None = None,
+    timeout_s: float = 1800.0,
+    show: bool = True,
 ) -> Path:
     """The path for ``load_bigearthnet`` of a made-up archive of so many patches, made if it is not yet there.
 
-    ``directory`` is where such things are kept. Several processes may call it at once: each gets the same
-    path, and sees it only when it is complete.
+    ``directory`` is where such things are kept. Several processes may call it at once: one makes it, the
+    others wait for it. TimeoutError if that takes longer than ``timeout_s``.
     """
-    del directory, patches, seed, processes
-    raise NotImplementedError
+    home = Path(directory)
+    path = home / f"made-up-{patches}-seed-{seed}"
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / f".{path.name}.lock", "wb") as lock:
+        deadline = time.monotonic() + timeout_s
+        while not (path / INDEX).is_file():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"Another process has been making {path} for {timeout_s:.0f} s. End it and try again."
+                    ) from None
+                time.sleep(0.2)
+                continue
+            except OSError:  # no locks on this file system: each makes it, and the first to end wins
+                pass
+            _make_store(path, patches=patches, seed=seed, processes=processes, show=show)
+    return path
+
+
+def _make_store(path: Path, *, patches: int, seed: int, processes: int | None, show: bool) -> None:
+    if (path / INDEX).is_file():
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
+        archive, store = Path(made) / "archive", Path(made) / "store"
+        make_archive(archive, patches=patches, seed=seed, processes=processes, show=show)
+        convert(archive, store, processes=processes, show=show)
+        try:
+            os.rename(store, path)
+        except OSError:
+            if not (path / INDEX).is_file():
+                raise
+
+
+def _plans(patches: int, version: Version, seed: int) -> list[_Plan]:
+    each = max(1, round(_LEFT_OUT * patches))
+    left_out = [None] * patches + [SNOW] * each + [CLOUD] * each
+    if version == "v1":
+        left_out.append(_CLASSLESS)
+    places = np.random.default_rng((seed, 0)).permutation(len(_SCENES) * _ROW * _ROW).tolist()
+    splits: tuple[Split, ...] = ("train", "validation", "train", "test")
+    return [
+        _Plan(
+            number=number,
+            split=splits[number % 4],
+            left_out=reason,
+            scene=place // _ROW**2,
+            column=place // _ROW % _ROW,
+            row=place % _ROW,
+        )
+        for number, (reason, place) in enumerate(zip(left_out, places))
+    ]
+
+
+def _write_patches(root: Path, version: Version, seed: int, plans: Sequence[_Plan]) -> list[tuple[str, ...]]:
+    """Write the patches' folders; returns the labels among the 19 classes."""
+    found = []
+    for plan in plans:
+        classes, bands = made_up_patch(plan.number, seed=seed, veiled=plan.left_out in (SNOW, CLOUD))
+        labels = tuple(CLASSES[i] for i in classes)
+        name = plan.v1_name if version == "v1" else plan.v2_name
+        tile = root if version == "v1" else root / V2_FOLDER / name.rsplit("_", 2)[0]
+        (tile / name).mkdir(parents=True)
+        _write_tiffs(tile / name, plan, bands)
+        if version == "v1":
+            _write_labels(tile / name, plan, labels, seed)
+        found.append(labels)
+    return found
+
+
+def _corner(plan: _Plan) -> tuple[int, int]:
+    """East and north of the upper left corner in metres, of the scene's UTM zone."""
+    east, north = _SCENES[plan.scene][3]
+    return east + 1200 * plan.column, north - 1200 * plan.row
+
+
+@lru_cache(maxsize=len(_SCENES))
+def _projection(scene: int) -> Any:
+    try:
+        from rasterio.crs import CRS
+    except ImportError:
+        raise ModuleNotFoundError(f"GeoTIFFs need the package rasterio. {EXTRA}") from None
+    return CRS.from_epsg(32600 + _SCENES[scene][2])
+
+
+def _write_tiffs(folder: Path, plan: _Plan, bands: dict[str, Pixels]) -> None:
+    projection = _projection(plan.scene)
+    import rasterio
+    from rasterio.transform import from_origin
+
+    for band, pixels in bands.items():
+        side = SIDES[band]
+        resolution = 10 * SIDE // side
+        with rasterio.open(
+            folder / f"{folder.name}_{band}.tif",
+            "w",
+            driver="GTiff",
+            width=side,
+            height=side,
+            count=1,
+            dtype="uint16",
+            crs=projection,
+            transform=from_origin(*_corner(plan), resolution, resolution),
+        ) as file:
+            file.write(pixels, 1)
+
+
+def _write_labels(folder: Path, plan: _Plan, labels: Sequence[str], seed: int) -> None:
+    generator = np.random.default_rng((seed, 2, plan.number))
+    if plan.left_out == _CLASSLESS:
+        labels = ()
+    of_43 = [str(generator.choice(_NAMES_OF_43[label])) for label in labels]
+    if not labels or generator.random() < 0.1:  # one that the 19 have given up
+        of_43.append(str(generator.choice(_NAMES_OF_43[None])))
+    east, north = _corner(plan)
+    day = _SCENES[plan.scene][0].split("_")[2]
+    content = {
+        "labels": of_43,
+        "coordinates": {"ulx": east, "uly": north, "lrx": east + 1200, "lry": north - 1200},
+        "projection": _projection(plan.scene).to_wkt(),
+        "tile_source": f"{_SCENES[plan.scene][0]}_{_SCENES[plan.scene][1]}.SAFE",
+        "acquisition_date": f"{day[:4]}-{day[4:6]}-{day[6:8]} {day[9:11]}:{day[11:13]}:{day[13:15]}",
+    }
+    (folder / f"{folder.name}_labels_metadata.json").write_text(json.dumps(content))
+
+
+def _write_v1_lists(root: Path, plans: Sequence[_Plan]) -> None:
+    lists: dict[str, Iterator[str]] = {
+        file: (plan.v1_name for plan in plans if plan.left_out is None and plan.split == split)
+        for file, split in zip(("train", "val", "test"), SPLITS, strict=True)
+    }
+    lists["patches_with_seasonal_snow"] = (plan.v1_name for plan in plans if plan.left_out == SNOW)
+    lists["patches_with_cloud_and_shadow"] = (plan.v1_name for plan in plans if plan.left_out == CLOUD)
+    for name, names in lists.items():
+        (root / f"{name}.csv").write_text("".join(f"{one}\n" for one in names))
+
+
+def _write_v2_tables(root: Path, plans: Sequence[_Plan], labels: Sequence[tuple[str, ...]]) -> None:
+    try:
+        from pyarrow import Table, parquet
+    except ImportError:
+        raise ModuleNotFoundError(f"{PARQUETS[0]} needs the package pyarrow. {EXTRA}") from None
+    rows = [
+        {
+            "patch_id": plan.v2_name,
+            "labels": list(names),
+            "split": plan.split,
+            "country": _SCENES[plan.scene][4],
+            "s1_name": plan.v1_name.replace("S2", "S1").replace("MSIL2A", "IW_GRDH_1SDV"),
+            "s2v1_name": plan.v1_name,
+            "contains_seasonal_snow": plan.left_out == SNOW,
+            "contains_cloud_or_shadow": plan.left_out == CLOUD,
+        }
+        for plan, names in zip(plans, labels, strict=True)
+    ]
+    for file, veiled in zip(PARQUETS, (False, True), strict=True):
+        chosen = [row for row, plan in zip(rows, plans, strict=True) if (plan.left_out is not None) is veiled]
+        parquet.write_table(Table.from_pylist(chosen), root / file)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m search_spaces.readers.bigearthnet_archive",
+        description="Write a made-up BigEarthNet in the real one's files.",
+    )
+    parser.add_argument("out", metavar="OUT", help="the directory to make: 250 kB a patch")
+    parser.add_argument("--patches", type=int, default=2000, metavar="N", help="how many (default 2000)")
+    parser.add_argument("--version", choices=VERSIONS, default="v2", help="whose files (default v2)")
+    parser.add_argument("--seed", type=int, default=0, help="other pixels and labels (default 0)")
+    given = parser.parse_args(arguments)
+    try:
+        make_archive(given.out, patches=given.patches, version=given.version, seed=given.seed)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"Next: python -m search_spaces.readers.bigearthnet {given.out} DIRECTORY")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
