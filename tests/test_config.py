@@ -39,6 +39,7 @@ FULL = """
     exchange = "pollination"
     pool = 16
     duplicates = true
+    only = { optimizer = ["sgd", "adam"] }
 
     [[island]]
 
@@ -79,6 +80,7 @@ FLAT: dict[str, object] = {
     "exchange": "pollination",
     "pool": 16,
     "duplicates": True,
+    "only": {"optimizer": ["sgd", "adam"]},
     "island": [{}, {"kind": "cmaes", "migration": 0.0}],
     "isolation": "fresh",
     "timeout": 1800,
@@ -146,6 +148,7 @@ def test_defaults(tmp_path: Path) -> None:
         "exchange": "migration",
         "pool": None,
         "duplicates": False,
+        "only": {},
     }
     assert settings.evaluation.model_dump() == {
         "isolation": "warm",
