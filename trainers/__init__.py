@@ -14,6 +14,7 @@ from trainers.data import Disjoint
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import evaluate
+from trainers.export import load_model, load_state, load_trained, save_model
 from trainers.ftrl import Ftrl
 from trainers.large_batch import lamb, lars, linear_scaling
 from trainers.local_sgd import LocalSGD, effective_batch_size
@@ -64,6 +65,10 @@ __all__ = [
     "lamb",
     "lars",
     "linear_scaling",
+    "load_model",
+    "load_state",
+    "load_trained",
     "merged",
+    "save_model",
     "train",
 ]

@@ -37,7 +37,7 @@ class Checkpoint:
         """
         if step == self._saved_step:
             return
-        communicator, place = self._communicator, self._step_directory(step)
+        communicator, place = self._communicator, _step_directory(self._directory, step)
         place.mkdir(parents=True, exist_ok=True)
         if communicator.rank == 0:
             _write(place / "shared.pt", lambda file: torch.save({"ranks": communicator.size, **shared}, file))
@@ -65,7 +65,7 @@ class Checkpoint:
         step = int(communicator.service.broadcast(told).wait().item())
         if step < 0:
             return None
-        place = self._step_directory(step)
+        place = _step_directory(self._directory, step)
         with self._by_all("shared.pt"):
             shared = _read(place / "shared.pt")
         if shared["ranks"] != communicator.size:
@@ -104,8 +104,21 @@ class Checkpoint:
     def __str__(self) -> str:
         return str(self._directory)
 
-    def _step_directory(self, step: int) -> Path:
-        return self._directory / f"step-{step:09d}"
+
+def read_alone(directory: str | Path) -> Content:
+    """All that rank 0 and the ranks together saved last in ``directory``, read by one process that belongs to no
+    run. FileNotFoundError if nothing is there.
+    """
+    directory = Path(directory)
+    latest = directory / "latest"
+    if not latest.exists():
+        raise FileNotFoundError(f"{directory} holds no checkpoint. Name the directory that the run saved in.")
+    place = _step_directory(directory, int(latest.read_text()))
+    return {**_read(place / "shared.pt"), **_read(place / "rank-0.pt")}
+
+
+def _step_directory(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:09d}"
 
 
 def _write(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import trainers
+from search_spaces.networks.vgg import cifar_vgg16
+from search_spaces.networks.vit import ViT
+from trainers.lowrank import matrix_weights
+
+METHODS: dict[str, Any] = {
+    "ddp": trainers.DDP(),
+    "oialr": trainers.OIALR(delay=2, update_every=1, sigma_cutoff=0.5),
+    "oialr-local": trainers.OIALR(
+        delay=2,
+        update_every=1,
+        sigma_cutoff=0.5,
+        synchronisation=trainers.LocalSGD(world_every=2, households=1),
+    ),
+    "ab": trainers.AB(warmup_steps=2, ab_steps=2, group_size=None, groups=False),
+}
+
+
+def network(kind: str = "vit", seed: int = 1) -> nn.Module:
+    torch.manual_seed(seed)
+    if kind == "vgg":
+        return cifar_vgg16(classes=4, width=8)
+    return ViT(side=32, patch=8, classes=4, dim=32, depth=2, heads=4, qkv_bias=False)
+
+
+IMAGES = TensorDataset(
+    torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 4
+)
+
+
+def trained(checkpoint: Path, method: str, kind: str = "vit", **changed: Any) -> nn.Module:
+    model = network(kind, seed=0)
+    trainers.train(
+        model,
+        IMAGES,
+        IMAGES,
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        method=METHODS[method],
+        batch_size=8,
+        checkpoint=checkpoint,
+        **{"epochs": 3, **changed},
+    )
+    return model.eval()
+
+
+def outputs(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(IMAGES.tensors[0])
+
+
+@pytest.mark.parametrize("kind", ["vit", "vgg"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_plain_model_answers_as_the_trained_one(
+    tmp_path: Path, method: str, merge: bool, kind: str
+) -> None:
+    expected = outputs(trained(tmp_path / "checkpoint", method, kind))
+    loaded = trainers.load_trained(network(kind), tmp_path / "checkpoint", merge=merge)
+    assert torch.allclose(outputs(loaded), expected, atol=1e-4)
+    ordinary = network(kind)
+    low_rank = "oialr" in method and not merge
+    assert any(weight.factors for weight in matrix_weights(loaded)) == low_rank
+    if not low_rank:
+        assert loaded.state_dict().keys() == ordinary.state_dict().keys()
+        assert {type(module) for module in loaded.modules()} == {type(m) for m in ordinary.modules()}
+    trainers.save_model(loaded, tmp_path / "model.safetensors", {"task": "here"})
+    for merging in (merge, True):
+        again = trainers.load_model(network(kind), tmp_path / "model.safetensors", merge=merging)
+        assert torch.allclose(outputs(again), expected, atol=1e-4)
+    if not low_rank:
+        from safetensors.torch import load_file
+
+        ordinary.load_state_dict(load_file(tmp_path / "model.safetensors"))
+        assert torch.allclose(outputs(ordinary), expected, atol=1e-4)
+
+
+def test_the_best_epoch_is_taken_where_it_is_restored(tmp_path: Path) -> None:
+    stopping = trainers.EarlyStopping(
+        metric="validation_loss", patience=50, restore_best=True, direction="minimize"
+    )
+    # At this rate the run goes astray: its best epoch is not its last.
+    model = network(seed=0)
+    result = trainers.train(
+        model,
+        IMAGES,
+        IMAGES,
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=5.0),
+        batch_size=8,
+        epochs=4,
+        checkpoint=tmp_path,
+        early_stopping=stopping,
+    )
+    assert result.metrics["epoch"] < len(result.history)
+    assert torch.equal(outputs(trainers.load_trained(network(), tmp_path)), outputs(model))
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        trainers.load_trained(network(), tmp_path)
+    calls = iter(range(100))
+    with pytest.raises(trainers.Interrupted):
+        trained(tmp_path / "cut", "ddp", interrupt=lambda: next(calls) == 3)
+    with pytest.raises(ValueError, match="is not over"):
+        trainers.load_trained(network(), tmp_path / "cut")
+    trained(tmp_path / "whole", "oialr")
+    before = {name: tensor.clone() for name, tensor in network("vgg").state_dict().items()}
+    other = network("vgg")
+    with pytest.raises(ValueError, match=r"is of another model: .* and \d+ more"):
+        trainers.load_trained(other, tmp_path / "whole")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
