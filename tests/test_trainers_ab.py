@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import outcomes_of_ranks, run_ranks
-from resuming import After, assert_identical, state_of, without_times
+from gloo import run_ranks
+from resuming import assert_identical, state_of, without_times
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import mse_loss
@@ -667,46 +665,6 @@ def test_the_best_epoch_is_kept_whole() -> None:
 # Interrupted, diverged, lost
 
 
-def resumed_and_not(rank: int, directory: str, settings: dict[str, Any], optimizer: Any) -> tuple[Any, ...]:
-    ranks = dist.get_world_size()
-    keywords: dict[str, Any] = {
-        "method": method(**settings),
-        "optimizer": optimizer,
-        "batch_size": 8 // ranks,
-        "clip_norm": 1.0,
-        "per_node": ranks // 2,
-    }
-    whole, pieces = with_statistics(), with_statistics()
-    expected = train(whole, **keywords)
-    # In the warm-up, before and in the groups, before and in the rebound, before the next phase, in it.
-    for stop in (1, 2, 2, 2, 1, 1, 1, 2):
-        net = with_statistics()
-        with pytest.raises(trainers.Interrupted):
-            train(net, checkpoint=directory, interrupt=After(stop), **keywords)
-        assert net.state_dict().keys() == whole.state_dict().keys()
-    found = train(pieces, checkpoint=directory, **keywords)
-    return state_of(whole), without_times(expected), state_of(pieces), without_times(found)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "settings", "optimizer"),
-    [
-        (2, {}, adamw),
-        (4, {"merge": "loss-weighted"}, sgd),
-        (2, {"groups": False, "compression": "bf16"}, adamw),
-    ],
-    ids=str,
-)
-def test_resumes_bit_for_bit_in_every_phase(
-    tmp_path: Path, ranks: int, settings: dict[str, Any], optimizer: Any
-) -> None:
-    for whole, expected, pieces, found in run_ranks(
-        ranks, resumed_and_not, str(tmp_path), settings, optimizer
-    ):
-        assert found == expected
-        assert_identical(whole, pieces)
-
-
 def not_finite(rank: int, merge: str) -> str:
     net = model()
     with torch.no_grad():
@@ -717,25 +675,6 @@ def not_finite(rank: int, merge: str) -> str:
 @pytest.mark.parametrize("merge", ["factors", "loss-weighted"])
 def test_what_is_not_finite_ends_as_diverged_everywhere(merge: str) -> None:
     assert run_ranks(2, not_finite, merge) == ["diverged"] * 2
-
-
-def dying(rank: int, at: int) -> None:
-    calls = After(at)
-
-    def die() -> bool:
-        if rank == 3 and calls():
-            os._exit(9)
-        return False
-
-    train(model(), 2, interrupt=die, timeout=timedelta(seconds=5))
-
-
-@pytest.mark.parametrize("at", [WARMUP + 1, WARMUP + PHASE + 1])
-def test_a_lost_rank_ends_the_others(at: int) -> None:
-    outcomes = outcomes_of_ranks(4, dying, at)
-    assert [kind for kind, _ in outcomes] == ["raised"] * 3 + ["ended"]
-    for _, text in outcomes[:3]:
-        assert "CommunicationError" in text
 
 
 # Settings

@@ -4,8 +4,6 @@ sent as they are, where only roundings may differ.
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import outcomes_of_ranks, run_ranks
+from gloo import run_ranks
 from resuming import After, without_times
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -570,31 +568,6 @@ def left_with_a_sum_under_way(rank: int) -> int:
 
 def test_no_process_group_is_left() -> None:
     assert run_ranks(4, left_with_a_sum_under_way) == [0] * 4
-
-
-def lost(rank: int, how: str) -> float:
-    calls = After(6)
-
-    def leave() -> bool:
-        if calls() and rank == 1:
-            if how == "ends":
-                os._exit(9)
-            time.sleep(2.5)
-            os._exit(9)
-        return False
-
-    begin = time.perf_counter()
-    with pytest.raises(trainers.CommunicationError, match="another rank"):
-        method = trainers.DASO(sync_every=4, sync_delay=4, **SHORT)
-        train(model(), method, ranks=2, per_node=1, interrupt=leave, timeout=timedelta(seconds=1))
-    return time.perf_counter() - begin
-
-
-@pytest.mark.parametrize("how", ["ends", "hangs"])
-def test_a_lost_rank_ends_the_run_with_an_error(how: str) -> None:
-    (kind, seconds), (other, _) = outcomes_of_ranks(2, lost, how)
-    assert (kind, other) == ("returned", "ended"), seconds
-    assert seconds < 5
 
 
 def compiled(rank: int) -> tuple[Tensor, Tensor]:

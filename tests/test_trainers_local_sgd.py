@@ -5,8 +5,6 @@ differ.
 from __future__ import annotations
 
 import math
-import os
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import outcomes_of_ranks, run_ranks
+from gloo import run_ranks
 from resuming import After, without_times
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -400,8 +398,6 @@ def resumed_and_not(
 @pytest.mark.parametrize(
     ("ranks", "settings", "optimizer"),
     [
-        (2, {"households": 1, "world_every": 3, "start": 0.2, "adaptive": True}, adamw),
-        (4, {"households": 2, "world_every": 3}, sgd),
         (
             4,
             {
@@ -420,41 +416,6 @@ def test_resumes_bit_for_bit_from_any_step(
 ) -> None:
     stops = [1] * 19 if ranks == 2 else [1, 1, 1, 2, 4, 1, 2]
     run_ranks(ranks, resumed_and_not, str(tmp_path), 2, settings, optimizer, stops)
-
-
-def with_buffers(rank: int) -> list[Tensor]:
-    net = noisy_model()
-    trainers.train(
-        net,
-        small(),
-        loss=cross_entropy,
-        optimizer=adamw,
-        epochs=2,
-        batch_size=4,
-        method=trainers.LocalSGD(world_every=3, start=0.25),
-        topology=trainers.Topology(ranks_per_node=2),
-    )
-    return list(net.state_dict().values())
-
-
-def test_buffers_too_agree_in_the_end() -> None:
-    state, *others = run_ranks(4, with_buffers)
-    for other in others:
-        assert all(torch.equal(a, b) for a, b in zip(other, state, strict=True))
-
-
-def half_frozen(rank: int) -> list[bool]:
-    net = model()
-    net[0].weight.requires_grad_(False)
-    before = [parameter.detach().clone() for parameter in net.parameters()]
-    method = trainers.LocalSGD(households=1, world_every=3, start=2)
-    train(net, method, ranks=2, per_node=2, epochs=1)
-    assert len(dist.distributed_c10d._world.pg_map) == 1
-    return [not torch.equal(a, b) for a, b in zip(net.parameters(), before, strict=True)]
-
-
-def test_frozen_parameters_stay_and_no_process_group_is_left() -> None:
-    assert run_ranks(2, half_frozen) == [[False, True, True, True]] * 2
 
 
 def with_another_layer(rank: int) -> list[Tensor]:
@@ -496,30 +457,6 @@ def test_layers_may_be_exchanged_after_a_synchronisation() -> None:
     first, *others = run_ranks(4, with_another_layer)
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(other, first, strict=True))
-
-
-def lost(rank: int, how: str) -> float:
-    calls = After(4)
-
-    def leave() -> bool:
-        if calls() and rank == 1:
-            if how == "hangs":
-                time.sleep(2.5)
-            os._exit(9)
-        return False
-
-    begin = time.perf_counter()
-    with pytest.raises(trainers.CommunicationError, match="another rank"):
-        method = trainers.LocalSGD(households=1)
-        train(model(), method, ranks=2, per_node=1, interrupt=leave, timeout=timedelta(seconds=1))
-    return time.perf_counter() - begin
-
-
-@pytest.mark.parametrize("how", ["ends", "hangs"])
-def test_a_lost_rank_ends_the_run_with_an_error(how: str) -> None:
-    (kind, seconds), (other, _) = outcomes_of_ranks(2, lost, how)
-    assert (kind, other) == ("returned", "ended"), seconds
-    assert seconds < 5
 
 
 # Settings
