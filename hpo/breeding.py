@@ -474,6 +474,10 @@ def make_breeder(
         return NelderMeadBreeder(space)
     if kind == "random":
         return RandomBreeder(space)
+    if kind == "pbt":
+        from hpo.pbt import PbtBreeder
+
+        return PbtBreeder(space, pool=settings.pool, perturb=settings.perturb)
     raise UsageError(
         f"[search] kind = {kind!r}: unknown; the kinds are default, surrogate, evolution, genetic, cmaes, pso, "
         "nelder-mead, random"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import orjson
 
-from hpo import config, directory, journal, resume
+from hpo import config, directory, journal, pruning, resume
 from hpo.breeding import make_breeder
 from hpo.coordinator import LOST, STOPPED, UNFIT, Assignment, Coordinator
 from hpo.directory import Lock
@@ -34,13 +34,14 @@ from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
 from hpo.node import Node, Parts
+from hpo.pbt import kept_for_others
 from hpo.progress import Display
 from hpo.restriction import restricted
 from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.signals import Signals
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
-from hpo.task import Task, TaskSource, load_task
+from hpo.task import MAXIMIZE, Task, TaskSource, load_task
 from hpo.transport import LocalTransport, MpiTransport, Transport
 from hpo.workforce import Workforce
 
@@ -131,6 +132,7 @@ class Campaign:
         for island in range(self.settings.layout.islands):
             search = self.settings.search_of(island)
             make_breeder(restricted(self.task.space, search.only), search)
+            pruning.of_search(search, self.task.objectives)
         directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
 
     def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
@@ -503,6 +505,7 @@ class Campaign:
         settings = self.settings
         search = settings.search_of(place.island)
         space = restricted(self.task.space, search.only)
+        objectives = self.task.objectives
         return Leader(
             place=place,
             peers=groups[place.island],
@@ -527,6 +530,12 @@ class Campaign:
                 durable_starts=settings.evaluation.isolation != "inline",
                 grace_s=settings.evaluation.grace_s,
                 keep=settings.keep,
+                pruning=pruning.of_search(search, self.task.objectives),
+                reported=next(iter(objectives)) if len(objectives) == 1 else None,
+                sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
+                lineages=kept_for_others(search.pool, len(groups[place.island]))
+                if search.kind == "pbt"
+                else 0,
             ),
             forget=Rooms(settings.directory).forget,
         )

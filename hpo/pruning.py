@@ -10,11 +10,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from hpo.errors import UsageError
 from hpo.seams import Candidate
+from hpo.suggest import suggestion
+
+if TYPE_CHECKING:
+    from hpo.settings import SearchSettings
 
 Verdict = Literal["go", "pause", "stop"]
 GO: Verdict = "go"
@@ -26,6 +31,8 @@ Report = tuple[str, int, float]
 _WINDOW = 1024
 """Reports that a rung keeps, the latest: a share of them is as well known as one of all."""
 _MOST_RESTING = 16
+_MEDIAN_STARTUP = 5
+"""As in Vizier's successors: a median of fewer says little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,47 @@ class PruningSettings:
     patience: int = 0
     startup: int = 1
     promote: bool = True
+
+
+def of_search(search: SearchSettings, objectives: Mapping[str, str]) -> PruningSettings | None:
+    """The early stopping of an island of a task with ``objectives`` (name to direction); None where it has none.
+
+    UsageError where it cannot work."""
+    if search.pruner == "none":
+        return None
+    if search.kind == "pbt":
+        raise UsageError(
+            f'[search] pruner = "{search.pruner}" and kind = "pbt" both decide who goes on training. Set pruner = '
+            '"none" for that island, or choose another kind'
+        )
+    reported_objective(search, objectives)
+    startup = search.startup or (1 if search.pruner == "halving" else _MEDIAN_STARTUP)
+    return PruningSettings(
+        rule=search.pruner,
+        min_steps=search.min_steps,
+        reduction=search.reduction,
+        patience=search.patience,
+        startup=startup,
+        promote=search.promote,
+    )
+
+
+def reported_objective(search: SearchSettings, objectives: Mapping[str, str]) -> str:
+    """The objective that ``trial.report`` tells. UsageError where an island stops individuals by it, and it is not
+    clear which one it is."""
+    names = list(objectives)
+    if search.reported is not None and search.reported not in objectives:
+        raise UsageError(
+            f"[search] reported = {search.reported!r} is no objective of the task. {suggestion(search.reported, names)}"
+        )
+    if search.reported is None and len(names) > 1 and search.pruner != "none":
+        listed = ", ".join(f'"{name}"' for name in names)
+        raise UsageError(
+            f'[search] pruner = "{search.pruner}" compares what trial.report tells, and the task has the objectives '
+            f'{listed}. Say which of them that is: reported = "{names[0]}"; those that are bad in it are stopped, '
+            "however good they are in the others"
+        )
+    return search.reported or names[0]
 
 
 class _Rung:

@@ -36,6 +36,13 @@ class Rooms:
     def path(self, identity: str) -> Path:
         return self._root / identity
 
+    def holds(self, identity: str) -> bool:
+        """Whether the individual has saved anything that is still there."""
+        try:
+            return any(not entry.name.startswith(OUTPUT) for entry in os.scandir(self.path(identity)))
+        except OSError:
+            return False
+
     def forget(self, identity: str) -> None:
         """Remove what the individual saved; what it printed stays. Nothing happens where there is nothing."""
         path = self.path(identity)
@@ -61,7 +68,8 @@ class Rooms:
         record = results.load(self._root.parent)
         kept = {one.id for one in results.best(record, keep)}
         # With a deadline alone a campaign is done while some are unfinished: they go on if it does.
-        kept |= {one.id for one in record.individuals if one.status not in FINAL}
+        unfinished = [one for one in record.individuals if one.status not in FINAL]
+        kept |= {name for one in unfinished for name in (one.id, *one.parents[:1])}
         for identity in present:
             if identity not in kept:
                 self.forget(identity)

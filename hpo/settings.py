@@ -57,8 +57,9 @@ def _one_of(choices: object) -> str:
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Kind = Literal["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+Kind = Literal["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random", "pbt"]
 Exchange = Literal["migration", "pollination"]
+Pruner = Literal["none", "halving", "median"]
 Isolation = Literal["warm", "fresh", "inline"]
 
 
@@ -85,7 +86,10 @@ class LayoutSettings(Section):
 
 
 class SearchSettings(Section):
-    """Breeding and migration. ``pool``: individuals to breed from; None leaves it to the kind."""
+    """Breeding, migration and early stopping. ``pool``: individuals to breed from; None leaves it to the kind.
+
+    ``pruner`` to ``promote`` are those of ``hpo.pruning.PruningSettings``; ``reported``: the objective that
+    ``trial.report`` tells, where there are several; ``perturb``: what population-based training may change."""
 
     kind: Kind = Field(default="default", description=_one_of(Kind))
     crossover: Share = Field(default=0.7, description=_SHARE_RULE)
@@ -95,6 +99,14 @@ class SearchSettings(Section):
     exchange: Exchange = Field(default="migration", description=_one_of(Exchange))
     pool: int | None = Field(default=None, ge=2, description="a whole number from 2")
     duplicates: bool = Field(default=False, description="true or false")
+    pruner: Pruner = Field(default="none", description=_one_of(Pruner))
+    min_steps: int = Field(default=1, ge=1, description="a whole number from 1")
+    reduction: int = Field(default=4, ge=2, description="a whole number from 2")
+    patience: int = Field(default=0, ge=0, description="a whole number from 0")
+    startup: int | None = Field(default=None, ge=1, description="a whole number from 1")
+    promote: bool = Field(default=True, description="true or false")
+    reported: str | None = Field(default=None, min_length=1, description="the name of an objective")
+    perturb: list[str] | None = Field(default=None, min_length=1, description="a list of names of parameters")
     only: dict[str, list[str | int | float | bool]] = Field(
         default_factory=dict, description='a table of choices by parameter, such as { optimizer = ["sgd"] }'
     )

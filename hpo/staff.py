@@ -53,8 +53,13 @@ class Staff:
                 seed=trial_seed(self._seed, candidate.id),
                 directory=str(self._rooms.path(candidate.id)),
                 resumed=candidate.resumed,
+                parent=self._parent(candidate.inherits) if candidate.inherits else None,
             )
         )
+
+    def _parent(self, identity: str) -> str:
+        """Decided here, once for all ranks of the worker."""
+        return str(self._rooms.path(identity)) if self._rooms.holds(identity) else ""
 
     def poll(self) -> Sequence[Outcome]:
         return self._crew.poll()

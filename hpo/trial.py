@@ -21,7 +21,8 @@ class Job:
     """An order to evaluate one individual, for all ranks of a worker.
 
     ``directory`` is the individual's own. It is emptied first, but for printed output, unless the evaluation
-    was interrupted and goes on (``resumed``).
+    was interrupted and goes on (``resumed``). ``parent``: the directory of the individual from whose checkpoint it
+    goes on; empty where what that had saved is gone.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Job:
     seed: int
     directory: str
     resumed: bool = False
+    parent: str | None = None
 
 
 class Link(Protocol):
@@ -57,6 +59,7 @@ class Trial:
     __slots__ = (
         "_directory",
         "_link",
+        "_parent",
         "_stale",
         "id",
         "last_report",
@@ -89,6 +92,9 @@ class Trial:
         self.last_report: tuple[int, float] | None = None
         self._link = link
         self._directory = job.directory
+        self._parent = job.parent
+        if job.parent == "":
+            self.metrics["parent_checkpoint"] = "gone"
         self._stale = stale
 
     @classmethod
@@ -116,6 +122,12 @@ class Trial:
             self._stale = False
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    @property
+    def parent_checkpoint(self) -> Path | None:
+        """The directory of the individual from whose state this one goes on training, to be read only; None where it
+        begins anew, or where that state is gone."""
+        return Path(self._parent) if self._parent else None
 
     @property
     def device(self) -> str:

@@ -40,6 +40,14 @@ FULL = """
     pool = 16
     duplicates = true
     only = { optimizer = ["sgd", "adam"] }
+    pruner = "halving"
+    min_steps = 2
+    reduction = 3
+    patience = 1
+    startup = 8
+    promote = false
+    reported = "accuracy"
+    perturb = ["lr"]
 
     [[island]]
 
@@ -81,6 +89,14 @@ FLAT: dict[str, object] = {
     "pool": 16,
     "duplicates": True,
     "only": {"optimizer": ["sgd", "adam"]},
+    "pruner": "halving",
+    "min_steps": 2,
+    "reduction": 3,
+    "patience": 1,
+    "startup": 8,
+    "promote": False,
+    "reported": "accuracy",
+    "perturb": ["lr"],
     "island": [{}, {"kind": "cmaes", "migration": 0.0}],
     "isolation": "fresh",
     "timeout": 1800,
@@ -149,6 +165,14 @@ def test_defaults(tmp_path: Path) -> None:
         "pool": None,
         "duplicates": False,
         "only": {},
+        "pruner": "none",
+        "min_steps": 1,
+        "reduction": 4,
+        "patience": 0,
+        "startup": None,
+        "promote": True,
+        "reported": None,
+        "perturb": None,
     }
     assert settings.evaluation.model_dump() == {
         "isolation": "warm",
@@ -309,7 +333,7 @@ def test_grace_may_be_nothing() -> None:
         (
             "[search]\nkind = 'nelder_mead'",
             '[search] kind = "nelder_mead": must be one of "default", "surrogate", "evolution", '
-            '"genetic", "cmaes", "pso", "nelder-mead", "random". Did you mean "nelder-mead"?',
+            '"genetic", "cmaes", "pso", "nelder-mead", "random", "pbt". Did you mean "nelder-mead"?',
         ),
         ("[search]\nmutation = nan", "[search] mutation = NaN: must be a number from 0 to 1."),
         ("[search]\npool = 1", "[search] pool = 1: must be a whole number from 2."),
