@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trainers.data import Batch, Disjoint, _Collated, in_order, load, share
 from trainers.randomness import derive, generators_kept, seed_generators
@@ -147,6 +147,42 @@ def test_a_tensor_data_set_is_read_as_item_by_item() -> None:
         assert isinstance(c, Tensor)
         assert torch.equal(a, c)
         assert torch.equal(b, d)
+
+
+class Together(Dataset[Any]):
+    """Counts how often it is asked, and for how many items."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        self.asked.append(len(indices))
+        return [(torch.tensor([float(i)]), torch.tensor(i)) for i in indices]
+
+
+class Stacked(Together):
+    def read_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        self.asked.append(len(indices))
+        return indices.double().unsqueeze(1), indices
+
+
+@pytest.mark.parametrize("kind", [Together, Stacked])
+def test_a_set_that_reads_batches_is_asked_for_them(kind: type[Together]) -> None:
+    samples = kind()
+    read = list(load(samples, in_order(range(5), batch_size=3), device=CPU, processes=0))
+    assert samples.asked == [3, 2]
+    for (inputs, targets), expected in zip(read, ([0, 1, 2], [3, 4]), strict=True):
+        assert isinstance(inputs, Tensor)
+        assert inputs.dtype == (torch.float64 if kind is Stacked else torch.float32)
+        assert inputs.flatten().tolist() == targets.tolist() == expected
+    # A part of one, too.
+    part = Subset(kind(), [4, 2])
+    ((inputs, _),) = load(part, in_order(range(2), batch_size=2), device=CPU, processes=0)
+    assert isinstance(inputs, Tensor)
+    assert inputs.tolist() == [[4.0], [2.0]]
 
 
 def test_a_subclass_of_a_tensor_data_set_is_asked_for_its_items() -> None:

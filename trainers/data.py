@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -107,6 +107,18 @@ def length_of(samples: Dataset[object]) -> int:
     return len(samples)
 
 
+@runtime_checkable
+class ReadsBatches(Protocol):
+    """A data set that gives many items faster together than one by one, and stacked; it is asked so.
+
+    One that has torch's ``__getitems__`` is asked for that, and its items are stacked here.
+    """
+
+    def read_batch(self, indices: Tensor) -> tuple[object, Tensor]:
+        """Inputs and targets of these items, along a first axis."""
+        ...
+
+
 class _Fetched(Dataset[object]):
     """A data set that is asked for whole batches, each under the batch's own seed."""
 
@@ -119,7 +131,11 @@ class _Fetched(Dataset[object]):
             return tuple(tensor[batch.indices] for tensor in self._samples.tensors)
         with generators_kept():
             seed_generators(batch.seed)
-            return default_collate([self._samples[i] for i in batch.indices.tolist()])
+            if isinstance(self._samples, ReadsBatches):
+                return self._samples.read_batch(batch.indices)
+            indices = batch.indices.tolist()
+            together = getattr(self._samples, "__getitems__", None)
+            return default_collate(together(indices) if together else [self._samples[i] for i in indices])
 
 
 class _Collated:

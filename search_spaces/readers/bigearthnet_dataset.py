@@ -51,7 +51,8 @@ class Grid:
     def __call__(self, pixels: Mapping[str, Pixels]) -> Tensor:
         """Images (n, bands, size, size), float32, of the bands' (n, side, side) or flat pixels."""
         count = len(pixels[self.bands[0]])
-        images = torch.empty(count, len(self.bands), self.size, self.size)
+        # numpy asks for huge pages: torch's own memory takes longer to get than to fill.
+        images = torch.from_numpy(np.empty((count, len(self.bands), self.size, self.size), np.float32))
         for position, (band, (mean, deviation)) in enumerate(zip(self.bands, self._scales, strict=True)):
             side = SIDES[band]
             native = torch.from_numpy(pixels[band].astype(np.float32)).view(count, side, side)
@@ -62,14 +63,18 @@ class Grid:
 
     def _place(self, native: Tensor, image: Tensor) -> None:
         side, size = native.shape[-1], self.size
-        if side == size:
-            image.copy_(native)
+        if side % size == 0:  # means of blocks
+            times = side // size
+            image.copy_(native[:, ::times, ::times])
+            for i in range(1, times * times):
+                image.add_(native[:, i // times :: times, i % times :: times])
+            image.div_(times * times)
         elif side > size:
             image.copy_(functional.adaptive_avg_pool2d(native, size))
         elif self.upsampling == "nearest" and size % side == 0:
             times = size // side
-            blocks = image.view(-1, side, times, side, times)
-            blocks.copy_(native[:, :, None, :, None].expand_as(blocks))
+            rows = native.repeat_interleave(times, dim=2).unsqueeze(2)
+            image.view(-1, side, times, size).copy_(rows.expand(-1, -1, times, -1))
         else:
             mode = "nearest-exact" if self.upsampling == "nearest" else "bilinear"
             image.copy_(functional.interpolate(native.unsqueeze(1), size=size, mode=mode).squeeze(1))
@@ -79,7 +84,8 @@ class BigEarthNet(Dataset[tuple[Tensor, Tensor]]):
     """Items are (float32 (bands, size, size), float32 (19,) of zeros and ones).
 
     ``classes``: the names of the target's columns. ``bands``: those of the image's first axis.
-    ``__getitems__`` reads a whole batch at once, as DataLoader, torch.utils.data.Subset and the trainers ask.
+    Reads a whole batch at once, as the trainers ask for it, and DataLoader and torch.utils.data.Subset by
+    ``__getitems__``.
     Pickles without its pixels; several processes may read the same file.
     """
 
@@ -104,14 +110,14 @@ class BigEarthNet(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not -len(self) <= index < len(self):
             raise IndexError(index)  # as iterating over a sequence ends
-        images, targets = self.batch([index])
+        images, targets = self.read_batch([index])
         return images[0], targets[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        images, targets = self.batch(indices)
+        images, targets = self.read_batch(indices)
         return list(zip(images, targets, strict=True))
 
-    def batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+    def read_batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Images (n, bands, size, size) and targets (n, 19)."""
         chosen = np.asarray(indices, dtype=np.int64)
         values = self._store.read(self._rows[chosen])
