@@ -4,10 +4,10 @@ architecture.
 The fitness is the accuracy on a validation part that no training sees. The test part takes no part in the
 search: it is read by ``test_accuracy`` alone, for a configuration that has already been chosen.
 
-    hpo run jobs/digits.toml                                       the search python -m search_spaces.digits
-    --lr 0.1                        one configuration, the others as in ``default`` torchrun --nproc-per-node
-    2 -m search_spaces.digits --lr 0.1   the same on two ranks python -m search_spaces.digits --config
-    best.json              the test accuracy of what `hpo best --json` printed
+    hpo run jobs/digits.toml                                            # the search
+    python -m search_spaces.digits --lr 0.1                             # one configuration, else ``default``
+    torchrun --nproc-per-node 2 -m search_spaces.digits --lr 0.1        # the same on two ranks
+    python -m search_spaces.digits --config best.json                   # the test accuracy of what was found
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import hpo
 from search_spaces import alone
+from search_spaces.folds import Fold, cross_validated
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torch.optim import Optimizer
+    from torch.utils.data import TensorDataset
 
     import trainers
     from hpo.individual import Scalar
@@ -75,22 +78,39 @@ default: dict[str, Scalar] = {
 
 
 def make_task(
-    *, data: str = "digits", epochs: int = 24, batch_size: int = 32, train_samples: int | None = None
+    *,
+    data: str = "digits",
+    epochs: int = 24,
+    batch_size: int = 32,
+    train_samples: int | None = None,
+    folds: int = 0,
 ) -> hpo.Task:
     """The task for these options, which are the ``[task_options]`` of a campaign file.
 
     ``data``: "digits" or "fashion-mnist". ``batch_size``: of all ranks together, so that their number does
-    not matter. ``train_samples``: how many images to train with; None: all of the training part.
+    not matter. ``train_samples``: how many images to train with; None: all of the training part. ``folds``: the
+    fitness is the mean accuracy over so many folds of the training and validation parts together; 0 for none.
     """
 
     def evaluate(trial: hpo.Trial) -> dict[str, float]:
+        return cross_validated(trial, evaluate_fold, folds=folds) if folds else evaluate_fold(trial, None)
+
+    def evaluate_fold(trial: hpo.Trial, fold: Fold | None) -> dict[str, float]:
         import trainers
         from search_spaces.readers.small_images import load_images
 
+        images = load_images(data, train_samples=train_samples)
+        train, validation = images.train, images.validation
+        if fold is not None:
+            both = _joined(images)
+            parts = fold.split(len(both), classes=both.tensors[1].tolist())
+            train, validation = (_chosen(both, indices) for indices in parts)
         try:
             _, result = _fit(
                 trial.params,
-                load_images(data, train_samples=train_samples),
+                images,
+                train,
+                validation,
                 epochs=epochs,
                 batch_size=batch_size,
                 seed=trial.seed,
@@ -100,6 +120,7 @@ def make_task(
                 checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
                 report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
                 interrupt=trial.should_checkpoint,
+                group=None if fold is None else fold.group,
             )
         except trainers.Interrupted as saved:
             raise hpo.Interrupted(str(saved)) from saved
@@ -120,12 +141,13 @@ def test_accuracy(
     epochs: int = 24,
     batch_size: int = 32,
     train_samples: int | None = None,
+    folds: int = 0,
     seeds: Sequence[int] = (0, 1, 2),
     ranks: int = 1,
     device: str = "cpu",
 ) -> float:
     """Mean accuracy on the test part of ``params`` trained anew with each of ``seeds``; for a chosen
-    configuration only.
+    configuration only. With ``folds`` the validation part is trained with, too.
     """
     import trainers
     from search_spaces.readers.small_images import load_images
@@ -134,7 +156,15 @@ def test_accuracy(
     found = []
     for seed in seeds:
         model, _ = _fit(
-            params, images, epochs=epochs, batch_size=batch_size, seed=seed, ranks=ranks, device=device
+            params,
+            images,
+            _joined(images) if folds else images.train,
+            None if folds else images.validation,
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=seed,
+            ranks=ranks,
+            device=device,
         )
         found.append(
             trainers.evaluate(model, images.test, metrics={"accuracy": _accuracy}, batch_size=256)["accuracy"]
@@ -145,6 +175,8 @@ def test_accuracy(
 def _fit(
     params: Mapping[str, Scalar],
     images: ImageData,
+    train: TensorDataset,
+    validation: TensorDataset | None,
     *,
     epochs: int,
     batch_size: int,
@@ -154,8 +186,9 @@ def _fit(
     checkpoint: Path | None = None,
     report: Callable[[int, dict[str, float]], None] | None = None,
     interrupt: Callable[[], bool] | None = None,
+    group: ProcessGroup | None = None,
 ) -> tuple[nn.Module, trainers.Result]:
-    """The model that ``params`` describe, trained on the training part and watched on the validation part."""
+    """The model that ``params`` describe, trained on ``train`` and watched on ``validation``."""
     import torch
 
     import trainers
@@ -172,10 +205,10 @@ def _fit(
     ).to(device)
     result = trainers.train(
         model,
-        images.train,
-        images.validation,
+        train,
+        validation,
         loss=torch.nn.functional.cross_entropy,
-        metrics={"accuracy": _accuracy},
+        metrics={"accuracy": _accuracy} if validation is not None else None,
         optimizer=lambda parameters: _optimizer(parameters, p),
         schedule=_schedule(p, epochs),
         epochs=epochs,
@@ -186,9 +219,25 @@ def _fit(
         checkpoint_every=sys.maxsize,
         report=report,
         interrupt=interrupt,
+        group=group,
         seed=seed,
     )
     return model, result
+
+
+def _joined(images: ImageData) -> TensorDataset:
+    """The training and the validation part."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    pairs = zip(images.train.tensors, images.validation.tensors, strict=True)
+    return TensorDataset(*(torch.cat(pair) for pair in pairs))
+
+
+def _chosen(samples: TensorDataset, indices: Sequence[int]) -> TensorDataset:
+    from torch.utils.data import TensorDataset
+
+    return TensorDataset(*(tensor[list(indices)] for tensor in samples.tensors))
 
 
 def _optimizer(parameters: Iterable[nn.Parameter], p: dict[str, Any]) -> Optimizer:

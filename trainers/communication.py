@@ -109,11 +109,10 @@ class Channel:
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> Pending:
         """Start to overwrite ``tensor`` with that of the ``source``-th of the ranks."""
         self._count(tensor.nbytes * (self.size - 1) / self.size)
-        root = self.ranks[source]
         return self._start(
             tensor,
             "broadcast",
-            lambda: dist.broadcast(_sendable(tensor), src=root, group=self.group, async_op=True),
+            lambda: dist.broadcast(_sendable(tensor), group=self.group, async_op=True, group_src=source),
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -180,13 +179,27 @@ def _sendable(tensor: Tensor) -> Tensor:
 class Communicator:
     """The ranks of a run, one if torch.distributed has not been initialised, and the channels between them.
 
-    ``group(name, partition)`` makes further channels; all ranks ask for the same ones in the same order.
+    They are those of ``among``, of all ranks if None, and are numbered from 0 in it. ``group(name, partition)``
+    makes further channels; all ranks of the run ask for the same ones in the same order.
     """
 
-    def __init__(self, *, topology: Topology | None, timeout: timedelta, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        topology: Topology | None,
+        timeout: timedelta,
+        device: torch.device,
+        among: dist.ProcessGroup | None = None,
+    ) -> None:
         joined = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if joined else 0
-        self.size = dist.get_world_size() if joined else 1
+        self.rank = dist.get_rank(among) if joined else 0
+        self.size = dist.get_world_size(among) if joined else 1
+        if self.rank < 0:
+            raise ValueError(
+                "This rank is not in the group that it was told to train in. Leave it out there."
+            )
+        self._apart = among is not None
+        self._members = dist.get_process_group_ranks(among) if joined else [0]
         self.device = device
         self._timeout = timeout
         self._own_groups: list[dist.ProcessGroup] = []
@@ -196,7 +209,7 @@ class Communicator:
             name="topology",
             ranks=everyone,
             rank=self.rank,
-            group=dist.group.WORLD if joined else None,
+            group=among or (dist.group.WORLD if joined else None),
             timeout=timeout,
             next_is_near=True,
         )
@@ -217,8 +230,17 @@ class Communicator:
             )
         mine: Channel | None = None
         for ranks in parts:
-            # torch wants every rank to take part in making every group, also of those it is not in.
-            made = dist.new_group(list(ranks), timeout=self._timeout) if len(ranks) > 1 else None
+            # torch wants every rank to take part in making every group, also of those it is not in; where other
+            # ranks train something else, its members alone.
+            made = (
+                dist.new_group(
+                    [self._members[rank] for rank in ranks],
+                    timeout=self._timeout,
+                    use_local_synchronization=self._apart,
+                )
+                if len(ranks) > 1
+                else None
+            )
             if self.rank in ranks:
                 mine = self._register(name, ranks, made)
                 if made is not None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -26,15 +27,17 @@ def evaluate(
     precision: str = "fp32",
     loader_processes: int = 0,
     timeout: timedelta = timedelta(minutes=10),
+    group: dist.ProcessGroup | None = None,
 ) -> dict[str, float]:
-    """``metrics`` of ``model`` on ``samples``, the same on every rank of the initialised group, or alone.
+    """``metrics`` of ``model`` on ``samples``, the same on every rank of the initialised group, or alone; or of
+    ``group``.
 
     The ranks' models must be the same. ``precision`` as in ``train``. The model is left in training or
     evaluation mode as it was.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
-    communicator = Communicator(topology=None, timeout=timeout, device=device_of(model))
+    communicator = Communicator(topology=None, timeout=timeout, device=device_of(model), among=group)
     try:
         return scores(
             model,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -77,6 +78,7 @@ def train(
     evaluation_batch_size: int | None = None,
     progress: bool | None = None,
     timeout: timedelta = timedelta(minutes=10),
+    group: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Result:
     """Train ``model``, in place and on its device, with the ranks of the initialised group or alone.
@@ -104,6 +106,7 @@ def train(
     - ``progress``: whether rank 0 writes a line to stderr; None: if that is a terminal.
     - ``timeout``: how long ranks wait for one another. On GPUs that holds for the groups made here; in the
       caller's own group NCCL waits as long as ``init_process_group`` was told.
+    - ``group``: ranks that train together where others do something else; this rank must be in it.
 
     Of the seconds recorded, means over the ranks, ``train_s`` are those spent in training steps, ``wait_s``
     those in which the CPU waited for the method's communication. A GPU works on behind the CPU: there
@@ -140,7 +143,7 @@ def train(
     if isinstance(method, type) or not callable(getattr(method, "strategy", None)):
         name = method.__name__ if isinstance(method, type) else "DDP"
         raise ValueError(f"method = {method!r}: must be a method's settings. Pass {name}(), say.")
-    communicator = Communicator(topology=topology, timeout=timeout, device=settings.device)
+    communicator = Communicator(topology=topology, timeout=timeout, device=settings.device, among=group)
     try:
         with generators_kept():
             # Each rank's caller may have drawn other weights: rank 0's count.
