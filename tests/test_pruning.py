@@ -1,0 +1,376 @@
+"""Early stopping: the rules alone, in simulated campaigns with deaths and restarts, and for real."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from test_many_seeds import check_knowledge, disturb, final, losses
+from test_protocol import SPACE, make, records_of
+
+from hpo.coordinator import DONE
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, PRUNED
+from hpo.population import Member, Population
+from hpo.pruning import GO, PAUSE, STOP, EarlyStopping, Halving, PruningSettings, of_search
+from hpo.resume import fold
+from hpo.seams import Candidate
+from hpo.settings import SearchSettings
+from hpo.simulation import Curve, Simulation
+
+HALVING = PruningSettings(rule="halving", min_steps=1, reduction=3)
+
+
+def candidate(identity: str) -> Candidate:
+    return Candidate(token=0, id=identity, sequence=0, genome=(), params={}, key=identity, operator="random")
+
+
+def stopping(settings: PruningSettings, sign: float = 1.0) -> EarlyStopping:
+    return EarlyStopping(settings, sign=sign, forget=lambda identity: None)
+
+
+# --- the rules ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first, reduction", [(1, 2), (1, 4), (3, 3), (5, 4)])
+def test_rungs_of_halving_are_powers(first: int, reduction: int) -> None:
+    rule = Halving(PruningSettings(rule="halving", min_steps=first, reduction=reduction))
+    for step in range(200):
+        reached = [k for k in range(9) if first * reduction**k <= step]
+        assert rule.rung(step) == (reached[-1] if reached else None)
+    assert [rule.steps(k) for k in range(3)] == [first, first * reduction, first * reduction**2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_halving_is_what_sorting_all_says(seed: int) -> None:
+    rng = random.Random(seed)
+    rule = Halving(HALVING)
+    seen: list[tuple[float, int]] = []
+    for number in range(60):
+        loss = rng.choice([rng.random(), round(rng.random(), 1), math.inf])
+        seen.append((loss, number))
+        rule.observe(0, str(number), loss)
+        place = sorted(seen).index((loss, number))
+        assert rule.passes(0, str(number), loss) == (loss < math.inf and place < max(1, len(seen) // 3))
+        for older in range(number + 1):
+            good = sorted(seen).index(seen[older]) < len(seen) // 3 and seen[older][0] < math.inf
+            assert rule.promotable(0, str(older)) == good
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_median_rule_is_what_its_definition_says(seed: int) -> None:
+    rng = random.Random(seed)
+    settings = PruningSettings(rule="median", startup=3)
+    rule = stopping(settings)
+    curves: list[list[float]] = []
+    for number in range(30):
+        curve = [rng.random() for _ in range(10)]
+        rule.start(candidate(str(number)))
+        curves.append([])
+        for step, loss in enumerate(curve, start=1):
+            curves[-1].append(loss)
+            verdict, _ = rule.report(str(number), step, loss)
+            others = sorted(sum(c[:step]) / step for c in curves[:-1] if len(c) >= step)
+            middle = math.nan
+            if len(others) >= 3:
+                half = len(others) // 2
+                middle = others[half] if len(others) % 2 else (others[half - 1] + others[half]) / 2
+            # Stopped when the best so far is worse than the median of the others' running means.
+            assert (verdict == STOP) == (min(curves[-1]) > middle), (number, step)
+            if verdict == STOP:
+                break
+    assert {len(curve) for curve in curves} - {10}, "somebody was stopped"
+
+
+def test_larger_is_better_where_the_objective_is_maximised() -> None:
+    rule = stopping(HALVING, sign=-1.0)
+    for identity, value, expected in [("a", 0.1, GO), ("b", 0.9, GO), ("c", 0.5, PAUSE), ("d", 0.95, GO)]:
+        rule.start(candidate(identity))
+        assert rule.report(identity, 1, value)[0] == expected
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_the_worst_even_alone(worst: float) -> None:
+    for sign in (1.0, -1.0):
+        rule = stopping(HALVING, sign=sign)
+        rule.start(candidate("a"))
+        assert rule.report("a", 1, worst) == (PAUSE, ("a", 1, math.inf))
+        rule.start(candidate("b"))
+        assert rule.report("b", 1, 0.0)[0] == GO
+
+
+def test_patience_lets_one_fail_so_many_rungs_in_a_row() -> None:
+    rule = stopping(PruningSettings(rule="halving", reduction=2, patience=1))
+    rule.start(candidate("good"))
+    for step in (1, 2, 4, 8):
+        rule.report("good", step, 0.0)
+    rule.start(candidate("late"))
+    assert [rule.report("late", step, 1.0)[0] for step in (1, 2)] == [GO, PAUSE]
+    rule.start(candidate("crosses"))
+    assert [rule.report("crosses", step, value)[0] for step, value in ((1, 1.0), (2, -1.0), (4, 1.0))] == [
+        GO
+    ] * 3
+
+
+def test_who_does_not_save_itself_is_stopped_at_the_next_report() -> None:
+    rule = stopping(HALVING)
+    rule.start(candidate("good"))
+    rule.report("good", 1, 0.0)
+    rule.start(candidate("bad"))
+    assert [rule.report("bad", step, 1.0)[0] for step in (1, 2)] == [PAUSE, STOP]
+
+
+def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused() -> None:
+    rule = stopping(HALVING)
+    one = candidate("a")
+    one.promoted = 3
+    rule.start(one)
+    assert [rule.report("a", step, 9.0) for step in (1, 2, 3, 8)] == [(GO, None)] * 4
+    assert rule.report("a", 9, 9.0) == (GO, ("a", 9, 9.0))  # the first there
+
+
+def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
+    forgotten: list[str] = []
+    rule = EarlyStopping(HALVING, sign=1.0, forget=forgotten.append)
+    rule.start(candidate("best"))
+    rule.report("best", 1, 0.0)
+    rule.start(candidate("second"))
+    assert rule.report("second", 1, 0.5)[0] == PAUSE
+    rule.rest(candidate("second"), 1)
+    for number in range(4):
+        assert rule.promoted() is None
+        rule.observe([(str(number), 1, 1.0 + number)])
+    found = rule.promoted()  # 2 of 6 go on
+    assert found is not None and (found.id, found.promoted) == ("second", 1)
+    assert rule.promoted() is None and not forgotten
+
+
+def test_what_paused_ones_saved_is_bounded() -> None:
+    forgotten: list[str] = []
+    rule = EarlyStopping(HALVING, sign=1.0, forget=forgotten.append)
+    for number in range(200):
+        rule.start(candidate(str(number)))
+        if rule.report(str(number), 1, 0.01 * number)[0] == PAUSE:
+            rule.rest(candidate(str(number)), 1)
+    assert len(forgotten) > 150 and len(set(forgotten)) == len(forgotten)
+
+
+def test_a_rung_keeps_its_latest() -> None:
+    rule = Halving(HALVING)
+    for number in range(5000):
+        rule.observe(0, str(number), float(-number))
+    assert len(rule.known()) == 1024
+    assert rule.promotable(0, "4999") and not rule.promotable(0, "1")
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "search, objectives, words",
+    [
+        ({"pruner": "halving"}, {"f1": "maximize", "seconds": "minimize"}, ["reported", '"f1", "seconds"']),
+        ({"pruner": "median", "reported": "f2"}, {"f1": "maximize", "s": "minimize"}, ["'f2'", "f1"]),
+        ({"pruner": "halving", "kind": "pbt"}, {"value": "minimize"}, ["pbt", "another kind"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    search: dict[str, Any], objectives: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        of_search(SearchSettings(**search), objectives)
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+def test_without_a_pruner_nothing_is_stopped() -> None:
+    assert of_search(SearchSettings(), {"a": "minimize", "b": "minimize"}) is None
+    rule = EarlyStopping(None, sign=1.0, forget=lambda identity: None)
+    rule.start(candidate("a"))
+    assert [rule.report("a", step, math.nan)[0] for step in range(9)] == [GO] * 9
+    assert rule.news == [] and rule.known() == []
+
+
+# --- populations -------------------------------------------------------------------------------------------------
+
+
+def test_a_pruned_member_is_never_the_best_and_gives_way_to_itself_when_it_has_completed() -> None:
+    population = Population()
+    population.add(Member("0-0-0", (0.5,), None, PRUNED, progress=(3, -100.0)))
+    population.add(Member("0-0-1", (0.5,), (1.0,), COMPLETED))
+    assert [one.id for one in population.best] == ["0-0-1"]
+    assert [one.id for one in population.pruned] == ["0-0-0"] and not population.failures
+    population.add(Member("0-0-0", (0.5,), (-200.0,), COMPLETED))
+    assert [one.id for one in population.best] == ["0-0-0", "0-0-1"] and not population.pruned
+    assert (population.seen, population.judged) == (2, 2)
+
+
+# --- simulated campaigns -----------------------------------------------------------------------------------------
+
+
+def curve_of(rng_seed: object) -> Callable[[dict[str, Any]], Curve]:
+    """Noisy curves of nine steps that come down to the objective; some end in NaN, some tasks cannot save."""
+
+    def curve(params: dict[str, Any]) -> Curve:
+        rng = random.Random(f"{rng_seed}/{params}")
+        goal = params["x"] ** 2 + params["y"] ** 2
+        values = [goal + 30 / step + rng.gauss(0, 1) for step in range(1, 10)]
+        if rng.random() < 0.1:
+            values[rng.randrange(9)] = math.nan
+        return Curve(rng.lognormvariate(-2, 1), values, saves=rng.random() < 0.8)
+
+    return curve
+
+
+def pruned_campaign(case: int, **changes: Any) -> tuple[Simulation, dict[str, Any]]:
+    rng = random.Random(f"pruned/{case}")
+    settings = PruningSettings(
+        rule=rng.choice(["halving", "halving", "median"]),
+        min_steps=rng.randint(1, 2),
+        reduction=rng.randint(2, 3),
+        patience=rng.choice([0, 0, 1]),
+        startup=rng.choice([1, 3]),
+        promote=rng.random() < 0.8,
+    )
+    return make(case, curve=curve_of(case), pruning=settings, **changes)
+
+
+def check_ends(records: list[dict[str, Any]], budget: int, *, complete: bool) -> Counter[str]:
+    """Each individual counts once, by its last evaluation; those that follow a pause are numbered by it."""
+    last: dict[str, dict[str, Any]] = {}
+    ends = [record for record in records if final(record)]
+    for record in ends:
+        before = last.get(record["id"])
+        turns = {one["id"]: one.get("promoted", 0) for one in (before, record) if one}
+        if before is None or before.get("promoted", 0) < record.get("promoted", 0):
+            last[record["id"]] = record
+        if before is not None:
+            pair = sorted((before, record), key=lambda one: one.get("promoted", 0))
+            assert turns and pair[0].get("promoted", 0) != pair[1].get("promoted", 0), "ended twice"
+            assert pair[0]["status"] == PRUNED and pair[0]["resting"], "only what had paused goes on"
+    assert len(last) <= budget
+    if complete:
+        assert len(last) == budget
+    assert len({SPACE.key(one["params"]) for one in last.values()}) == len(last)
+    return Counter(one["status"] for one in last.values())
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_budgets_are_exact_with_pauses_and_promotions(seed: int) -> None:
+    simulation, settings = pruned_campaign(seed)
+    simulation.run()
+    assert simulation.coordinator.end is not None and simulation.coordinator.end.reason == DONE
+    counts = check_ends(records_of(simulation), settings["evaluations"], complete=True)
+    told = {status: count for status, count in simulation.coordinator.tally.counts.items() if count}
+    assert told == dict(counts)
+
+
+def test_promoted_ones_go_on_where_they_paused() -> None:
+    promoted, finished = Counter[str](), Counter[str]()
+    for seed in range(60):
+        simulation, _ = pruned_campaign(seed)
+        simulation.run()
+        for record in records_of(simulation):
+            if record["type"] == "started" and record.get("promoted"):
+                promoted[record["id"]] += 1
+                assert simulation.saved[record["id"]] >= record["promoted"]
+            if final(record) and record.get("promoted"):
+                finished[record["status"]] += 1
+                step = record["metrics"].get("pruned_step", 10)
+                assert step > record["promoted"], "it went further than where it had paused"
+    assert sum(promoted.values()) > 50 and finished[COMPLETED] > 10 and finished[PRUNED] > 5
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_whatever_happens_with_pauses_the_budget_is_met_exactly(chunk: int) -> None:
+    for seed in range(chunk * 40, chunk * 40 + 40):
+        try:
+            _disturbed(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+def _disturbed(seed: int) -> None:
+    rng = random.Random(f"disturbed/{seed}")
+    budget = rng.randint(1, 30)
+    records: list[dict[str, Any]] = []
+    saved: dict[str, int] = {}
+    for leg in range(12):
+        workers = rng.randint(1, 8)
+        islands = rng.randint(1, min(3, workers))
+        earlier = fold(records, space=SPACE, islands=islands, losses=losses)
+        counted = dict(earlier.tally.counts)
+        simulation, _ = pruned_campaign(
+            seed * 12 + leg, workers=workers, islands=islands, evaluations=budget, earlier=earlier
+        )
+        simulation.saved = saved
+        until = disturb(simulation, rng, workers) if leg < 10 else float("inf")
+        report = simulation.run(until=until)
+        records += records_of(simulation)
+        counts = check_ends(records, budget, complete=False)
+        assert all(count >= 0 for count in counted.values())
+        if report is not None:
+            check_knowledge_of_pruned(simulation)
+            if simulation.coordinator.end is not None and simulation.coordinator.end.reason == DONE:
+                told = {name: count for name, count in simulation.coordinator.tally.counts.items() if count}
+                told.pop("interrupted", None)
+                assert told == dict(counts), (told, counts)
+                break
+    check_ends(records, budget, complete=True)
+
+
+def check_knowledge_of_pruned(simulation: Simulation) -> None:
+    """As ``check_knowledge``, where leaders know pruned ones apart."""
+    for leader in simulation.leaders:
+        for member in leader.population.pruned:
+            leader.population._failures.setdefault(member.id, member)
+    check_knowledge(simulation)
+
+
+def test_the_same_seed_prunes_the_same() -> None:
+    first, _ = pruned_campaign(7)
+    second, _ = pruned_campaign(7)
+    first.run(), second.run()
+    assert [one.committed for one in first.journals] == [one.committed for one in second.journals]
+
+
+def test_all_of_an_island_know_its_reports() -> None:
+    simulation, _ = make(
+        3, workers=6, islands=2, evaluations=60, curve=curve_of(3), pruning=HALVING, migration=0.0
+    )
+    simulation.run()
+    told = [
+        (one["island"], one["id"], one["step"]) for one in records_of(simulation) if one["type"] == "reported"
+    ]
+    assert len(told) > 60
+    for leader in simulation.leaders:
+        known = {(leader.place.island, identity, step) for identity, step, _ in leader._stopping.known()}
+        assert known == {one for one in told if one[0] == leader.place.island}
+
+
+def test_a_resumed_campaign_knows_the_reports() -> None:
+    simulation, _ = make(3, workers=4, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING)
+    simulation.run(until=3.0)
+    records = records_of(simulation)
+    earlier = fold(records, space=SPACE, islands=1, losses=losses)
+    told = [(one["id"], one["step"]) for one in records if one["type"] == "reported"]
+    assert told and [(identity, step) for identity, step, _ in earlier.reports[0]] == told
+    again, _ = make(
+        4, workers=2, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING, earlier=earlier
+    )
+    assert {(one[0], one[1]) for one in again._starts[0].reports} == set(told)
+
+
+def test_early_stopping_costs_a_fraction_of_the_steps() -> None:
+    spent = {}
+    for pruning in (None, HALVING):
+        simulation, _ = make(
+            5, workers=8, islands=1, evaluations=200, curve=curve_of(5), pruning=pruning, migration=0.0
+        )
+        report = simulation.run()
+        assert report is not None
+        spent[pruning] = report.seconds
+    assert spent[HALVING] < 0.6 * spent[None]
