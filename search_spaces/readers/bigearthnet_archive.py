@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -213,12 +213,12 @@ def _projection(scene: int) -> Any:
 
 def _write_tiffs(folder: Path, plan: _Plan, bands: dict[str, Pixels]) -> None:
     projection = _projection(plan.scene)
+    east, north = _corner(plan)
     import rasterio
-    from rasterio.transform import from_origin
 
     for band, pixels in bands.items():
         side = SIDES[band]
-        resolution = 10 * SIDE // side
+        metres = 10 * SIDE // side
         with rasterio.open(
             folder / f"{folder.name}_{band}.tif",
             "w",
@@ -228,7 +228,7 @@ def _write_tiffs(folder: Path, plan: _Plan, bands: dict[str, Pixels]) -> None:
             count=1,
             dtype="uint16",
             crs=projection,
-            transform=from_origin(*_corner(plan), resolution, resolution),
+            transform=rasterio.Affine(metres, 0, east, 0, -metres, north),
         ) as file:
             file.write(pixels, 1)
 
@@ -253,12 +253,12 @@ def _write_labels(folder: Path, plan: _Plan, labels: Sequence[str], seed: int) -
 
 
 def _write_v1_lists(root: Path, plans: Sequence[_Plan]) -> None:
-    lists: dict[str, Iterator[str]] = {
-        file: (plan.v1_name for plan in plans if plan.left_out is None and plan.split == split)
+    lists = {
+        file: [plan.v1_name for plan in plans if plan.left_out is None and plan.split == split]
         for file, split in zip(("train", "val", "test"), SPLITS, strict=True)
     }
-    lists["patches_with_seasonal_snow"] = (plan.v1_name for plan in plans if plan.left_out == SNOW)
-    lists["patches_with_cloud_and_shadow"] = (plan.v1_name for plan in plans if plan.left_out == CLOUD)
+    lists["patches_with_seasonal_snow"] = [plan.v1_name for plan in plans if plan.left_out == SNOW]
+    lists["patches_with_cloud_and_shadow"] = [plan.v1_name for plan in plans if plan.left_out == CLOUD]
     for name, names in lists.items():
         (root / f"{name}.csv").write_text("".join(f"{one}\n" for one in names))
 

@@ -216,6 +216,7 @@ def _read_tiffs(patch: str, folder: Path, bands: Sequence[str]) -> dict[str, Any
             except (RasterioError, OSError) as error:
                 if not path.exists():
                     raise PatchError(patch, f"{path.name} is missing.") from None
-                raise PatchError(patch, f"{path.name} is damaged ({error}).") from error
+                # rasterio's own words for what GDAL found are "see previous exception".
+                raise PatchError(patch, f"{path.name} is damaged ({error.__cause__ or error}).") from error
             found[band] = check_band(patch, band, pixels)
     return found
