@@ -472,6 +472,8 @@ class Leader:
         rests = outcome.status == INTERRUPTED and self._stopping.pausing
         if rests:
             outcome = self._paused(outcome)
+        elif outcome.status == COMPLETED:
+            self._stopping.completed()
         if outcome.status == CRASHED and candidate.retries < self._settings.retries:
             self._journal.append(
                 {"type": "note", "id": candidate.id, "status": CRASHED, "error": outcome.error, "time": now}

@@ -284,6 +284,7 @@ class EarlyStopping:
         self._forget = forget
         self._running: _Evaluation | None = None
         self._resting: dict[str, Candidate] = {}
+        self._whole = math.inf
         self.news: list[Report] = []
         """What peers have not been told yet."""
 
@@ -313,7 +314,7 @@ class EarlyStopping:
         running.best = min(running.best, loss)
         rule = self._rule
         rung = None if rule is None else rule.rung(step)
-        if rule is None or rung is None or rung <= running.judged:
+        if rule is None or rung is None or rung <= running.judged or rule.steps(rung) >= self._whole:
             return GO, None
         running.judged = rung
         told = (identity, rule.steps(rung), running.total / running.count if self._means else loss)
@@ -327,6 +328,12 @@ class EarlyStopping:
             return GO, told
         running.condemned = True
         return PAUSE if rule.resumes else STOP, told
+
+    def completed(self) -> None:
+        """The running evaluation has: nobody is judged where it ends, when nothing is to be saved any more."""
+        last = self.last
+        if last is not None:
+            self._whole = last[0] if self._whole == math.inf else max(self._whole, last[0])
 
     @property
     def pausing(self) -> bool:

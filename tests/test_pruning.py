@@ -133,6 +133,20 @@ def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused()
     assert rule.report("a", 9, 9.0) == (GO, ("a", 9, 9.0))  # the first there
 
 
+def test_nobody_is_stopped_at_the_last_step() -> None:
+    rule = stopping(HALVING)
+    rule.start(candidate("whole"))
+    assert [rule.report("whole", step, 0.0)[0] for step in range(1, 10)] == [GO] * 9
+    rule.completed()
+    rule.start(candidate("close"))
+    assert rule.report("close", 9, 1.0) == (GO, None)
+    rule.start(candidate("longer"))
+    rule.report("longer", 27, 0.0)
+    rule.completed()
+    rule.start(candidate("third"))
+    assert rule.report("third", 9, 1.0)[0] == PAUSE
+
+
 def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
     forgotten: list[str] = []
     rule = EarlyStopping(HALVING, sign=1.0, forget=forgotten.append)
