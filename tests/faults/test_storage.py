@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -218,3 +219,52 @@ def test_the_lock_of_another_host_is_kept_until_it_is_too_old(terminal: Terminal
     os.utime(lock, (long_ago, long_ago))
     goes_on(terminal)
     assert not lock.exists()
+
+
+# Slow ------------------------------------------------------------------------------------------------------------
+
+SLOW = """
+import os, random, time
+
+_fsync, _open, _rng = os.fsync, os.open, random.Random(os.getpid())
+
+
+def fsync(file):
+    time.sleep(_rng.uniform(0.0, 0.6))
+    return _fsync(file)
+
+
+def open_(path, flags, *rest, **keywords):
+    if str(path).endswith(".jsonl"):
+        time.sleep(_rng.uniform(0.0, 0.3))
+    return _open(path, flags, *rest, **keywords)
+
+
+os.fsync, os.open = fsync, open_
+"""
+
+
+def test_a_storage_that_takes_its_time_as_nfs_does(terminal: Terminal) -> None:
+    """Each sync of a journal takes up to 0.6 s: nobody is taken for dead, and all is on record in the end."""
+    slow = terminal.directory / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW)
+    path = os.pathsep.join([str(slow), terminal.environment["PYTHONPATH"]])
+    terminal.task(0.02)
+    terminal.campaign("[layout]\nislands = 2", evaluations=100_000)
+    command = terminal.start("run", "c.toml", "--ranks", 4, environment={"PYTHONPATH": path})
+    wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
+    stopped = terminal.hpo("stop", "run")
+    assert stopped.returncode == 0, stopped.stderr
+    done = command.wait()
+    assert done.returncode == 75, done.stderr
+    before = recorded(terminal)
+    # What was done is on record, though it took longer to write it down than to do it.
+    assert set(before) == set(terminal.side())
+    budget = len(before) + 20
+    terminal.campaign("[layout]\nislands = 2", evaluations=budget)
+    command = terminal.start("run", "c.toml", "--ranks", 4, environment={"PYTHONPATH": path})
+    assert command.wait(100).returncode == 0
+    after = recorded(terminal)
+    assert len(after) == budget and {name: after[name] for name in before} == before
+    assert Counter(terminal.side()) == Counter(list(after))
