@@ -1,4 +1,6 @@
-"""One configuration of a task from the command line, alone or under torchrun, without any campaign."""
+"""One configuration of a task from the command line, alone or under torchrun, without any campaign; and the model
+that it, or a campaign, has trained, as a file.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import hpo
 from hpo import config
+from search_spaces.use import MakeNetwork, Trained, export, of_campaign
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
@@ -29,15 +32,20 @@ def main(
     make_task: MakeTask,
     test: Callable[..., float] | None = None,
     arguments: Sequence[str] | None = None,
+    *,
+    network: MakeNetwork | None = None,
 ) -> int:
     """Evaluate one configuration and print, as JSON on rank 0, what it brought; returns the exit code.
 
     Every parameter of the space is an option, and so is every keyword of ``make_task``. What is not given is
     as in the task's default point, or in the file named by --config. With --config, ``test`` is called too:
-    test(params, ranks=…, device=…, **keywords of make_task).
+    test(params, ranks=…, device=…, **keywords of make_task). With ``network``(params, **keywords of make_task),
+    which makes the untrained network, --export writes the trained one to a file; its checkpoint is looked for in
+    folders checkpoint-* of the trial's directory. With --campaign it is that of a campaign's best, and nothing is
+    trained.
     """
     try:
-        return _main(module, make_task, test, arguments)
+        return _main(module, make_task, test, network, arguments)
     except hpo.HpoError as error:
         print(f"{module}: {error}", file=sys.stderr)
         return error.exit_code
@@ -54,10 +62,26 @@ class _Place:
 
 
 def _main(
-    module: str, make_task: MakeTask, test: Callable[..., float] | None, arguments: Sequence[str] | None
+    module: str,
+    make_task: MakeTask,
+    test: Callable[..., float] | None,
+    network: MakeNetwork | None,
+    arguments: Sequence[str] | None,
 ) -> int:
-    parser = _parser(module, make_task)
+    parser = _parser(module, make_task, exports=network is not None)
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    merge = bool(given.pop("merge", False))
+    if "campaign" in given:
+        if "export" not in given or network is None:
+            raise hpo.UsageError("--campaign says whose model to write: add --export FILE, and where to")
+        trained = of_campaign(given["campaign"], module, given.get("id"))
+        export(trained, given["export"], module=module, network=network, merge=merge)
+        print(
+            json.dumps(
+                {"id": trained.id, "params": trained.params, "exported": str(given["export"])}, indent=2
+            )
+        )
+        return 0
     keywords = {name[1:]: value for name, value in given.items() if name[0] == ":"}
     chosen = {name[1:]: value for name, value in given.items() if name[0] == "="}
     task = make_task(**keywords)
@@ -79,11 +103,15 @@ def _main(
         if test is not None and "config" in given:
             found["test"] = test(params, ranks=place.size, device=place.device, **keywords)
         if place.rank == 0:
+            if "export" in given and network is not None:
+                trained = Trained(params=params, options=keywords, directory=directory)
+                export(trained, given["export"], module=module, network=network, merge=merge)
+                found["exported"] = str(given["export"])
             print(json.dumps(found, indent=2))
     return 0
 
 
-def _parser(module: str, make_task: MakeTask) -> argparse.ArgumentParser:
+def _parser(module: str, make_task: MakeTask, *, exports: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description="Train one configuration, here or on the ranks of torchrun.",
@@ -99,6 +127,18 @@ def _parser(module: str, make_task: MakeTask) -> argparse.ArgumentParser:
     parser.add_argument(
         "--directory", type=Path, help="where the run is saved, for a second call to go on (default: nowhere)"
     )
+    if exports:
+        model = parser.add_argument_group("the trained model")
+        model.add_argument("--export", type=Path, metavar="FILE", help="write it there, by safetensors")
+        model.add_argument(
+            "--merge", action="store_true", help="low-rank weights multiplied out, as in the ordinary network"
+        )
+        model.add_argument(
+            "--campaign", type=Path, metavar="DIR", help="train nothing: the model of this campaign's best"
+        )
+        model.add_argument(
+            "--id", help="of another individual of the campaign, as `hpo best --top` shows them"
+        )
     options = parser.add_argument_group("options of the task")
     for name, keyword in inspect.signature(make_task).parameters.items():
         kind = (

@@ -24,6 +24,7 @@ from trainers.oialr import OIALR
 from trainers.schedules import (
     Constant,
     Cosine,
+    Drops,
     Exponential,
     InverseTime,
     Polynomial,
@@ -42,6 +43,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Disjoint",
+    "Drops",
     "EarlyStopping",
     "Exponential",
     "FineGrained",

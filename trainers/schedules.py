@@ -131,6 +131,25 @@ class Polynomial(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drops(Schedule):
+    """lr times ``factor`` once for each part of the run in ``at`` that has passed: at 50 % and at 75 %, say, as for
+    ResNets on CIFAR (He et al. 2015, section 4.2).
+    """
+
+    at: tuple[float, ...] = (0.5, 0.75)
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_unless(all(0 < part < 1 for part in self.at), "at", "parts of the run, between 0 and 1")
+        self._refuse_unless(0 < self.factor < 1, "factor", "between 0 and 1")
+
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        passed = sum(epoch >= part * epochs for part in self.at)
+        return lr * math.pow(self.factor, passed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReduceOnPlateau(Schedule):
     """Multiply the rate by ``factor`` each time ``metric`` has not become better for more than ``patience``
     epochs.

@@ -1,0 +1,165 @@
+"""Who trains on which samples and who averages with whom how often: data assignment, households, neighbourhoods and
+L_W on ResNet-20, CIFAR-10 (the study of data assignment and communication, chapter 5).
+
+    hpo run jobs/assignment_small.toml                      a small search on data that a package ships
+    sbatch jobs/slurm.sbatch jobs/assignment.toml           the source's, on CIFAR-10 with 16 ranks an individual
+    torchrun --nproc-per-node 4 -m search_spaces.assignment --assignment fine-grained --copies 2
+
+There each configuration was run with five seeds; here search finds which are worth that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import hpo
+from search_spaces import alone
+from search_spaces.image_task import ImageOptions, ImageTask, Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    import trainers
+    from hpo.individual import Scalar
+    from trainers.data import Assignment
+
+_COPYING = ("coarse", "medium-coarse", "fine-grained")
+
+space = hpo.SearchSpace(
+    # Dealt anew each epoch; a shard of its own for each rank; several copies of each sample; all samples everywhere.
+    assignment=hpo.Categorical("disjoint", "shards", *_COPYING, "full-overlap"),
+    copies=hpo.Ordinal(2, 4, 8, when={"assignment": _COPYING}),  # C: ranks that have a sample
+    world_every=hpo.Ordinal(1, 2, 4, 8, 16, 32, 64, 128),  # L_W; 1: gradients averaged at each step
+    # Ranks in a household, which average gradients at each step; 1: each trains on its own.
+    household=hpo.Ordinal(1, 2, 4, 8, when={"world_every": (2, 4, 8, 16, 32, 64, 128)}),
+    # Households in a neighbourhood; 1: there are none.
+    neighbourhood=hpo.Ordinal(1, 2, 4, 8, when={"world_every": (2, 4, 8, 16, 32, 64, 128)}),
+    neighbourhood_every=hpo.Ordinal(2, 4, 8, 16, 32, 64, when={"neighbourhood": (2, 4, 8)}),  # L_N
+)
+
+default: dict[str, Scalar] = {
+    "assignment": "disjoint",
+    "world_every": 16,
+    "household": 1,
+    "neighbourhood": 1,
+}
+"""Plain local SGD on samples dealt anew in each epoch."""
+
+
+def neighbours_first(params: Mapping[str, Any]) -> bool:
+    """L_N < L_W."""
+    return bool(params.get("neighbourhood_every", 0) < params["world_every"])
+
+
+def make_task(
+    *,
+    data: str = "digits",
+    epochs: int = 10,
+    batch_size: int = 32,
+    validation_part: float = 0.5,
+    augmentation: str = "none",
+    precision: str = "fp32",
+    loader_processes: int = 0,
+    train_samples: int | None = None,
+    lr: float = 0.1,
+    ranks_per_worker: int = 4,
+    width: int = 8,
+) -> ImageTask:
+    """The task for these options, the ``[task_options]`` of a campaign file; see ``ImageOptions``.
+
+    ``ranks_per_worker`` (M) is that of the campaign, or the number of torchrun's ranks; ``width``: filters of the
+    ResNet-20's first stage. The defaults are a small run; the source's are in jobs/assignment.toml.
+    """
+
+    def fits(params: Mapping[str, Any]) -> bool:
+        """Copies, households and neighbourhoods are of ranks that are there, and divide them."""
+        ranks = ranks_per_worker
+        household, neighbourhood = params.get("household", 1), params.get("neighbourhood", 1)
+        together = household * neighbourhood
+        parts = household == 1 or (household < ranks and ranks % household == 0)
+        wider = neighbourhood == 1 or (together < ranks and ranks % together == 0)
+        copies = params.get("copies", 1)
+        return bool(parts and wider and copies < max(2, ranks) and ranks % copies == 0)
+
+    def recipe(p: dict[str, Any], classes: int, ranks: int) -> Recipe:
+        import torch
+
+        import trainers
+        from search_spaces.networks.resnet import ResNet20
+
+        return Recipe(
+            network=ResNet20(classes=classes, width=width),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=1e-4),
+            schedule=trainers.Drops(at=(0.5, 0.75), factor=0.1),
+            method=_method(p),
+            assignment=_assignment(p, ranks_per_worker),
+        )
+
+    options = ImageOptions(
+        data=data,
+        epochs=epochs,
+        batch_size=batch_size,
+        validation_part=validation_part,
+        augmentation=augmentation,
+        precision=precision,
+        loader_processes=loader_processes,
+        train_samples=train_samples,
+    )
+    return ImageTask(
+        space,
+        recipe,
+        options,
+        default=default,
+        constraints=[neighbours_first, fits],
+        ranks=ranks_per_worker,
+    )
+
+
+def _method(p: dict[str, Any]) -> trainers.Method:
+    import trainers
+
+    if p["world_every"] == 1:
+        return trainers.DDP()
+    several = p["neighbourhood"] > 1
+    return trainers.LocalSGD(
+        household_every=1,
+        households=p["household"],
+        neighbourhood_every=p["neighbourhood_every"] if several else None,
+        neighbourhoods=p["household"] * p["neighbourhood"] if several else None,
+        world_every=p["world_every"],
+    )
+
+
+def _assignment(p: dict[str, Any], ranks: int) -> Assignment:
+    import trainers
+
+    name = p["assignment"]
+    if name == "disjoint":
+        return trainers.Disjoint()
+    if name == "shards":
+        return trainers.Coarse(shards=ranks)
+    if name == "full-overlap":
+        return trainers.FullOverlap()
+    if name == "coarse":
+        return trainers.Coarse(shards=ranks // p["copies"])
+    if name == "medium-coarse":
+        return trainers.MediumCoarse(copies=p["copies"])
+    return trainers.FineGrained(copies=p["copies"])
+
+
+def test_accuracy(params: Mapping[str, Scalar], *, ranks: int, device: str, **options: Any) -> float:
+    """As ``ImageTask.test``, with the keywords of ``make_task``."""
+    return make_task(**options).test(params, ranks=ranks, device=device)
+
+
+def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
+    """The network of a configuration, untrained."""
+    return make_task(**options).network(params)
+
+
+task = make_task()
+
+if __name__ == "__main__":
+    sys.exit(alone.main("search_spaces.assignment", make_task, test_accuracy, network=untrained))

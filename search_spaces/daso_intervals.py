@@ -1,0 +1,133 @@
+"""DASO's B and S, how often nodes synchronise and how late they merge, with two objectives: time and accuracy
+(dissertation, section 3.3.1, tables 3.1 to 3.3; evolution in place of its grid is proposed in 6.5 and 7.1).
+
+    hpo run jobs/daso_intervals_small.toml                  a small search on data that a package ships
+    sbatch jobs/slurm.sbatch jobs/daso_intervals.toml       on CIFAR-10, four nodes an individual
+    torchrun --nproc-per-node 2 -m search_spaces.daso_intervals --ranks-per-node 1 --sync-every 8
+
+    hpo best DIR --top 10                                   the front: what no other is better than in both
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import hpo
+from search_spaces import alone
+from search_spaces.image_task import ImageOptions, ImageTask, Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    import trainers
+    from hpo.individual import Scalar
+
+space = hpo.SearchSpace(
+    sync_every=hpo.Ordinal(1, 2, 4, 8, 16, 32),  # B
+    sync_delay=hpo.Ordinal(0, 1, 2, 4, 8, 16, 32),  # S; 0 waits for the result
+)
+
+default: dict[str, Scalar] = {"sync_every": 1, "sync_delay": 0}
+"""Synchronous training. The source's own choice after its grid was B = 4, S = 1."""
+
+SOURCES_CHOICE: dict[str, Scalar] = {"sync_every": 4, "sync_delay": 1}
+
+
+def one_at_a_time(params: Mapping[str, Any]) -> bool:
+    """S ≤ B: a result is merged before the next synchronisation begins."""
+    return bool(params["sync_delay"] <= params["sync_every"])
+
+
+def time_and_accuracy(result: trainers.Result) -> dict[str, float]:
+    """``seconds``: those in training steps, as the epochs' median times their number, since a machine's hiccup in a
+    few of them is none of B's and S's doing; ``accuracy``: validation, last epoch.
+    """
+    totals = [0.0, *(entry["train_s"] for entry in result.history)]
+    each = [after - before for before, after in pairwise(totals)]
+    return {"seconds": statistics.median(each) * len(each), "accuracy": result.metrics["accuracy"]}
+
+
+def make_task(
+    *,
+    data: str = "digits",
+    epochs: int = 10,
+    batch_size: int = 32,
+    validation_part: float = 0.5,
+    augmentation: str = "none",
+    precision: str = "fp32",
+    loader_processes: int = 0,
+    train_samples: int | None = None,
+    lr: float = 0.05,
+    warmup_epochs: int = 1,
+    cooldown_epochs: int = 1,
+    ranks_per_node: int | None = None,
+    width: int = 8,
+) -> ImageTask:
+    """The task for these options, the ``[task_options]`` of a campaign file; see ``ImageOptions``.
+
+    ``lr`` is for
+    ``batch_size``; ``warmup_epochs`` and ``cooldown_epochs`` are DASO's, synchronous; ``ranks_per_node``: as if so many
+    shared a node, None: as it is; ``width``: filters of the ResNet-20's first stage. The defaults are a small run;
+    jobs/daso_intervals.toml has the source's settings.
+    """
+
+    def recipe(p: dict[str, Any], classes: int, ranks: int) -> Recipe:
+        import torch
+
+        import trainers
+        from search_spaces.networks.resnet import ResNet20
+
+        return Recipe(
+            network=ResNet20(classes=classes, width=width),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=1e-4),
+            schedule=trainers.ReduceOnPlateau(warmup_epochs=warmup_epochs, patience=5, factor=0.5),
+            method=trainers.DASO(
+                sync_every=p["sync_every"],
+                sync_delay=p["sync_delay"],
+                warmup_epochs=warmup_epochs,
+                cooldown_epochs=cooldown_epochs,
+                adaptive=False,
+            ),
+            topology=trainers.Topology(ranks_per_node=ranks_per_node if ranks > 1 else None),
+        )
+
+    options = ImageOptions(
+        data=data,
+        epochs=epochs,
+        batch_size=batch_size,
+        validation_part=validation_part,
+        augmentation=augmentation,
+        precision=precision,
+        loader_processes=loader_processes,
+        train_samples=train_samples,
+    )
+    return ImageTask(
+        space,
+        recipe,
+        options,
+        default=default,
+        points=[SOURCES_CHOICE],
+        constraints=[one_at_a_time],
+        judge=time_and_accuracy,
+        objectives={"seconds": "minimize", "accuracy": "maximize"},
+    )
+
+
+def test_accuracy(params: Mapping[str, Scalar], *, ranks: int, device: str, **options: Any) -> float:
+    """As ``ImageTask.test``, with the keywords of ``make_task``."""
+    return make_task(**options).test(params, ranks=ranks, device=device)
+
+
+def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
+    """The network of a configuration, untrained."""
+    return make_task(**options).network(params)
+
+
+task = make_task()
+
+if __name__ == "__main__":
+    sys.exit(alone.main("search_spaces.daso_intervals", make_task, test_accuracy, network=untrained))

@@ -1,0 +1,230 @@
+"""What the campaigns on CIFAR have in common: from a configuration to a trained and judged network.
+
+A campaign's module says which parameters there are and, in a function, which network, optimizer and method they
+mean: its *recipe*. ``search_spaces.digits`` shows the same written out in one module. torch is imported by what
+trains: the ranks that search need none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hpo
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    import trainers
+    from hpo.individual import Scalar
+    from hpo.task import Constraint
+    from search_spaces.readers.cifar import Parts
+    from trainers.data import Assignment
+
+RECORDED = (
+    "train_loss", "validation_loss", "trainable_fraction", "compression_ratio",
+    "train_s", "wait_s", "bytes_inside_nodes", "bytes_between_nodes",
+)  # fmt: skip
+"""Metrics of the trainer that a campaign keeps beside the fitness."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """How all configurations of a campaign are trained.
+
+    - ``data``: a folder or an archive with CIFAR-10 or CIFAR-100, or "digits" or "fashion-mnist", as for
+      ``read_cifar``; ``validation_part`` of its training images are those that the fitness is measured on.
+    - ``batch_size``: of all ranks together, so that their number does not matter.
+    - ``augmentation``: a name of ``search_spaces.readers.augmentation.AUGMENTATIONS``.
+    - ``precision``: "fp32", or "bf16" for autocast.
+    - ``loader_processes``: a rank's, that read and augment ahead; 0: it does so itself.
+    - ``train_samples``: how many images to train with; None: all.
+    """
+
+    data: str
+    epochs: int
+    batch_size: int
+    validation_part: float
+    augmentation: str
+    precision: str
+    loader_processes: int
+    train_samples: int | None
+
+    def parts(self) -> Parts:
+        """The data. FileNotFoundError or ValueError, with what to do, where it is not what it should be."""
+        from search_spaces.readers.cifar import load_parts
+
+        return load_parts(self.data, validation_part=self.validation_part, train_samples=self.train_samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a configuration means: the arguments of ``trainers.train`` that it decides."""
+
+    network: nn.Module
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    schedule: trainers.Schedule
+    method: trainers.Method
+    assignment: Assignment | None = None
+    topology: trainers.Topology | None = None
+    clip_norm: float | None = None
+    label_smoothing: float = 0.0
+
+
+MakeRecipe = Callable[[dict[str, Any], int, int], Recipe]
+"""From parameters, the number of classes, and that of ranks."""
+
+
+def last_accuracy(result: trainers.Result) -> dict[str, float]:
+    """Validation accuracy of the last epoch."""
+    return {"value": result.metrics["accuracy"]}
+
+
+class ImageTask(hpo.Task):
+    """A task that trains a network on images by ``recipe`` and judges the result by ``judge``: one objective called
+    "value", to be maximised, or several, ``objectives``. ``ranks``: how many the space is made for; None: any.
+
+    A run whose loss is not finite has NaN for every objective, and so is an invalid individual.
+    """
+
+    def __init__(
+        self,
+        space: hpo.SearchSpace,
+        recipe: MakeRecipe,
+        options: ImageOptions,
+        *,
+        default: Mapping[str, Scalar],
+        points: Iterable[Mapping[str, Scalar]] = (),
+        constraints: Iterable[Constraint] = (),
+        judge: Callable[[trainers.Result], dict[str, float]] = last_accuracy,
+        objectives: Mapping[str, str] | None = None,
+        ranks: int | None = None,
+    ) -> None:
+        self.recipe, self.options, self.judge, self._ranks = recipe, options, judge, ranks
+        super().__init__(
+            space,
+            self._evaluate,
+            "minimize" if objectives else "maximize",
+            objectives=objectives,
+            default=default,
+            points=points,
+            constraints=constraints,
+        )
+
+    def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
+        import trainers
+
+        try:
+            _, result = self.fit(
+                trial.params,
+                seed=trial.seed,
+                ranks=trial.size,
+                device=trial.device,
+                # An individual that goes on with another number of ranks begins anew.
+                checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
+                report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
+                interrupt=trial.should_checkpoint,
+            )
+        except trainers.Interrupted as saved:
+            raise hpo.Interrupted(str(saved)) from saved
+        objectives = self.judge(result)
+        if result.reason == "diverged":
+            objectives = dict.fromkeys(objectives, math.nan)
+        return {**objectives, **{name: result.metrics[name] for name in RECORDED}}
+
+    def network(self, params: Mapping[str, Scalar]) -> nn.Module:
+        """The network of a configuration, untrained, for ``trainers.load_model`` to fill."""
+        return self.recipe(dict(params), self.options.parts().classes, 1).network
+
+    def test(
+        self,
+        params: Mapping[str, Scalar],
+        *,
+        seeds: Sequence[int] = (0, 1, 2),
+        ranks: int = 1,
+        device: str = "cpu",
+    ) -> float:
+        """Mean accuracy on the test part of ``params`` trained anew with each of ``seeds``; for a chosen
+        configuration only.
+        """
+        import trainers
+
+        found = []
+        for seed in seeds:
+            model, _ = self.fit(params, seed=seed, ranks=ranks, device=device)
+            scores = trainers.evaluate(
+                model,
+                self.options.parts().test,
+                metrics={"accuracy": accuracy},
+                batch_size=256,
+                precision=self.options.precision,
+            )
+            found.append(scores["accuracy"])
+        return sum(found) / len(found)
+
+    def fit(
+        self,
+        params: Mapping[str, Scalar],
+        *,
+        seed: int,
+        ranks: int,
+        device: str,
+        checkpoint: Path | None = None,
+        report: Callable[[int, dict[str, float]], None] | None = None,
+        interrupt: Callable[[], bool] | None = None,
+    ) -> tuple[nn.Module, trainers.Result]:
+        """The network that ``params`` describe, trained on the training part and watched on the validation part."""
+        import torch
+
+        import trainers
+        from search_spaces.readers.augmentation import AUGMENTATIONS, Augmented
+
+        if self._ranks not in (None, ranks):
+            raise hpo.UsageError(
+                f"ranks_per_worker = {self._ranks} is what this task is for, and there are {ranks}. Make the campaign "
+                "file's [layout] and [task_options] agree, or start as many with torchrun."
+            )
+        options, parts = self.options, self.options.parts()
+        torch.manual_seed(seed)
+        recipe = self.recipe(dict(params), parts.classes, ranks)
+        model = recipe.network.to(device)
+        result = trainers.train(
+            model,
+            Augmented(
+                parts.train,
+                mean=parts.mean,
+                deviation=parts.deviation,
+                augmentation=AUGMENTATIONS[options.augmentation],
+                seed=seed,
+            ),
+            parts.validation,
+            loss=torch.nn.functional.cross_entropy,
+            metrics={"accuracy": accuracy},
+            optimizer=recipe.optimizer,
+            schedule=recipe.schedule,
+            method=recipe.method,
+            assignment=recipe.assignment,
+            topology=recipe.topology,
+            clip_norm=recipe.clip_norm,
+            label_smoothing=recipe.label_smoothing,
+            precision=options.precision,
+            epochs=options.epochs,
+            batch_size=-(-options.batch_size // ranks),
+            evaluation_batch_size=256,
+            loader_processes=options.loader_processes,
+            checkpoint=checkpoint,
+            report=report,
+            interrupt=interrupt,
+            seed=seed,
+        )
+        return model, result
+
+
+def accuracy(outputs: torch.Tensor, classes: torch.Tensor) -> float:
+    """The part of ``classes`` that are the largest of their ``outputs``."""
+    return (outputs.argmax(dim=1) == classes).double().mean().item()
