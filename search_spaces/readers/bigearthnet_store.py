@@ -225,7 +225,7 @@ class Store:
                 f"search_spaces.readers.bigearthnet ARCHIVE {self.directory}"
             )
         try:
-            with np.load(path, allow_pickle=False) as index:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as index:
                 self.layout = Layout.from_line(json.loads(index["header"].tobytes()), path)
                 self._splits, self._classes = index["splits"], index["classes"]
         except (KeyError, zipfile.BadZipFile, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -263,13 +263,13 @@ class Store:
         Resident memory stays flat: the pages read are given back, and stay in the system's cache alone.
         """
         mapped, pixels = self._map()
-        spans = [self._span(int(row)) for row in rows]
-        for start, length in spans:
+        for row in rows.tolist():
             # All are asked for before the first is waited for, and no more than them.
-            mapped.madvise(mmap.MADV_WILLNEED, start, length)
+            mapped.madvise(mmap.MADV_WILLNEED, *self._span(row, mmap.PAGESIZE))
         found: Pixels = pixels[rows]
-        for start, length in spans:
-            mapped.madvise(mmap.MADV_DONTNEED, start, length)
+        for row in rows.tolist():
+            # With a page come those around it, 64 KiB as Linux is set up.
+            mapped.madvise(mmap.MADV_DONTNEED, *self._span(row, 2**20))
         return found
 
     def damaged(self) -> Iterator[str | None]:
@@ -283,11 +283,11 @@ class Store:
         with np.load(self.directory / INDEX, allow_pickle=False) as index:
             return cast("npt.NDArray[Any]", index[name])
 
-    def _span(self, row: int) -> tuple[int, int]:
-        """(start, length) of the pages that hold a patch."""
-        begin = row * self.layout.patch_bytes
-        start = begin - begin % mmap.PAGESIZE
-        return start, begin + self.layout.patch_bytes - start
+    def _span(self, row: int, unit: int) -> tuple[int, int]:
+        """(start, length) of the whole units of so many bytes that hold a patch; the file's end ends them too."""
+        size = self.layout.patch_bytes
+        start, end = row * size // unit * unit, -(-(row + 1) * size // unit) * unit
+        return start, min(end, len(self) * size) - start
 
     def _map(self) -> tuple[mmap.mmap, Pixels]:
         if self._mapped is None:
