@@ -361,8 +361,8 @@ class TypedBreeder(RandomBreeder):
     Parents by binary tournament among the best fifth; uniform crossover; about 1.2 parameters mutated:
     numbers by a normal step whose width is drawn log-uniformly between 1/100 and 1/3 of the (log-scaled)
     range, ordered choices to a neighbour, unordered ones to any other. Only parameters that exist in the
-    child's configuration are mutated. A child that lies nearer to a configuration that failed than to any
-    that completed is drawn again, a few times."""
+    child's configuration are mutated. A child that lies nearer to a configuration that failed, or to the worse half
+    of the pruned ones, than to any that completed is drawn again, a few times."""
 
     def __init__(
         self, space: SearchSpace, *, pool: int | None = None, crossover: float = 0.7, random_rate: float = 0.1
@@ -383,7 +383,7 @@ class TypedBreeder(RandomBreeder):
         """Random individuals of the island before the first are bred."""
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        few = population.completed < self.initial or len(population.best) < 2
+        few = population.judged < self.initial or len(population.best) < 2
         if few or rng.random() < self._random_rate:
             return Offspring(self._space.sample(rng), "random")
         pool = self._fittest(population)
@@ -394,7 +394,8 @@ class TypedBreeder(RandomBreeder):
         return offspring
 
     def _fittest(self, population: Population) -> list[Member]:
-        size = self._pool or max(5, population.completed // 5)
+        # Pruned ones are worse than those that completed, of whom the best fifth of all may be the greater part.
+        size = self._pool or max(5, population.judged // 5)
         return population.best[: max(2, size)]
 
     def _child(self, pool: Sequence[Member], rng: random.Random) -> Offspring:
@@ -434,10 +435,11 @@ class TypedBreeder(RandomBreeder):
         return min(count - 1, max(0, moved))
 
     def _near_failure(self, genome: Sequence[float], population: Population) -> bool:
-        failures = population.failures
-        if not failures:
+        pruned = sorted(population.pruned, key=_promise)
+        bad = [*population.failures, *pruned[: len(pruned) // 2]]
+        if not bad:
             return False
-        nearest = min(self._distance(genome, member.genome) for member in failures)
+        nearest = min(self._distance(genome, member.genome) for member in bad)
         return all(self._distance(genome, member.genome) > nearest for member in population)
 
     def _distance(self, first: Sequence[float], second: Sequence[float]) -> float:
@@ -446,6 +448,13 @@ class TypedBreeder(RandomBreeder):
             if a != b:
                 total += 1.0 if unordered else abs(a - b) if count is None else abs(a - b) / (count - 1)
         return total
+
+
+def _promise(pruned: Member) -> tuple[int, float]:
+    """Of a pruned one, how promising it was, the least promising first: how far it came, then its loss there (the
+    order of Optuna's TPE)."""
+    step, loss = pruned.progress or (0, math.inf)
+    return step, -loss
 
 
 def make_breeder(

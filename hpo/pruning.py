@@ -44,7 +44,7 @@ class PruningSettings:
 
     rule: str
     min_steps: int = 1
-    reduction: int = 4
+    reduction: int = 3
     patience: int = 0
     startup: int = 1
     promote: bool = True

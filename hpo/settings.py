@@ -101,7 +101,7 @@ class SearchSettings(Section):
     duplicates: bool = Field(default=False, description="true or false")
     pruner: Pruner = Field(default="none", description=_one_of(Pruner))
     min_steps: int = Field(default=1, ge=1, description="a whole number from 1")
-    reduction: int = Field(default=4, ge=2, description="a whole number from 2")
+    reduction: int = Field(default=3, ge=2, description="a whole number from 2")
     patience: int = Field(default=0, ge=0, description="a whole number from 0")
     startup: int | None = Field(default=None, ge=1, description="a whole number from 1")
     promote: bool = Field(default=True, description="true or false")

@@ -42,7 +42,7 @@ FULL = """
     only = { optimizer = ["sgd", "adam"] }
     pruner = "halving"
     min_steps = 2
-    reduction = 3
+    reduction = 4
     patience = 1
     startup = 8
     promote = false
@@ -91,7 +91,7 @@ FLAT: dict[str, object] = {
     "only": {"optimizer": ["sgd", "adam"]},
     "pruner": "halving",
     "min_steps": 2,
-    "reduction": 3,
+    "reduction": 4,
     "patience": 1,
     "startup": 8,
     "promote": False,
@@ -167,7 +167,7 @@ def test_defaults(tmp_path: Path) -> None:
         "only": {},
         "pruner": "none",
         "min_steps": 1,
-        "reduction": 4,
+        "reduction": 3,
         "patience": 0,
         "startup": None,
         "promote": True,
