@@ -9,10 +9,12 @@ ones: no worker idles while another has a queue."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Protocol
 
 from hpo.errors import EXIT_RESUMABLE
@@ -49,6 +51,8 @@ LOST = "lost"
 """No worker is left, or rank 0 is gone: ranks died."""
 
 _FORCED_END_S = 60.0
+_KNOWN = 5
+"""So many evaluations must have completed before others are held back for how long they took."""
 _MOST_BARREN = 20_000
 
 
@@ -98,15 +102,19 @@ class Assignment:
 
 @dataclass
 class Tally:
-    """What the campaign as a whole has reached. ``counts``: individuals by status; ``best``: (losses, id)."""
+    """What the campaign as a whole has reached. ``counts``: individuals by status; ``best``: (losses, id);
+    ``recent_s``: what the last completed ones took."""
 
     counts: dict[str, int] = field(default_factory=dict)
     best: tuple[tuple[float, ...], str] | None = None
     busy_s: float = 0.0
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
     def add(self, identity: str, status: str, losses: list[float] | None, seconds: float) -> None:
         self.counts[status] = self.counts.get(status, 0) + 1
         self.busy_s += seconds
+        if status == COMPLETED:
+            self.recent_s.append(seconds)
         if status == COMPLETED and losses and (self.best is None or losses[0] < self.best[0][0]):
             self.best = (tuple(losses), identity)
 
@@ -144,7 +152,9 @@ class Coordinator:
     ``deadline``: Unix seconds. ``known``: keys of all admitted configurations. ``assignments``: to be given
     out before anything bred. ``autopsy``: what the dead leader of a worker left; ``census``: what all journals say.
     ``configurations``: all of a finite space that the constraints allow, or None.
-    ``ended``: called once, before anyone is told, to put the end on record."""
+    ``ended``: called once, before anyone is told, to put the end on record.
+    ``checkpoints``: whether the task saves when it is asked to; ``must_end``: Unix seconds at which all must be on
+    disk, asked again and again, as a signal may change it."""
 
     def __init__(
         self,
@@ -164,6 +174,8 @@ class Coordinator:
         grace_s: float = 60.0,
         stop_requested: Callable[[], bool] = lambda: False,
         ended: Callable[[End], None] = lambda end: None,
+        checkpoints: bool = False,
+        must_end: Callable[[], float] | None = None,
     ) -> None:
         self._transport = transport
         self._everyone = tuple(everyone)
@@ -177,6 +189,9 @@ class Coordinator:
         self._grace_s = grace_s
         self._stop_requested = stop_requested
         self._ended = ended
+        self._checkpoints = checkpoints
+        self._must_end = must_end
+        self._begun = transport.now()
         self._next_look = 0.0
         self._workforce = workforce
         self._outstanding: dict[int, dict[int, Assignment | str]] = {
@@ -248,6 +263,8 @@ class Coordinator:
                 rests = Assignment(params={}, key=key, operator="", id=paused[0], admitted=True, rests=True)
                 self._admit(leader, token, rests)
                 accepted.append(token)
+            elif (self._assignments or self._open) and self._too_late(leader):
+                self._defer(leader, token, key)
             elif self._assignments:
                 takes.append(self._assign(leader, token, self._assignments.popleft()))
             elif not self._open:
@@ -276,6 +293,22 @@ class Coordinator:
     def _open(self) -> bool:
         """Whether something bred can be admitted."""
         return self.remaining > 0 and not self._exhausted
+
+    def _too_late(self, leader: int | None = None) -> bool:
+        """Whether what is granted now will most likely not be over in time, and so be lost, as the task does not save.
+
+        It takes as long as the median of the last completed ones, and so does each that ``leader`` has before it.
+        Nothing is held back while few are known, nor where not even a whole launch is long enough: the next one would
+        be no better."""
+        limit = math.inf if self._deadline is None else self._deadline
+        if self._must_end is not None:
+            limit = min(limit, self._must_end() - self._grace_s)
+        recent_s = self.tally.recent_s
+        if limit == math.inf or self._checkpoints or len(recent_s) < _KNOWN:
+            return False
+        expected_s = median(recent_s)
+        turns = 1 if leader is None else 1 + len(self._outstanding[leader])
+        return self._transport.now() + turns * expected_s > limit >= self._begun + expected_s
 
     def _defer(self, leader: int, token: int, key: str) -> None:
         """The claim waits for what may yet come back."""
@@ -491,16 +524,19 @@ class Coordinator:
         """Give what has come back to those who wait for it, the idle ones first."""
         if self.stopping:
             return
-        while self._idle and (self._assignments or self._open):
+        # Looked at anew each time: what is too late is put back.
+        while self._idle and (self._assignments or self._open) and not self._too_late():
             leader, token, key = self._idle.popleft()
             self._answer(leader, Claim([[token, key]], False))
         while self._later and (self._assignments or self._open):
             leader = next(iter(self._later))
+            if self._too_late(leader):  # the others have as much before them
+                break
             waiting = self._later.pop(leader)
             self._answer(leader, Claim([[token, key] for token, key in waiting], False))
 
     def _recall(self) -> None:
-        if not self._idle or not self._holders or self.stopping or self._exhausted:
+        if not self._idle or not self._holders or self.stopping or self._exhausted or self._too_late():
             return
         wanted = len(self._idle) - len(self._recalled)
         for leader in sorted(self._holders - self._recalled, key=lambda rank: -len(self._outstanding[rank])):
@@ -550,6 +586,8 @@ class Coordinator:
                 self.stop(STOPPED)
         elif now > self._stop_time + self._grace_s + _FORCED_END_S:
             self._finish(self.stopping)
+        elif self._must_end is not None and now >= self._must_end():
+            self.stop(self.stopping, urgent=True)
         self._maybe_end()
 
     def next_wake(self) -> float:
@@ -581,6 +619,11 @@ class Coordinator:
             self._finish(self.stopping)
         elif not self._open and not self._assignments:
             self._finish(EXHAUSTED if self._exhausted else DONE)
+        elif self._idle and self._too_late():
+            own = self._deadline is not None and (
+                self._must_end is None or self._deadline <= self._must_end()
+            )
+            self.stop(DEADLINE if own else STOPPED)
 
     def _finish(self, reason: str) -> None:
         complete = self._evaluations is not None and self.tally.final >= self._evaluations

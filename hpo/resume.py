@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.coordinator import Assignment, Tally
-from hpo.individual import COMPLETED, FINAL, PRUNED, Scalar
+from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
 from hpo.layout import Layout
 from hpo.messages import Start, report_fields
 from hpo.population import Member, Population
@@ -30,7 +30,7 @@ _REPORTS = 4096
 class Earlier:
     """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
-    saved themselves and may go on."""
+    saved themselves and may go on; ``saves``: whether an interrupted one has ever saved itself."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -39,6 +39,7 @@ class Earlier:
     populations: dict[int, Population] = field(default_factory=dict)
     reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
     resting: set[str] = field(default_factory=set)
+    saves: bool = False
 
     def sequence(self, island: int, worker: int) -> int:
         return self.sequences.get((island, worker), 0)
@@ -78,6 +79,8 @@ def fold(
         identity, params = record["id"], record["params"]
         place = (record["island"], record["worker"])
         earlier.sequences[place] = max(earlier.sequences.get(place, 0), record["sequence"] + 1)
+        # What was killed after its grace has an error.
+        earlier.saves |= kind == "finished" and record["status"] == INTERRUPTED and record["error"] is None
         turn = _turn(record)
         if identity in final:
             if turn <= final[identity]:

@@ -113,7 +113,8 @@ class SearchSettings(Section):
 
 
 class EvaluationSettings(Section):
-    """How one individual is evaluated. ``interface``: the network interface between the hosts of a worker."""
+    """How one individual is evaluated. ``checkpoints``: whether the task saves when it is asked to, None where that is
+    to be seen; ``interface``: the network interface between the hosts of a worker."""
 
     isolation: Isolation = Field(default="warm", description=_one_of(Isolation))
     timeout_s: Seconds | None = Field(
@@ -126,6 +127,7 @@ class EvaluationSettings(Section):
     start_timeout_s: Seconds = Field(
         default=300.0, gt=0, validation_alias="start_timeout", description=_DURATION_RULE
     )
+    checkpoints: bool | None = Field(default=None, description="true or false")
     interface: str | None = Field(
         default=None, min_length=1, description='the name of a network interface, such as "ib0"'
     )

@@ -262,6 +262,8 @@ class Simulation:
         earlier: Earlier | None = None,
         curve: Callable[[dict[str, Scalar]], Curve] | None = None,
         pruning: PruningSettings | None = None,
+        deadline: float | None = None,
+        checkpoints: bool = False,
         seed: int = 0,
     ) -> None:
         self.curve = curve
@@ -338,7 +340,11 @@ class Simulation:
             assignments=earlier.pending,
             tally=earlier.tally,
             configurations=configurations,
+            deadline=deadline,
+            checkpoints=checkpoints,
         )
+        if deadline is not None:
+            self.at(deadline, self.coordinator.step)
         self._starts: list[Start] = start_messages(layout, earlier, 1, [""] * workers)
 
     # --- the network ----------------------------------------------------------------------------------------

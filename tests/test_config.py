@@ -62,6 +62,7 @@ FULL = """
     grace = 5
     start_timeout = "90s"
     interface = "ib0"
+    checkpoints = true
 
     [task_options]
     epochs = 10
@@ -104,6 +105,7 @@ FLAT: dict[str, object] = {
     "grace": 5,
     "start_timeout": 90.0,
     "interface": "ib0",
+    "checkpoints": True,
     "task_options": {"epochs": 10, "widths": [32, 64], "nested": {"a": [True, "x"]}},
 }
 
@@ -181,6 +183,7 @@ def test_defaults(tmp_path: Path) -> None:
         "grace_s": 60.0,
         "start_timeout_s": 300.0,
         "interface": None,
+        "checkpoints": None,
     }
     assert settings.layout.model_dump() == {"islands": 1, "ranks_per_worker": 1, "topology": "ring"}
     assert (settings.seed, settings.keep, settings.deadline_s, settings.island) == (0, 3, None, ())
