@@ -20,7 +20,7 @@ from pathlib import Path
 
 import orjson
 
-from hpo import config, directory, journal, pruning, resume
+from hpo import config, directory, journal, pruning, resume, slurm
 from hpo.breeding import make_breeder
 from hpo.coordinator import LOST, STOPPED, UNFIT, Assignment, Coordinator
 from hpo.directory import Lock
@@ -218,7 +218,7 @@ class Campaign:
                     is None
                 ):
                     directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
-                _stop_file(settings.directory).unlink(missing_ok=True)
+                directory.stop_file(settings.directory).unlink(missing_ok=True)
                 leg = journal.next_leg(settings.directory)
                 earlier = resume.fold(
                     journal.read_directory(settings.directory),
@@ -342,7 +342,7 @@ class Campaign:
             mine = parts(place, groups, start, 0)
             if earlier is not None and lock is not None:
                 # On record before anything is evaluated, in a file of its own place.
-                coordinator = self._coordinator(transport, layout, start, self._writers[0], earlier)
+                coordinator = self._coordinator(transport, layout, start, self._writers[0], earlier, signals)
                 housekeeping = self._housekeeping(lock, coordinator, layout, signals)
             node = Node(
                 transport=transport,
@@ -432,6 +432,7 @@ class Campaign:
         start: Start,
         writer: journal.JournalWriter,
         earlier: resume.Earlier,
+        signals: Signals,
     ) -> Coordinator:
         settings, space = self.settings, self.task.space
         writer.append(
@@ -462,9 +463,11 @@ class Campaign:
             records = journal.read_directory(settings.directory)
             return resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
 
+        checkpoints = settings.evaluation.checkpoints
         points = [] if self.task.default is None else [(self.task.default, "default")]
         points += [(point, "given") for point in self.task.points]
-        stop_file = _stop_file(settings.directory)
+        stop_file = directory.stop_file(settings.directory)
+        job = slurm.job()
         return Coordinator(
             transport=transport,
             workforce=Workforce(
@@ -491,6 +494,8 @@ class Campaign:
             configurations=self._allowed if space.size is not None and space.size <= _MOST_LISTED else None,
             grace_s=settings.evaluation.grace_s,
             stop_requested=stop_file.exists,
+            checkpoints=earlier.saves if checkpoints is None else checkpoints,
+            must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             ended=ended,
         )
 
@@ -620,10 +625,6 @@ def _refusal(end: End) -> HpoError:
     return kind(end.error or f"the campaign ended before it began ({end.reason})")
 
 
-def _stop_file(campaign_directory: Path) -> Path:
-    return campaign_directory / "stop"
-
-
 def request_stop(campaign_directory: Path) -> None:
     """Ask a running campaign to stop, from anywhere that sees its directory; it looks once a second."""
-    _stop_file(campaign_directory).write_text(f"{STOPPED}\n")
+    directory.stop_file(campaign_directory).write_text(f"{STOPPED}\n")

@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
             description=help,
             epilog=f"example:\n  {example}\n\n{_EXIT_CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         command.set_defaults(run=run)
         return command
@@ -52,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
         help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)",
     )
 
+    run.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="HOSTS",
+        help="hosts for mpirun to start ranks on, NAME slots=N a line; those that stop answering are left out",
+    )
+
     attempt = add(
         "try",
         _try,
@@ -59,6 +67,16 @@ def _parser() -> argparse.ArgumentParser:
         "hpo try jobs/digits.toml",
     )
     attempt.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
+
+    _add_slurm(
+        add(
+            "slurm",
+            _slurm,
+            "Submit the campaign of a file to Slurm, as a job that goes on by itself until the budget is used up. "
+            "Options of sbatch that are not listed may be given too, as --name=value.",
+            "hpo slurm jobs/digits_cluster.toml --nodes 16 --gpus-per-node 4 --time 8:00:00 --dry-run",
+        )
+    )
 
     stop = add(
         "stop", _stop, "Stop a running campaign as a signal would; it can be resumed.", "hpo stop runs/digits"
@@ -91,6 +109,46 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_slurm(command: argparse.ArgumentParser) -> None:
+    from hpo.slurm import EITHER, FLAGS, STARTS, VALUED
+
+    command.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
+    shown = {
+        "nodes": ("N", "nodes, or the fewest and the most: 2-4"),
+        "ntasks-per-node": ("N", "ranks a node (default: its GPUs, else the fewest that fit)"),
+        "gpus-per-node": ("N", "GPUs of each node, one a rank in turn"),
+        "cpus-per-task": ("N", "cores of each rank"),
+        "time": ("T", "time limit of each job, such as 8:00:00"),
+        "partition": ("NAME", "partition"),
+        "account": ("NAME", "account"),
+    }
+    for name in (*shown, *sorted(VALUED - shown.keys())):
+        metavar, help = shown.get(name, ("VALUE", argparse.SUPPRESS))
+        command.add_argument(f"--{name}", metavar=metavar, help=help, dest=f"sbatch {name}")
+    for name in sorted(FLAGS):
+        command.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS, dest=f"sbatch {name}")
+    for name in sorted(EITHER):
+        command.add_argument(
+            f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS, dest=f"sbatch {name}"
+        )
+    command.add_argument(
+        "--start",
+        choices=STARTS,
+        default=STARTS[0],
+        help="who starts the ranks: mpirun (the default), by hpo run, or srun, for an MPI that it can start",
+    )
+    command.add_argument("--mpi", default="pmix", metavar="KIND", help="srun's --mpi (default pmix)")
+    command.add_argument(
+        "--setup",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="a line of shell to run first, such as 'module load openmpi'; may be given again",
+    )
+    command.add_argument("--dry-run", action="store_true", help="print the script; submit nothing")
+    command.add_argument("--requeue", action="store_true", help=argparse.SUPPRESS)
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
@@ -100,7 +158,11 @@ def _count(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. A user's mistake is one sentence on standard error, never a
     traceback."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown and options.run is not _slurm:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.unknown = unknown
     try:
         code: int = options.run(options)
     except HpoError as error:
@@ -138,7 +200,7 @@ def _run(options: argparse.Namespace) -> int:
     with Signals(patience=1):
         from hpo import launch
 
-        return launch.run(options.file, options.ranks)
+        return launch.run(options.file, options.ranks, options.hostfile)
 
 
 def _try(options: argparse.Namespace) -> int:
@@ -146,6 +208,26 @@ def _try(options: argparse.Namespace) -> int:
         from hpo import attempt
 
         return attempt.attempt(options.file)
+
+
+def _slurm(options: argparse.Namespace) -> int:
+    from hpo import slurm
+
+    given = {
+        name.removeprefix("sbatch "): None if value is True else str(value)
+        for name, value in vars(options).items()
+        if name.startswith("sbatch ") and value not in (None, False)
+    }
+    return slurm.command(
+        options.file,
+        given,
+        options.unknown,
+        start=options.start,
+        mpi=options.mpi,
+        setup=options.setup,
+        dry_run=options.dry_run,
+        again=options.requeue,
+    )
 
 
 def _stop(options: argparse.Namespace) -> int:

@@ -47,6 +47,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
+def stop_file(directory: Path) -> Path:
+    """What exists while the campaign in ``directory`` is asked to stop, or was by hand at last."""
+    return directory / "stop"
+
+
 def write_identity(directory: Path, identity: Mapping[str, object]) -> None:
     """Make ``directory`` the home of the campaign that ``identity`` describes.
 

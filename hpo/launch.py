@@ -14,23 +14,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from hpo import config, journal
+from hpo import config, hosts, journal, slurm
 from hpo.campaign import Campaign, connect
 from hpo.coordinator import LOST
 from hpo.directory import acquire
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
+from hpo.hosts import Fleet, Host
 from hpo.layout import Layout, smallest
 from hpo.messages import End, Hello, encode
-from hpo.signals import Signals, stop_signals
+from hpo.signals import Requests, Signals, stop_signals
 from hpo.transport import MpiTransport, Transport
 
 _IN_VAIN = 3
 """So many launches in a row that finish nothing are enough: what kills the ranks will not go away."""
+_AGENT = "PRTE_MCA_prte_launch_agent"
+"""What Open MPI 5 starts on other nodes, there to start ranks."""
 _SHOW_CURSOR = "\033[?25h"
 
 
-def run(file: Path, ranks: int | None) -> int:
-    """Run, or go on with, the campaign of ``file``; returns the exit code.
+def run(file: Path, ranks: int | None, hostfile: Path | None = None) -> int:
+    """Run, or go on with, the campaign of ``file``; returns the exit code. ``hostfile``: where mpirun is to start
+    ranks.
 
     Raises:
         HpoError: it cannot begin; under mpirun on rank 0 only, the other ranks end silently.
@@ -43,7 +47,8 @@ def run(file: Path, ranks: int | None) -> int:
     if ranks is None:
         ranks = smallest(layout.islands, layout.ranks_per_worker)
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
-    if ranks == 1:
+    listed = None if hostfile is None else hosts.read_hostfile(hostfile)
+    if ranks == 1 and listed is None:
         campaign.run()
         return campaign.exit_code
     mpirun = find_mpirun()
@@ -51,7 +56,7 @@ def run(file: Path, ranks: int | None) -> int:
     # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
     # between mpirun's own lines.
     acquire(campaign.settings.directory).release()
-    return Supervisor(file, campaign.settings, ranks, mpirun).run()
+    return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
 
 
 def _as_rank(file: Path, *, started_by_us: bool) -> int:
@@ -132,12 +137,19 @@ def command(
     *,
     live: bool = False,
     tolerant: bool = False,
+    fleet: tuple[Host, ...] | None = None,
 ) -> list[str]:
     """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
     share one, and must be allowed more ranks than cores: the ranks are light. ``live``: it must not keep back
     a line that has no end yet, as a line of progress has none. ``tolerant``: it must not end all ranks when one
-    dies."""
+    dies. ``fleet``: the only hosts to use, filled in this order."""
     flags = ["-n", str(ranks)]
+    if fleet is not None:
+        slots = fleet if "Open MPI" in version else tuple(Host(host.name, 0) for host in fleet)
+        flags += [
+            "--host",
+            ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in slots),
+        ]
     if "Open MPI" in version or "OpenRTE" in version:
         major = next((int(word.split(".")[0]) for word in version.split() if word[0].isdigit()), 5)
         flags += ["--bind-to", "none"]
@@ -148,43 +160,63 @@ def command(
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """For mpirun: root may run it (in containers there is nobody else), and the ranks know who started
-    them."""
+    """For mpirun: root may run it (in containers there is nobody else), the ranks know who started them, and its
+    daemons on a Slurm job's nodes do not mind the SIGTERM by which that is cancelled: they would kill the ranks,
+    which mind it themselves."""
     added = {config.STARTED_BY: str(os.getpid())}
     columns = config.terminal_columns()
     if columns is not None:
         added[config.TERMINAL] = str(columns)
     if os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if "SLURM_JOB_ID" in base and hosts.can_block_signals():
+        added[_AGENT] = base.get(_AGENT, "env --block-signal=TERM prted")
     return {**base, **added}
 
 
 class Supervisor:
-    """Runs the campaign of ``file`` under mpirun, and starts it again where ranks died and ended it.
+    """Runs the campaign of ``file`` under mpirun, and starts it again where ranks died and ended it: on the hosts
+    that are left, where some died.
 
     mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its
-    own, where no Ctrl-C reaches it, and all become SIGUSR1. Its return code says little (0 after the death
-    of a node): the journal tells."""
+    own, where no Ctrl-C reaches it, and has SIGTERM, which Slurm and systemd send to all, blocked; and all become
+    SIGUSR1. Its return code says little (0 after the death of a node): the journal tells."""
 
-    def __init__(self, file: Path, settings: config.Settings, ranks: int, mpirun: str) -> None:
+    def __init__(
+        self,
+        file: Path,
+        settings: config.Settings,
+        ranks: int,
+        mpirun: str,
+        listed: tuple[Host, ...] | None = None,
+    ) -> None:
+        self._settings = settings
         self._directory = settings.directory
         self._restarts = settings.restarts
-        version = subprocess.run(
+        self._mpirun = mpirun
+        self._version = subprocess.run(
             [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
         ).stdout
         self._live = config.terminal_columns() is not None
-        rest = [sys.executable, "-m", "hpo", "run", str(file)]
-        tolerant = tolerates_faults(mpirun)
-        self._command = command(mpirun, version, ranks, rest, live=self._live, tolerant=tolerant)
+        self._rest = [sys.executable, "-m", "hpo", "run", str(file)]
+        self._tolerant = tolerates_faults(mpirun)
         self._environment = environment(config.environment())
+        self._listed = listed
+        self._ranks = ranks
+        self._fleet = Fleet(ranks, listed)
         self._deadline_s = settings.deadline_s
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = Path()
-        self._asked = self._early = False
+        self._requests = Requests()
+        self._early = False
+
+    @property
+    def _asked(self) -> bool:
+        return self._requests.count > 0
 
     def run(self) -> int:
         """The exit code of ``hpo run``."""
-        former = {number: signal.signal(number, self._forward) for number in stop_signals()}
+        former = {number: signal.signal(number, self._hear) for number in stop_signals()}
         try:
             restarts = in_vain = 0
             while True:
@@ -209,33 +241,84 @@ class Supervisor:
                     )
                     return code
                 restarts += 1
+                fleet = self._left()
+                if fleet is None:
+                    _say(
+                        "no host is left. Nothing that was recorded is lost: give the same command again to go on."
+                    )
+                    return code
+                self._fleet = fleet
+                where = (
+                    ""
+                    if fleet.ranks == self._ranks
+                    else f" with {fleet.ranks} ranks on the hosts that are left"
+                )
                 _say(
-                    "ranks died or did not start. Nothing that was recorded is lost: starting again "
+                    f"ranks died or did not start. Nothing that was recorded is lost: starting again{where} "
                     f"({restarts} of at most {self._restarts} times)."
                 )
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
 
-    def _forward(self, number: int = 0, frame: FrameType | None = None) -> None:
-        self._asked = True
+    def _left(self) -> Fleet | None:
+        """Whom to start where now; None when no host is left."""
+        if self._listed is not None:
+            everywhere: tuple[Host, ...] | None = self._listed
+            silent = hosts.silent(host.name for host in self._listed)
+        else:
+            everywhere = slurm.allocation(self._environment)
+            silent = frozenset() if everywhere is None else slurm.dead_nodes(host.name for host in everywhere)
+        if everywhere is None or not silent:
+            return Fleet(self._ranks, self._listed)
+        layout = self._settings.layout
+        return hosts.left(
+            everywhere,
+            silent,
+            ranks=self._ranks,
+            islands=layout.islands,
+            ranks_per_worker=layout.ranks_per_worker,
+        )
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._requests.note(number):
+            self._forward()
+
+    def _forward(self) -> None:
         if self._process is None or self._process.poll() is not None:
             return
         # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
         self._early |= not self._begun.exists()
-        self._process.send_signal(signal.SIGTERM if self._early else signal.SIGUSR1)
+        self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
+
+    def _start(self) -> None:
+        line = command(
+            self._mpirun,
+            self._version,
+            self._fleet.ranks,
+            self._rest,
+            live=self._live,
+            tolerant=self._tolerant,
+            fleet=self._fleet.hosts,
+        )
+        # mpirun keeps the mask; its ranks get an empty one from it.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self._process = subprocess.Popen(
+                line, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
     def _launch(self, leg: int) -> tuple[int, bool]:
         """One launch: its exit code, and whether it ended because ranks died."""
         # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
         self._begun = journal.journal_path(self._directory, leg=leg, island=0, worker=0)
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        self._start()
         if self._asked:
             self._forward()
         # No time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks.
-        code = self._process.wait()
+        code = -1 if self._process is None else self._process.wait()
         if code in (EXIT_TOLD + 1, EXIT_TOLD + 2):
             return code - EXIT_TOLD, False
         end = last_end(self._directory, since=leg)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections import Counter
 from types import FrameType, TracebackType
 
 
@@ -15,18 +17,46 @@ def stop_signals() -> list[signal.Signals]:
     return numbers
 
 
+class Requests:
+    """How often a stop was asked for by signals.
+
+    Slurm and systemd signal all processes of a job at once, and those that started others pass on what they get:
+    the same request so comes twice, as two signals. Only when the same signal comes again is it another request."""
+
+    def __init__(self) -> None:
+        self._heard: Counter[int] = Counter()
+        self.count = 0
+        self.terminated: float | None = None
+        """When the first SIGTERM came, in Unix seconds."""
+
+    def note(self, number: int) -> bool:
+        """Count a signal; True when it is a new request."""
+        if number == signal.SIGTERM and self.terminated is None:
+            self.terminated = time.time()
+        self._heard[number] += 1
+        if self._heard[number] <= self.count:
+            return False
+        self.count += 1
+        return True
+
+
 class Signals:
     """Turns stop signals into a count, and restores the former handlers on leaving.
 
-    Signal number ``patience`` raises KeyboardInterrupt. By default that is the third: whoever sends it has seen
+    Request number ``patience`` raises KeyboardInterrupt. By default that is the third: whoever sends it has seen
     that asking does not help, as with a function that never returns and is evaluated inside the rank. Outside the
     main thread (some notebooks) Python allows no handlers; there nothing is installed.
     """
 
     def __init__(self, *, patience: int = 3) -> None:
-        self.count = 0
+        self.requests = Requests()
         self._patience = patience
         self._former: dict[int, object] = {}
+
+    @property
+    def count(self) -> int:
+        """How often a stop was asked for."""
+        return self.requests.count
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
@@ -35,8 +65,7 @@ class Signals:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.count >= self._patience:
+        if self.requests.note(number) and self.count >= self._patience:
             raise KeyboardInterrupt
 
     def __exit__(

@@ -1,0 +1,185 @@
+"""A real Slurm of two nodes on this machine: munged, slurmctld and two slurmd in a directory of their own.
+
+Debian's slurm-wlm and munge, nothing of which need run or be configured. Ports are free ones, the munge socket and
+the key lie in the directory, and every daemon runs in the foreground, so that it ends by its process id."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from terminal import wait_until
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+CONF = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ReturnToService=1
+KillWait={kill_wait_s}
+InactiveLimit=0
+SchedulerParameters=sched_interval=2,batch_sched_delay=0,bf_interval=2,sched_min_interval=0
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmctldDebug=debug
+SlurmdDebug=debug
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+PartitionName=main Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+"""``cred_expire`` is also how long a requeued job waits."""
+
+
+def missing() -> str:
+    """Why there can be no Slurm here; empty where there can."""
+    lacking = [name for name in (*DAEMONS, "sbatch") if shutil.which(name, path=_PATH) is None]
+    if lacking:
+        return f"no {', '.join(lacking)} on this machine (Debian: apt-get install slurm-wlm munge)"
+    return "" if os.geteuid() == 0 else "slurmctld and slurmd of two nodes are started as root here"
+
+
+def _free_ports(number: int) -> list[int]:
+    """Of the operating system's choice, all different: held at once, then let go."""
+    holders = [socket.socket() for _ in range(number)]
+    try:
+        for holder in holders:
+            holder.bind(("127.0.0.1", 0))
+        return [int(holder.getsockname()[1]) for holder in holders]
+    finally:
+        for holder in holders:
+            holder.close()
+
+
+class Slurm:
+    """Daemons in ``folder``; commands talk to them with ``environment``."""
+
+    def __init__(self, folder: Path, *, kill_wait_s: int = 10) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for name in ("state", "spool-n0", "spool-n1"):
+            (folder / name).mkdir()
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        text = CONF.format(
+            host=socket.gethostname(),
+            ports=_free_ports(3),
+            user=user,
+            folder=folder,
+            kill_wait_s=kill_wait_s,
+        )
+        self.conf = folder / "slurm.conf"
+        self.conf.write_text(text)
+        self.environment = {"SLURM_CONF": str(self.conf), "PATH": _PATH}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    # --- daemons --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Returns once both nodes are idle; AssertionError with the logs when that does not come."""
+        key = self.folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        munge = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
+        self._start("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *munge)
+        wait_until((self.folder / "munge.socket").exists, "munged's socket", seconds=20)
+        self._start("slurmctld", "-D", "-i")
+        for node in ("n0", "n1"):
+            self.start_node(node)
+        try:
+            wait_until(lambda: self.states() == {"n0": "idle", "n1": "idle"}, "two idle nodes", seconds=40)
+        except AssertionError as error:
+            logs = "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*.log"))
+            raise AssertionError(f"{error}\n{logs}") from None
+
+    def start_node(self, node: str) -> None:
+        self._start("slurmd", "-D", "-N", node, name=f"slurmd {node}")
+
+    def _start(self, program: str, *arguments: str, name: str = "") -> None:
+        with (self.folder / "daemons.txt").open("ab") as told:
+            self._daemons[name or program] = subprocess.Popen(
+                [str(shutil.which(program, path=_PATH)), *arguments],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=told,
+                stderr=told,
+                start_new_session=True,
+            )
+
+    def stop(self) -> None:
+        """All jobs and daemons end, the ones that will not by SIGKILL."""
+        self.run(
+            "scancel", "--full", "--signal=KILL", "--user", pwd.getpwuid(os.geteuid()).pw_name, check=False
+        )
+        for job in self.jobs():
+            self.run("scancel", job, check=False)
+        end = time.monotonic() + 20
+        while self.jobs() and time.monotonic() < end:
+            time.sleep(0.1)
+        for name in sorted(self._daemons, key=("slurmd n1", "slurmd n0", "slurmctld", "munged").index):
+            daemon = self._daemons[name]
+            daemon.terminate()
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait(10)
+
+    def lose(self, node: str) -> None:
+        """Slurm takes the node for dead until ``regain``."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+
+    def regain(self, node: str) -> None:
+        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        wait_until(lambda: self.states()[node] == "idle", f"an idle {node}", seconds=40, pause_s=0.2)
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    def run(self, *line: str, check: bool = True, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            line,
+            env={**os.environ, **self.environment},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{line} returned {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def states(self) -> dict[str, str]:
+        told = self.run("sinfo", "-h", "-N", "-o", "%N %t", check=False)
+        return dict(line.split() for line in told.splitlines())
+
+    def jobs(self) -> dict[str, str]:
+        """States of all that are in the queue, by job id."""
+        told = self.run("squeue", "-h", "-t", "all", "-o", "%i %T", check=False)
+        jobs = dict(line.split() for line in told.splitlines())
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        return {job: state for job, state in jobs.items() if state not in over}
+
+    def job(self, job: str) -> dict[str, str]:
+        """What scontrol shows of a job."""
+        told = self.run("scontrol", "show", "job", job, "-o", check=False)
+        return dict(word.split("=", 1) for word in told.split() if "=" in word)

@@ -1,0 +1,125 @@
+"""Hosts: what is read of a file of them, which are left after deaths, which answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from terminal import Terminal
+
+from hpo import launch
+from hpo.errors import UsageError
+from hpo.hosts import Fleet, Host, left, read_hostfile, silent
+from hpo.layout import Layout
+
+FOUR = tuple(Host(f"n{number}", 4) for number in range(4))
+
+
+def test_ranks_shrink_to_what_the_living_have_room_for() -> None:
+    assert left(FOUR, ["n1"], ranks=16, islands=2, ranks_per_worker=2) == Fleet(12, (FOUR[0], *FOUR[2:]))
+    assert left(FOUR, [], ranks=16, islands=2, ranks_per_worker=2) == Fleet(16, FOUR)
+    assert left(FOUR, ["n9"], ranks=16, islands=2, ranks_per_worker=2) == Fleet(16, FOUR)
+
+
+def test_ranks_stay_whole_workers() -> None:
+    fleet = left(FOUR, ["n0", "n1"], ranks=15, islands=1, ranks_per_worker=3)
+    assert fleet is not None and fleet.ranks == 6
+
+
+def test_each_island_keeps_a_worker_where_cores_have_to_be_shared() -> None:
+    assert left(FOUR, ["n0", "n1", "n2"], ranks=16, islands=8, ranks_per_worker=2) == Fleet(16, (FOUR[3],))
+
+
+def test_nobody_is_left() -> None:
+    assert left(FOUR, ["n0", "n1", "n2", "n3"], ranks=16, islands=1, ranks_per_worker=1) is None
+
+
+@given(
+    slots=st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    dead=st.sets(st.integers(0, 5)),
+    islands=st.integers(1, 4),
+    ranks_per_worker=st.integers(1, 4),
+    extra=st.integers(0, 6),
+)
+def test_what_is_left_is_a_layout_that_can_be(
+    slots: list[int], dead: set[int], islands: int, ranks_per_worker: int, extra: int
+) -> None:
+    hosts = tuple(Host(f"n{number}", count) for number, count in enumerate(slots))
+    ranks = (islands + extra) * ranks_per_worker
+    fleet = left(
+        hosts,
+        [f"n{number}" for number in dead],
+        ranks=ranks,
+        islands=islands,
+        ranks_per_worker=ranks_per_worker,
+    )
+    if fleet is None:
+        assert dead >= set(range(len(slots)))
+        return
+    assert fleet.ranks <= ranks
+    Layout.plan(ranks=fleet.ranks, islands=islands, ranks_per_worker=ranks_per_worker)
+    assert fleet.hosts is not None and not {host.name for host in fleet.hosts} & {f"n{one}" for one in dead}
+
+
+def test_a_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# two nodes\na slots=4\n\nb  # one\na\n")
+    assert read_hostfile(path) == (Host("a", 5), Host("b", 1))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# none\n", "a slots=0\n", "a slot=4\n", "a 4\n", "a slots=4 x\n", "-x\n"]
+)
+def test_a_hostfile_that_is_wrong(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="slots=4"):
+        read_hostfile(path)
+
+
+def test_hosts_are_asked_at_once_and_in_bounded_time() -> None:
+    def probe(name: str) -> list[str]:
+        seconds = {"quick": "0", "hangs": "60", "hangs2": "60"}.get(name)
+        return [
+            sys.executable,
+            "-c",
+            f"import time; time.sleep({seconds})" if seconds else "raise SystemExit(1)",
+        ]
+
+    begun = time.monotonic()
+    names = ["localhost", "quick", "refuses", "hangs", "hangs2"]
+    assert silent(names, probe, limit_s=2.0) == {"refuses", "hangs", "hangs2"}
+    assert time.monotonic() - begun < 4
+
+
+def test_a_probe_that_cannot_be_started_is_no_answer() -> None:
+    assert silent(["a"], lambda name: ["/nowhere/ssh", name]) == {"a"}
+
+
+def test_mpirun_is_told_the_hosts() -> None:
+    hosts = (Host("a", 4), Host("b", 2))
+    line = launch.command("mpirun", "mpirun (Open MPI) 5.0.11", 6, ["x"], fleet=hosts)
+    assert line[line.index("--host") + 1] == "a:4,b:2"
+    line = launch.command("mpirun", "HYDRA build details", 6, ["x"], fleet=hosts)
+    assert line[line.index("--host") + 1] == "a,b"
+
+
+def test_a_campaign_runs_on_the_hosts_of_a_file(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.campaign(evaluations=10)
+    terminal.write("hosts", "localhost slots=2\n")
+    done = terminal.hpo("run", "c.toml", "--ranks", 2, "--hostfile", "hosts")
+    assert done.returncode == 0, done.stderr
+    assert [record["workers"] for record in terminal.records("launched")] == [2]
+
+
+def test_a_hostfile_that_is_not_there(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.campaign(evaluations=10)
+    done = terminal.hpo("run", "c.toml", "--ranks", 2, "--hostfile", "nowhere")
+    assert done.returncode == 2
+    assert "hostfile nowhere cannot be read" in done.stderr
