@@ -19,6 +19,14 @@ TWO_NODES = {"ab", "daso", "oialr"}
 KEYS = {
     "ab": {"busiest_to_fair_share", "fewer", "fewer_bf16", "group_phase_bytes"},
     "accuracy": {"table", "trainable_oialr", "within", "worst_points"},
+    "data_loading": {
+        "archive_warm_per_s",
+        "epoch_growth_mb",
+        "file_cold_per_s",
+        "file_to_archive_cpu",
+        "file_to_step_cpu",
+        "file_warm_per_s",
+    },
     "daso": {"bytes_to_expected", "ddp_to_alone", "delay_1_to_alone", "delay_2_to_alone"},
     "oialr": {
         "bytes_to_expected",
@@ -86,6 +94,8 @@ def quick(name: str) -> dict[str, object]:
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
     if name in ("search", "throughput"):
         pytest.importorskip("optuna", reason="installed by the extra bench")
+    if name == "data_loading":
+        pytest.importorskip("rasterio", reason="installed by the extra bigearthnet")
     if name in TWO_NODES and (reason := two_nodes.why_not()) is not None:
         pytest.skip(reason)
     found = quick(name)
