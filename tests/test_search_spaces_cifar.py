@@ -1,0 +1,314 @@
+"""The campaigns on CIFAR: each of their configurations trains, or is rejected by a stated constraint."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from gloo import run_ranks
+
+import hpo
+import trainers
+from hpo import config
+from search_spaces import alone, assignment, daso_intervals, vit_ab, vit_oialr
+from search_spaces.image_task import ImageTask
+
+MODULES = [vit_oialr, vit_ab, daso_intervals, assignment]
+JOBS = Path(__file__).parent.parent / "jobs"
+
+# Two epochs of ten steps.
+FAST: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 2,
+    "train_samples": 20,
+    "validation_part": 0.05,
+    "augmentation": "rand-augment",
+}
+SMALL: dict[ModuleType, dict[str, Any]] = {
+    vit_oialr: {"dim": 24, "depth": 1},
+    vit_ab: {"dim": 24, "depth": 1},
+    daso_intervals: {"width": 2, "warmup_epochs": 0, "cooldown_epochs": 0, "ranks_per_node": 1},
+    assignment: {"width": 2},
+}
+
+
+def fast(module: ModuleType, **changed: Any) -> ImageTask:
+    return module.make_task(**{**FAST, **SMALL[module], **changed})
+
+
+def drawn(task: hpo.Task, count: int, seed: int) -> list[dict[str, Any]]:
+    """Random configurations that the constraints allow."""
+    rng, found = random.Random(seed), []
+    while len(found) < count:
+        params = task.space.decode(task.space.sample(rng))
+        if all(constraint(params) for constraint in task.constraints):
+            found.append(dict(params))
+    return found
+
+
+def trained(rank: int, name: str, options: dict[str, Any], configurations: list[Any], root: str) -> list[Any]:
+    """Of each configuration the objectives and the metrics, on the ranks of the group."""
+    torch.set_num_threads(1)
+    module = importlib.import_module(name)
+    task = module.make_task(**options)
+    size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    results = []
+    for number, params in enumerate(configurations):
+        trial = hpo.Trial.alone(params, directory=f"{root}/{number}", rank=rank, size=size, seed=number)
+        results.append(task.evaluate(trial))
+    return results
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_random_configurations_train(module: ModuleType, tmp_path: Path) -> None:
+    options = {**FAST, **SMALL[module]}
+    task = module.make_task(**options)
+    configurations = [dict(task.default), *drawn(task, 6, seed=1)]
+    if module is vit_oialr:
+        found = trained(0, module.__name__, options, configurations, str(tmp_path))
+    else:
+        ranks = 4 if module is assignment else 2
+        each = run_ranks(ranks, trained, module.__name__, options, configurations, str(tmp_path))
+        found = each[0]
+    assert len(found) == 7
+    for params, metrics in zip(configurations, found, strict=True):
+        for name in task.objectives:
+            assert math.isfinite(metrics[name]), (params, metrics)
+
+
+def test_vgg16_trains_too(tmp_path: Path) -> None:
+    options = {**FAST, "network": "vgg16", "width": 4, "epochs": 1}
+    configurations = drawn(vit_ab.make_task(**options), 2, seed=2)
+    found = run_ranks(2, trained, "search_spaces.vit_ab", options, configurations, str(tmp_path))[0]
+    assert all(math.isfinite(metrics["value"]) for metrics in found)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_constraints_refuse_what_would_not_train(module: ModuleType, tmp_path: Path) -> None:
+    task = fast(module)
+    rng, refused = random.Random(3), []
+    for _ in range(200):
+        params = task.space.decode(task.space.sample(rng))
+        if not all(constraint(params) for constraint in task.constraints):
+            refused.append(params)
+    if module is vit_ab:
+        assert not refused
+        return
+    assert 0 < len(refused) < 200
+    for params in refused[:10]:
+        with pytest.raises((ValueError, hpo.UsageError)):
+            if module is assignment:
+                _made_for_four_ranks(params)
+            else:
+                task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "refused"))
+
+
+def _made_for_four_ranks(params: dict[str, Any]) -> None:
+    """Ask the methods themselves, without four processes."""
+    method = assignment._method(params)
+    dealt = assignment._assignment(params, 4)
+    dealt.epoch(samples=40, epoch=0, seed=0, rank=0, ranks=4, batch_size=2, accumulate=1)
+    if params.get("copies", 1) >= 4:
+        raise ValueError("as full overlap, which has a name of its own")
+    for name in ("households", "neighbourhoods"):
+        size = getattr(method, name, None) or 1
+        if size > 1 and (size >= 4 or 4 % size):
+            raise ValueError(f"{name} of {size} in four ranks")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_campaign_files_are_valid(module: ModuleType) -> None:
+    name = module.__name__.split(".")[1]
+    files = sorted(JOBS.glob(f"{name}*.toml"))
+    assert {f"{name}.toml", f"{name}_small.toml"} <= {file.name for file in files}
+    for file in [*files, *(JOBS.glob("vgg_ab*.toml") if module is vit_ab else ())]:
+        settings = config.read_file(file)
+        campaign = hpo.Campaign.from_file(file)
+        assert isinstance(campaign.task, ImageTask)
+        assert settings.task == f"{module.__name__}:make_task"
+        ranks = campaign.task._ranks
+        assert ranks in (None, settings.layout.ranks_per_worker)
+
+
+def test_the_sources_settings_are_in_the_campaign_file() -> None:
+    """Tables A.2 and A.3."""
+    campaign = hpo.Campaign.from_file(JOBS / "vit_oialr.toml")
+    search, options = campaign.settings.search_of(0), campaign.settings.task_options
+    assert (search.crossover, search.mutation, search.random, search.migration) == (0.7, 0.4, 0.1, 0.9)
+    assert campaign.settings.layout.islands == 8
+    assert options["batch_size"] == 1024
+    assert options["precision"] == "bf16"
+    model = vit_oialr.untrained(vit_oialr.default, **{**options, "data": "digits"})
+    blocks = 6 * (4 * 768**2 + 768 + 2 * 768 * 3072 + 3072 + 768 + 4 * 768)
+    around = 3 * 64 * 768 + 768 + 768 + 17 * 768 + 2 * 768 + 7690
+    assert sum(parameter.numel() for parameter in model.parameters()) == blocks + around
+
+
+def test_steps_are_parts_of_the_source_s_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(trainers, "train", lambda *given, **named: seen.append(named) or _Nothing())
+    task = fast(vit_oialr, epochs=25)
+    task.fit({**vit_oialr.default, "delay": 1225, "update_every": 245}, seed=0, ranks=1, device="cpu")
+    assert seen[0]["method"].delay == pytest.approx(0.2)
+    assert seen[0]["method"].update_every == pytest.approx(0.04)
+    assert seen[0]["schedule"].warmup_epochs == pytest.approx(10 * 25 / 125)
+
+
+class _Nothing:
+    metrics: dict[str, float] = {}  # noqa: RUF012
+
+
+def test_seconds_are_those_of_a_median_epoch() -> None:
+    totals = [1.0, 2.0, 3.0, 13.0, 14.0]
+    history = tuple({"train_s": total, "accuracy": 0.5} for total in totals)
+    result = trainers.Result(metrics=dict(history[-1]), history=history, reason="finished")
+    assert daso_intervals.time_and_accuracy(result) == {"seconds": 5.0, "accuracy": 0.5}
+
+
+def test_a_task_for_four_ranks_says_so() -> None:
+    with pytest.raises(
+        hpo.UsageError, match=r"ranks_per_worker = 4 is what this task is for, and there are 1"
+    ):
+        fast(assignment).fit(assignment.default, seed=0, ranks=1, device="cpu")
+
+
+class Stopping(hpo.Trial):
+    """Is asked to stop before the given step."""
+
+    __slots__ = ("left",)
+
+    def should_checkpoint(self) -> bool:
+        self.left -= 1
+        return bool(self.left < 0)
+
+
+def test_an_interrupted_evaluation_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    task = fast(vit_oialr)
+    params = {**vit_oialr.default, "lr": 1e-3, "warmup_epochs": 1, "delay": 1500}
+    expected = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "whole"))
+    stopped = Stopping.alone(params, directory=tmp_path / "pieces")
+    assert isinstance(stopped, Stopping)
+    stopped.left = 13
+    with pytest.raises(hpo.Interrupted):
+        task.evaluate(stopped)
+    found = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "pieces"))
+    assert {k: v for k, v in found.items() if k[-2:] != "_s"} == {
+        k: v for k, v in expected.items() if k[-2:] != "_s"
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_options_are_plain_values_that_a_file_and_a_command_line_can_give(module: ModuleType) -> None:
+    for keyword in inspect.signature(module.make_task).parameters.values():
+        assert keyword.default is None or type(keyword.default) in (str, int, float), keyword
+
+
+# From search to use
+
+QUICK = ["--epochs", "2", "--batch-size", "4", "--train-samples", "32", "--dim", "24", "--depth", "2"]
+LOW = ["--delay", "1000", "--update-every", "300", "--sigma-cutoff", "0.5", "--lr", "1e-3"]
+
+
+def main(*arguments: str) -> int:
+    return alone.main(
+        "search_spaces.vit_oialr",
+        vit_oialr.make_task,
+        vit_oialr.test_accuracy,
+        arguments,
+        network=vit_oialr.untrained,
+    )
+
+
+@pytest.mark.parametrize("merge", [[], ["--merge"]])
+def test_one_configuration_is_trained_and_its_model_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], merge: list[str]
+) -> None:
+    path = tmp_path / "model.safetensors"
+    where = ["--directory", str(tmp_path / "run"), "--export", str(path)]
+    assert main(*QUICK, *LOW, *where, *merge) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exported"] == str(path)
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata, names = file.metadata(), set(file.keys())
+    params, options = json.loads(metadata["params"]), json.loads(metadata["options"])
+    assert params == found["params"]
+    plain = vit_oialr.untrained(params, **options)
+    assert (names == plain.state_dict().keys()) == bool(merge)
+    model = trainers.load_model(plain, path)
+    # The oracle: the accuracy that the run itself ended with.
+    again = trainers.evaluate(
+        model,
+        vit_oialr.make_task(**options).options.parts().validation,
+        metrics={"loss": torch.nn.functional.cross_entropy},
+        batch_size=256,
+    )
+    assert again["loss"] == pytest.approx(found["validation_loss"], abs=1e-4)
+
+
+def test_the_best_of_a_campaign_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "campaign.toml"
+    directory = tmp_path / "run"
+    file.write_text(
+        f"""
+        task = "search_spaces.vit_oialr:make_task"
+        directory = "{directory}"
+        evaluations = 2
+        [search]
+        kind = "random"
+        [task_options]
+        epochs = 2
+        batch_size = 4
+        train_samples = 32
+        dim = 24
+        depth = 2
+        """
+    )
+    hpo.Campaign.from_file(file).run()
+    best = hpo.Result(directory).best
+    path = tmp_path / "best.safetensors"
+    assert main("--campaign", str(directory), "--export", str(path), "--merge") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == best.id
+    options = {"epochs": 2, "batch_size": 4, "train_samples": 32, "dim": 24, "depth": 2}
+    model = trainers.load_model(vit_oialr.untrained(best.params, **options), path)
+    scores = trainers.evaluate(
+        model,
+        vit_oialr.make_task(**options).options.parts().validation,
+        metrics={"loss": torch.nn.functional.cross_entropy},
+        batch_size=256,
+    )
+    assert scores["loss"] == pytest.approx(best.metrics["validation_loss"], abs=1e-4)
+    assert main("--campaign", str(directory)) == 2
+    assert "add --export FILE" in capsys.readouterr().err
+    assert main("--campaign", str(directory), "--export", str(path), "--id", "9-9-9") == 2
+    assert "has no individual 9-9-9" in capsys.readouterr().err
+    (checkpoint,) = (directory / "evaluations" / best.id).glob("checkpoint-*")
+    checkpoint.rename(tmp_path / "away")
+    assert main("--campaign", str(directory), "--export", str(path)) == 2
+    assert "has no checkpoint" in capsys.readouterr().err
+    wrong = alone.main(
+        "search_spaces.vit_ab",
+        vit_ab.make_task,
+        None,
+        ["--campaign", str(directory), "--export", str(path)],
+        network=vit_ab.untrained,
+    )
+    assert wrong == 2
+    assert "python -m search_spaces.vit_oialr" in capsys.readouterr().err
+
+
+def test_the_rate_drops_at_half_and_three_quarters() -> None:
+    schedule = trainers.Drops(at=(0.5, 0.75), factor=0.1)
+    rates = [schedule.rate(0.1, epoch=epoch, epochs=182.0) for epoch in (0, 90.99, 91, 136.4, 136.5, 181)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    with pytest.raises(ValueError, match="at must be parts of the run"):
+        trainers.Drops(at=(0.5, 1.0))
