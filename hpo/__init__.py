@@ -19,6 +19,7 @@ _HOME = {
     "Campaign": "campaign",
     "Result": "results",
     "Search": "search",
+    "known_points": "known",
     "HpoError": "errors",
     "UsageError": "errors",
     "CampaignError": "errors",
@@ -46,6 +47,7 @@ __all__ = [
     "Task",
     "Trial",
     "UsageError",
+    "known_points",
 ]
 __version__ = "0.1.0"
 
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
         SpaceExhausted,
         UsageError,
     )
+    from hpo.known import known_points
     from hpo.results import Result
     from hpo.search import Search
     from hpo.space import Categorical, Float, Int, Ordinal, SearchSpace

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from hpo.follower import Follower
 from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
+from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
@@ -78,6 +79,8 @@ class Campaign:
         self._serving = False
         self.exit_code = 0
         self._writers: list[journal.JournalWriter] = []
+        self._points: list[dict[str, Scalar]] = []
+        self._known: list[KnownPoints] = []
         self.process_code = 0
         """What the process of this rank returns where it cannot end MPI."""
 
@@ -99,6 +102,8 @@ class Campaign:
         campaign._display = None
         campaign._serving = False
         campaign._writers = []
+        campaign._points = []
+        campaign._known = []
         campaign.exit_code = campaign.process_code = 0
         return campaign
 
@@ -134,6 +139,57 @@ class Campaign:
             make_breeder(restricted(self.task.space, search.only), search)
             pruning.of_search(search, self.task.objectives)
         directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
+        self._points = [point for entry in self.settings.points for point in read_points(entry, self.task)]
+        self._known = self._new_known()
+
+    def _new_known(self) -> list[KnownPoints]:
+        """The known points of sources that are not on record: of others the source may be gone by now."""
+        home = self.settings.directory
+        if not self.settings.known:
+            return []
+        recorded: set[object] = set()
+        if (home / "campaign.json").exists():
+            # Rank 0 enters them, and is the first worker of the first island.
+            files = [
+                one for one in journal.journal_files(home) if (journal.journal_place(one) or ())[1:] == (0, 0)
+            ]
+            recorded = {
+                one["source"] for path in files for one in journal.read_file(path) if one["type"] == "entered"
+            }
+        found = []
+        for entry in self.settings.known:
+            if entry.source is not None and Path(entry.source).resolve() == home.resolve():
+                raise UsageError(
+                    f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
+                )
+            if entry.recorded_as not in recorded:
+                found.append(of_entry(entry, self.task))
+                found[-1].source = entry.recorded_as or found[-1].source
+        return found
+
+    def _enter_known(self, earlier: resume.Earlier, islands: int) -> list[journal.Record]:
+        """Have ``earlier`` know the new known points; what is to go on record."""
+        records: list[journal.Record] = []
+        for known in self._known:
+            fresh = known.without(earlier.keys, self.task.space)
+            points = [
+                journal.known(
+                    number=number,
+                    params=point.params,
+                    status=point.status,
+                    objectives=point.objectives,
+                    source=known.source,
+                    origin=point.origin,
+                )
+                for number, point in enumerate(fresh, start=earlier.known + 1)
+            ]
+            resume.enter(earlier, points, space=self.task.space, islands=islands, losses=self.task.losses)
+            records += points
+            if known.source != BY_HAND:
+                records.append(journal.entered(source=known.source, told=str(fresh)))
+            if points or known.source != BY_HAND:
+                print(f"hpo: {fresh}", file=sys.stderr, flush=True)
+        return records
 
     def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
         found = directory.differences(
@@ -226,6 +282,7 @@ class Campaign:
                     islands=layout.islands,
                     losses=self.task.losses,
                 )
+                known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
             except HpoError as error:
                 for rank in others:
@@ -236,7 +293,7 @@ class Campaign:
             starts = resume.start_messages(layout, earlier, leg, hosts)
             for rank in others:
                 transport.send(rank, encode(starts[rank]))
-            return self._serve(transport, layout, signals, starts[0], lock, earlier)
+            return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
         finally:
             if lock is not None:
                 lock.release()
@@ -310,6 +367,7 @@ class Campaign:
         start: Start,
         lock: Lock | None,
         earlier: resume.Earlier | None,
+        known: Sequence[journal.Record] = (),
     ) -> End:
         place, _ = layout.place_of(transport.rank)
         self._serving = True
@@ -342,6 +400,8 @@ class Campaign:
             mine = parts(place, groups, start, 0)
             if earlier is not None and lock is not None:
                 # On record before anything is evaluated, in a file of its own place.
+                for record in known:
+                    self._writers[0].append(record)
                 coordinator = self._coordinator(transport, layout, start, self._writers[0], earlier, signals)
                 housekeeping = self._housekeeping(lock, coordinator, layout, signals)
             node = Node(
@@ -465,7 +525,7 @@ class Campaign:
 
         checkpoints = settings.evaluation.checkpoints
         points = [] if self.task.default is None else [(self.task.default, "default")]
-        points += [(point, "given") for point in self.task.points]
+        points += [(point, "given") for point in (*self.task.points, *self._points)]
         stop_file = directory.stop_file(settings.directory)
         job = slurm.job()
         return Coordinator(

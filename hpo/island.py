@@ -209,7 +209,7 @@ class Leader:
         owned = set(start.owned)
         self._stopping.observe(reports(start.reports))
         for fields in start.population:
-            member = self._learn(evaluated(fields))
+            member = self._learn(evaluated(fields), earlier=True)
             if member.id in owned and member.status == PRUNED:
                 self._stopping.rest(self._paused_before(member), member.progress[0] if member.progress else 0)
             elif member.id in owned:
@@ -598,7 +598,7 @@ class Leader:
         for identity in news.forgotten:
             self._forget(identity)
 
-    def _learn(self, record: Evaluated) -> Member:
+    def _learn(self, record: Evaluated, *, earlier: bool = False) -> Member:
         member = Member(
             record.id,
             tuple(record.genome),
@@ -609,7 +609,7 @@ class Leader:
         if record.progress is not None:
             step, loss = record.progress
             member.progress = (step, math.inf if loss is None else loss)
-        self.population.add(member)
+        (self.population.enter if earlier else self.population.add)(member)
         return member
 
     # --- migrating ------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ finished  ``id`` to ``retries`` as in ``started`` (which need not exist), then `
 reported  ``id, island, step, loss, time``: an intermediate result at a rung, on the island of that number; the
           loss, to be minimised, is null where it was not finite
 migrated  ``id, source, target, hop, copy, time``: source and target are islands
+known     ``number, params, status, objectives, source, origin, time``: a result from elsewhere; ``number``
+          from 1, ``origin`` is its name in the source
+entered   ``source, told, time``: all known points of a source are on record; ``told`` is what was said of them
 ended     ``reason, exit, time``: the leg stopped by itself
 ========  =================================================================================================
 
@@ -119,6 +122,33 @@ def launched(
         "ranks_per_worker": ranks_per_worker,
         "time": time.time(),
     }
+
+
+def known(
+    *,
+    number: int,
+    params: Mapping[str, object],
+    status: str,
+    objectives: Mapping[str, float] | None,
+    source: str,
+    origin: str,
+) -> Record:
+    """A result from elsewhere, of which this campaign knows; see ``hpo.known``."""
+    return {
+        "type": "known",
+        "number": number,
+        "params": dict(params),
+        "status": status,
+        "objectives": None if objectives is None else dict(objectives),
+        "source": source,
+        "origin": origin,
+        "time": time.time(),
+    }
+
+
+def entered(*, source: str, told: str) -> Record:
+    """All known points of ``source`` are on record."""
+    return {"type": "entered", "source": source, "told": told, "time": time.time()}
 
 
 def ended(*, reason: str, exit: int) -> Record:
@@ -238,6 +268,16 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "copy": (bool,),
         "time": _NUMBER,
     },
+    "known": {
+        "number": _WHOLE,
+        "params": _TABLE,
+        "status": _TEXT,
+        "objectives": _MAYBE_TABLE,
+        "source": _TEXT,
+        "origin": _TEXT,
+        "time": _NUMBER,
+    },
+    "entered": {"source": _TEXT, "told": _TEXT, "time": _NUMBER},
     "ended": {"reason": _TEXT, "exit": _WHOLE, "time": _NUMBER},
 }
 
@@ -251,6 +291,13 @@ def flaw(record: Record) -> str | None:
             return f"{name} is {str(record[name])[:80]!r}"
     if record["type"] == "header" and not (record["leg"] > 0 <= min(record["island"], record["worker"])):
         return "leg, island and worker are no places"
+    if record["type"] == "known":
+        if record["number"] < 1:
+            return f"number is {record['number']}"
+        if any(type(value) not in _NUMBER for value in (record["objectives"] or {}).values()):
+            return "an objective is no number"
+        if any(isinstance(value, (dict, list)) for value in record["params"].values()):
+            return "a parameter is no single value"
     if record["type"] in ("started", "finished"):
         if record["id"] != "{island}-{worker}-{sequence}".format_map(record):
             return f"the id {record['id']} does not fit island, worker and sequence"

@@ -11,6 +11,8 @@ from math import isfinite
 
 from hpo.individual import COMPLETED, PRUNED
 
+_MOST_ENTERED = 256
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -52,7 +54,7 @@ class Population:
         self._ranks: list[float] = []
         self._ids: list[str] = []
         self._best_limit = best
-        self._recent_limit = recent
+        self._recent_limit = self._recent_least = recent
         self._failure_limit = failures
         self._recent: OrderedDict[str, Member] = OrderedDict()
         self._failures: OrderedDict[str, Member] = OrderedDict()
@@ -89,8 +91,20 @@ class Population:
         """The last pruned members with a report, oldest first."""
         return list(self._pruned.values())
 
+    def enter(self, member: Member) -> None:
+        """Take in ``member``, which was evaluated before this population began to be told of any.
+
+        The window of recent ones is wider for such members, up to a bound, until others have come in their place:
+        else of a large table only the last few would ever be seen."""
+        self._recent_limit = min(self._recent_limit + 1, self._recent_least + _MOST_ENTERED)
+        self._add(member)
+
     def add(self, member: Member) -> None:
         """Take in ``member``; cost does not depend on how many there have been."""
+        self._recent_limit = max(self._recent_least, self._recent_limit - 1)
+        self._add(member)
+
+    def _add(self, member: Member) -> None:
         if member.id in self._recent or member.id in self._ids:
             return
         member.age = self.seen
@@ -113,7 +127,7 @@ class Population:
         self.completed += 1
         self.judged += 1
         self._recent[member.id] = member
-        if len(self._recent) > self._recent_limit:
+        while len(self._recent) > self._recent_limit:
             self._recent.popitem(last=False)
         if len(losses) == 1:
             member.rank = losses[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo import directory as directories
-from hpo import journal
+from hpo import journal, known
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual
 
@@ -45,6 +45,8 @@ class CampaignRecord:
     identity: directories.Identity
     individuals: list[Individual]
     """In the order in which their last evaluations started."""
+    known: list[Individual] = field(default_factory=list)
+    """What was known before: no evaluations of this campaign, and of no island. ``metrics`` tell whence."""
     legs: list[Leg]
     torn: list[Path]
     """Journals whose last line was cut off and is left out."""
@@ -85,6 +87,7 @@ class _Fold:
         # Of those that were promoted, the steps at which that was last.
         self.turns: dict[str, int] = {}
         self.moves: dict[str, set[tuple[int, float, int, int]]] = {}
+        self.known: dict[int, Individual] = {}
 
     def add(self, records: Iterable[journal.Record]) -> None:
         leg = Leg(number=0, started=0.0, updated=0.0)
@@ -102,6 +105,8 @@ class _Fold:
                 leg.started = min(leg.started, now)
             elif kind == "launched":
                 leg.launched = record
+            elif kind == "known":
+                self.known.setdefault(record["number"], _known(record))
             elif kind == "ended":
                 leg.ended = (record["reason"], record["exit"])
             if now > leg.updated:
@@ -165,6 +170,20 @@ class _Fold:
         return everyone
 
 
+def _known(record: journal.Record) -> Individual:
+    return Individual(
+        known.name_of(record["number"]),
+        -1,
+        -1,
+        record["number"],
+        record["params"],
+        status=record["status"],
+        objectives=record["objectives"],
+        metrics={"source": record["source"], "origin": record["origin"]},
+        operator=known.OPERATOR,
+    )
+
+
 @contextmanager
 def _collector_paused() -> Iterator[None]:
     """Reading makes many objects, none of them garbage: looking for it triples the time."""
@@ -205,6 +224,7 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
         torn=torn,
         seconds=seconds,
         alive=alive,
+        known=[fold.known[number] for number in sorted(fold.known)],
     )
 
 
@@ -238,22 +258,24 @@ def _value(individual: Individual) -> float | dict[str, float] | None:
     return individual.objectives if individual.value is None else individual.value
 
 
-def best(record: CampaignRecord, top: int = 1) -> list[Individual]:
-    """The ``top`` best completed individuals, best first; with several objectives, of the :func:`front`."""
+def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> list[Individual]:
+    """The ``top`` best completed individuals, best first; with several objectives, of the :func:`front` (None: all
+    of it). Known points are among them, unless only the campaign's ``own`` evaluations are asked for."""
     if len(record.objectives) > 1:
-        return front(record)[:top]
-    ordered = heapq.nsmallest(top, _with_losses(record), key=lambda pair: pair[0])
+        return front(record, own=own)[:top]
+    ordered = heapq.nsmallest(1 if top is None else top, _with_losses(record, own), key=lambda pair: pair[0])
     return [individual for _, individual in ordered]
 
 
-def front(record: CampaignRecord) -> list[Individual]:
-    """The completed individuals that no other dominates, those best in the first objective first.
+def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:
+    """The completed individuals that no other dominates, those best in the first objective first; known points
+    among them, unless only ``own`` evaluations are asked for.
 
     One dominates another if it is better in one objective and worse in none; equals all stay.
     """
     import numpy
 
-    candidates = _with_losses(record)
+    candidates = _with_losses(record, own)
     if not candidates:
         return []
     losses = numpy.array([loss for loss, _ in candidates])
@@ -268,12 +290,12 @@ def front(record: CampaignRecord) -> list[Individual]:
     return [candidates[row][1] for row in rows]
 
 
-def _with_losses(record: CampaignRecord) -> list[tuple[tuple[float, ...], Individual]]:
-    """The completed individuals, each with its objectives as numbers to be minimised."""
+def _with_losses(record: CampaignRecord, own: bool) -> list[tuple[tuple[float, ...], Individual]]:
+    """The completed individuals, each with its objectives as numbers to be minimised; of equals, own ones first."""
     signs = [(name, -1.0 if way == "maximize" else 1.0) for name, way in record.objectives.items()]
     return [
         (tuple(sign * one.objectives[name] for name, sign in signs), one)
-        for one in record.individuals
+        for one in (record.individuals if own else [*record.individuals, *record.known])
         if one.status == COMPLETED and one.objectives is not None
     ]
 
@@ -367,12 +389,13 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
         )
     record = load(directory)
     objectives = list(record.objectives)
+    rows = [*record.known, *record.individuals]
     if suffix == ".json":
-        data = _json(_columns(record.individuals, objectives))
+        data = _json(_columns(rows, objectives))
     elif suffix == ".csv":
-        data = dataframe(record.individuals, objectives).to_csv(index=False).encode()
+        data = dataframe(rows, objectives).to_csv(index=False).encode()
     else:
-        data = _parquet(dataframe(record.individuals, objectives))
+        data = _parquet(dataframe(rows, objectives))
     try:
         directories.write_atomically(path, data)
     except OSError as error:
@@ -380,7 +403,7 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
             f"{path} cannot be written ({error.strerror or error}). Name a file in a directory that exists "
             "and that you may write."
         ) from error
-    return len(record.individuals)
+    return len(rows)
 
 
 def _json(columns: Mapping[str, Sequence[object]]) -> bytes:
@@ -461,8 +484,8 @@ class Result:
         return front(self.record)
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row an individual, with the columns that ``hpo export`` writes."""
-        return dataframe(self.individuals, list(self.record.objectives))
+        """One row an individual, known points first, with the columns that ``hpo export`` writes."""
+        return dataframe([*self.record.known, *self.individuals], list(self.record.objectives))
 
     def status(self) -> dict[str, object]:
         """What ``hpo status --json`` prints."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpo.coordinator import Assignment, Tally
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
+from hpo.known import is_known, name_of
 from hpo.layout import Layout
 from hpo.messages import Start, report_fields
 from hpo.population import Member, Population
@@ -22,6 +23,8 @@ from hpo.seams import Codec
 
 _KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""
+_MOST_KNOWN = 256
+"""Known points that each island is told of: half of them the best, the others from all over the rest."""
 _REPORTS = 4096
 """Intermediate results of an island, the latest."""
 
@@ -30,7 +33,8 @@ _REPORTS = 4096
 class Earlier:
     """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
-    saved themselves and may go on; ``saves``: whether an interrupted one has ever saved itself."""
+    saved themselves and may go on; ``known``: how many known points there are; ``saves``: whether an interrupted one
+    has ever saved itself."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -39,6 +43,7 @@ class Earlier:
     populations: dict[int, Population] = field(default_factory=dict)
     reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
     resting: set[str] = field(default_factory=set)
+    known: int = 0
     saves: bool = False
 
     def sequence(self, island: int, worker: int) -> int:
@@ -61,8 +66,11 @@ def fold(
     # By birthplace until all moves are known; the configurations of those kept, by id.
     born: dict[int, Population] = {}
     configurations: dict[str, dict[str, Scalar]] = {}
+    given: dict[int, Mapping[str, Any]] = {}
     for record in records:
         kind = record["type"]
+        if kind == "known":
+            given.setdefault(record["number"], record)
         if kind == "migrated":
             moves.setdefault(record["id"], {})[record["hop"], record["source"], record["target"]] = (
                 record["source"],
@@ -125,7 +133,41 @@ def fold(
         assignment = _unfinished(record, space=space, deaths=0)
         earlier.keys.add(assignment.key)
         earlier.pending.append(assignment)
+    enter(earlier, given.values(), space=space, islands=islands, losses=losses)
     return earlier
+
+
+def enter(
+    earlier: Earlier,
+    known: Iterable[Mapping[str, Any]],
+    *,
+    space: Codec,
+    islands: int,
+    losses: Callable[[dict[str, float]], tuple[float, ...]],
+) -> None:
+    """Have each island know the results in ``known``, records of that type. They are no individuals of this campaign:
+    they are in no tally, nobody evaluates them again, and as they are everywhere, they do not migrate."""
+    completed: list[Member] = []
+    failed: list[Member] = []
+    for record in known:
+        earlier.known = max(earlier.known, record["number"])
+        earlier.keys.add(space.key(record["params"]))
+        complete = record["status"] == COMPLETED and record["objectives"] is not None
+        loss = losses(record["objectives"]) if complete else None
+        member = Member(name_of(record["number"]), space.encode(record["params"]), loss, record["status"])
+        member.history = tuple(range(islands))
+        (failed if loss is None else completed).append(member)
+        if loss is not None and (earlier.tally.best is None or loss[0] < earlier.tally.best[0][0]):
+            earlier.tally.best = (loss, member.id)
+    completed.sort(key=lambda member: member.losses or ())
+    if len(completed) > _MOST_KNOWN:
+        best, rest = completed[: _MOST_KNOWN // 2], completed[_MOST_KNOWN // 2 :]
+        left = _MOST_KNOWN - len(best)
+        completed = best + [rest[index * len(rest) // left] for index in range(left)]
+    for island in range(islands) if completed or failed else ():
+        population = earlier.populations.setdefault(island, Population())
+        for member in (*failed, *reversed(completed)):
+            population.enter(replace(member))
 
 
 @dataclass
@@ -237,7 +279,7 @@ def start_messages(layout: Layout, earlier: Earlier, leg: int, hosts: list[str])
         owned: dict[int, list[str]] = {}
         if population is not None:
             leaders = [place.leader for place in places]
-            owned = share([one.id for one in population.best], leaders)
+            owned = share([one.id for one in population.best if not is_known(one.id)], leaders)
             resting = share([one.id for one in population.pruned if one.id in earlier.resting], leaders)
             owned = {leader: owned[leader] + resting[leader] for leader in leaders}
             # Worst first: what comes last counts as most recent.

@@ -66,7 +66,7 @@ class Rooms:
         from hpo import results
 
         record = results.load(self._root.parent)
-        kept = {one.id for one in results.best(record, keep)}
+        kept = {one.id for one in results.best(record, keep, own=True)}
         # With a deadline alone a campaign is done while some are unfinished: they go on if it does.
         unfinished = [one for one in record.individuals if one.status not in FINAL]
         kept |= {name for one in unfinished for name in (one.id, *one.parents[:1])}

@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import cast
 
 from hpo import config
 from hpo.breeding import make_breeder
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
+from hpo.known import name_of, single_point
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.restriction import restricted
@@ -73,7 +75,7 @@ class Search:
         self._proposals = Proposals(
             space, self._breeder, seed=seed, allows=self._allows, duplicates=checked.duplicates
         )
-        self._asked = 0
+        self._asked = self._entered = 0
         self._pending: dict[str, Suggestion] = {}
         self._rest: Iterator[dict[str, Scalar]] | None = None
 
@@ -119,6 +121,25 @@ class Search:
         member = Member(suggestion.id, suggestion.genome, losses, status)
         self._population.add(member)
         self._breeder.learn(member)
+
+    def enter(self, params: Mapping[str, object], value: float | None) -> None:
+        """A result from elsewhere, such as ``hpo.known_points`` reads: it is known from now on, and not asked for.
+        ``value``: None where it failed. Later ones of the same configuration are ignored.
+
+        Raises:
+            UsageError: ``params`` is no configuration of the space, or one that a constraint refuses.
+        """
+        failed = value is None or not isfinite(value)
+        given = {} if failed else {"value": cast(float, value)}
+        point = single_point(params, given, self._space, {"value": "minimize"}, self._allows)
+        key = self._space.key(point.params)
+        if key in self._proposals.known:
+            return
+        self._proposals.known.add(key)
+        self._entered += 1
+        losses = None if failed else (self._sign * cast(float, value),)
+        member = Member(name_of(self._entered), self._space.encode(point.params), losses, point.status, (0,))
+        self._population.enter(member)
 
     def _allows(self, params: Mapping[str, Scalar]) -> bool:
         return all(constraint(dict(params)) for constraint in self._constraints)

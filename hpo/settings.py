@@ -23,6 +23,7 @@ from pydantic import (
 
 from hpo.errors import UsageError
 from hpo.layout import TOPOLOGIES, topology_matrix
+from hpo.suggest import suggestion
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")
@@ -49,6 +50,21 @@ def _path(value: object) -> object:
 
 def _lists(value: object) -> object:
     return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _known(value: object) -> object:
+    """An entry of ``known``: a source alone, a table, or what ``hpo.known_points`` gave."""
+    if isinstance(value, (str, os.PathLike)):
+        return {"source": str(value)}
+    params = getattr(value, "params", None)
+    if params is not None:
+        return {"params": params, "objectives": getattr(value, "objectives", None) or {}}
+    if isinstance(value, dict):
+        for key in value:
+            if key not in KnownSettings.model_fields:
+                near = suggestion(key, KnownSettings.model_fields)
+                raise ValueError(f"known: an entry has no key {key!r}. {near}")
+    return value
 
 
 def _one_of(choices: object) -> str:
@@ -142,6 +158,30 @@ class EvaluationSettings(Section):
         return self
 
 
+class KnownSettings(Section):
+    """An entry of ``known``: a ``source`` of points (see ``hpo.known``), or one point: its ``params``, and its
+    ``value`` or ``objectives``; without these it failed."""
+
+    source: str | None = Field(default=None, min_length=1, description="a path")
+    study: str | None = Field(default=None, min_length=1, description="the name of a study")
+    unknown: Literal["drop", "refuse"] = "drop"
+    columns: dict[str, str] = Field(default_factory=dict)
+    params: dict[str, str | int | float | bool | None] | None = None
+    value: float | None = None
+    objectives: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def recorded_as(self) -> str | None:
+        """What a campaign's journal calls the source; None for one point."""
+        return self.source if self.study is None else f"{self.source}, study {self.study}"
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> KnownSettings:
+        if (self.source is None) is (self.params is None):
+            raise ValueError("known: an entry has either source or params. Write one of them.")
+        return self
+
+
 class Settings(Section):
     """Everything that a campaign file or the keywords of ``hpo.Campaign`` say."""
 
@@ -156,6 +196,17 @@ class Settings(Section):
     seed: int = Field(default=0, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1")
     keep: int = Field(default=3, ge=0, description="a whole number from 0")
     restarts: int = Field(default=10, ge=0, description="a whole number from 0")
+    known: tuple[Annotated[KnownSettings, BeforeValidator(_known)], ...] = Field(
+        default=(),
+        strict=False,
+        description="a list of sources of known points: tables, directories of campaigns, Optuna storages, or tables "
+        'such as { source = "study.db", study = "a" } and { params = { lr = 0.1 }, value = 0.5 }',
+    )
+    points: tuple[str | dict[str, str | int | float | bool | None], ...] = Field(
+        default=(),
+        strict=False,
+        description='a list of configurations, such as { lr = 0.1 }, and of files of them, such as "points.csv"',
+    )
     layout: LayoutSettings = LayoutSettings()
     search: SearchSettings = SearchSettings()
     island: tuple[SearchSettings, ...] = Field(

@@ -48,6 +48,8 @@ class SearchSpace:
         self.limits: dict[str, tuple[float, float]] = {name: p.limits for name, p in self.parameters.items()}
         self._when = {name: _checked_when(name, self.parameters) for name in self.names}
         self._order = _parents_first(self._when)
+        self.order: tuple[str, ...] = self._order
+        """All names, parents before the children whose conditions name them."""
         self._conditional = [
             (name, tuple(when.items())) for name in self._order if (when := self._when[name])
         ]
@@ -84,6 +86,10 @@ class SearchSpace:
                     del values[name]
                     break
         return values
+
+    def exists(self, name: str, params: Mapping[str, object]) -> bool:
+        """Whether the parameter is active, given those of ``params`` that come before it in ``order``."""
+        return _is_active(self._when[name], params)
 
     def validate(self, params: Mapping[str, object]) -> Params:
         """``params`` as ``decode`` would return it.

@@ -24,6 +24,8 @@ FULL = """
     seed = 7
     keep = 1
     restarts = 4
+    known = ["runs/earlier", { source = "study.db", study = "a", unknown = "refuse", columns = { lr = "rate" } }]
+    points = [{ width = 32, lr = 1e-2 }, "points.csv"]
 
     [layout]
     islands = 2
@@ -78,6 +80,11 @@ FLAT: dict[str, object] = {
     "seed": 7,
     "keep": 1,
     "restarts": 4,
+    "known": [
+        Path("runs/earlier"),
+        {"source": "study.db", "study": "a", "unknown": "refuse", "columns": {"lr": "rate"}},
+    ],
+    "points": ({"width": 32, "lr": 1e-2}, "points.csv"),
     "islands": 2,
     "ranks_per_worker": 2,
     "topology": [[0, 2], [1, 0]],
@@ -187,6 +194,7 @@ def test_defaults(tmp_path: Path) -> None:
     }
     assert settings.layout.model_dump() == {"islands": 1, "ranks_per_worker": 1, "topology": "ring"}
     assert (settings.seed, settings.keep, settings.deadline_s, settings.island) == (0, 3, None, ())
+    assert settings.known == settings.points == ()
 
 
 def test_keywords_need_no_task_but_files_do(tmp_path: Path) -> None:

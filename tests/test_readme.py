@@ -144,3 +144,17 @@ def test_files_that_are_named_exist():
     assert {name for name in named if not (ROOT / name).exists()} <= {"jobs/NAME.toml"}
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", TEXT) if "://" not in target]
     assert all((ROOT / target).exists() for target in links)
+
+
+def test_known_points_are_read_as_printed(folder):
+    done = run(folder, sys.executable, "known_points.py")
+    assert "2 entered" in done.stdout and "'lr'" in done.stdout
+    path = folder / "known.toml"
+    keys = re.search(r"^    known = \[\n.*?^    \]\n", TEXT, re.MULTILINE | re.DOTALL)
+    path.write_text('task = "my_space.py:task"\ndirectory = "runs/x"\nevaluations = 1\n' + keys[0])
+    assert [one.source for one in config.read_file(path).known] == [
+        "runs/earlier",
+        "study.db",
+        "points.csv",
+        None,
+    ]

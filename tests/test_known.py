@@ -1,0 +1,440 @@
+"""Known points: what is taken of a source, what is told of the rest, and what a search makes of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import warnings
+from pathlib import Path
+
+import pandas
+import pytest
+
+import hpo
+from hpo import check, journal, results, resume
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, FAILED
+from hpo.known import KnownPoints, is_known, known_points
+from hpo.layout import Layout
+from hpo.population import Member, Population
+
+SPACE = hpo.SearchSpace(
+    lr=hpo.Float(1e-4, 1.0, log=True),
+    width=hpo.Int(4, 64),
+    optimizer=hpo.Categorical("sgd", "adam"),
+    momentum=hpo.Float(0.0, 0.9, when={"optimizer": "sgd"}),
+    wide=hpo.Categorical(True, False, None, 3, 0.5),
+)
+POINT: dict[str, object] = {"lr": 0.1, "width": 8, "optimizer": "adam", "wide": True}
+
+
+def evaluate(trial: hpo.Trial) -> float:
+    p = trial.params
+    if p["width"] == 13:
+        raise RuntimeError("unlucky")
+    return abs(float(p["lr"]) - 0.1) + abs(int(p["width"]) - 8) / 100  # type: ignore[arg-type]
+
+
+TASK = hpo.Task(SPACE, evaluate)
+
+
+def campaign(directory: Path, task: hpo.Task = TASK, **keywords: object) -> hpo.Result:
+    keywords = {"evaluations": 20, "isolation": "inline", "kind": "evolution", **keywords}
+    return hpo.Campaign(task, directory=directory, **keywords).run()
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text("\n".join(line.strip() for line in text.strip().splitlines()) + "\n")
+    return path
+
+
+# Sources ----------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_table_is_read_with_types_gaps_and_conditions(tmp_path):
+    table = write(
+        tmp_path / "points.csv",
+        """lr,width,optimizer,momentum,wide,value
+        0.1,8,adam,,True,0.5
+        1e-2,16.0,sgd,0.25,,0.25
+        1,4,adam,,3,1
+        1,5,adam,,0.50,1e3""",
+    )
+    found = known_points(table, SPACE)
+    assert [one.params for one in found] == [
+        {"lr": 0.1, "width": 8, "optimizer": "adam", "wide": True},
+        {"lr": 0.01, "width": 16, "optimizer": "sgd", "momentum": 0.25, "wide": None},
+        {"lr": 1.0, "width": 4, "optimizer": "adam", "wide": 3},
+        {"lr": 1.0, "width": 5, "optimizer": "adam", "wide": 0.5},
+    ]
+    assert [one.params["wide"] is True for one in found] == [True, False, False, False]
+    assert [one.value for one in found] == [0.5, 0.25, 1.0, 1000.0]
+    assert str(found) == f"known points of {table}: 4 entered"
+
+
+def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
+    table = write(
+        tmp_path / "points.csv",
+        """lr,width,optimizer,momentum,wide,value,note
+        0.1,8,adam,,True,0.5,fine
+        0.1,8,adam,,True,0.7,
+        2.0,8,adam,,True,0.5,
+        0.1,8.5,adam,,True,0.5,
+        0.1,9,lion,,True,0.5,
+        0.1,10,sgd,,True,0.5,
+        0.1,11,adam,0.5,True,0.5,
+        0.1,12,adam,,True,,
+        0.1,14,adam,,True,inf,
+        ,15,adam,,True,0.5,""",
+    )
+    found = known_points(table, SPACE, default={"momentum": 0.9}, allows=lambda p: p["width"] != 15)
+    assert [(one.params["width"], one.status) for one in found] == [
+        (8, COMPLETED),
+        (10, COMPLETED),
+        (11, COMPLETED),
+        (14, "invalid"),
+    ]
+    assert found.points[1].params["momentum"] == 0.9
+    assert found.left_out == {
+        "the same configuration again": 1,
+        "with a lr that is not allowed here": 1,
+        "with a width that is not allowed here": 1,
+        "with a optimizer that is not allowed here": 1,
+        "without a value": 1,
+        "without lr, which has no default": 1,
+    }
+    line = str(found)
+    assert "4 entered, 1 of them as failed; 6 left out: " in line and "\n" not in line
+    assert "momentum = 0.9, the default, added in 1" in line
+    assert "momentum dropped, which does not exist with their other values, in 1" in line
+    assert "note dropped, which is no parameter here, in 1" in line
+    found = known_points(table, SPACE, default={"lr": 0.2}, allows=lambda p: p["width"] != 15)
+    assert found.left_out["refused by a constraint"] == 1
+    with pytest.raises(UsageError, match=r'note is no parameter here.*unknown = "drop"'):
+        known_points(table, SPACE, unknown="refuse")
+
+
+def test_columns_of_other_names_and_several_objectives(tmp_path):
+    rows = [{**POINT, "rate": 0.3, "f1": 0.9, "s": 12}]
+    del rows[0]["lr"]
+    objectives = {"score": "maximize", "s": "minimize"}
+    with pytest.raises(UsageError, match=r"no column for the objective 'score'.*columns"):
+        known_points(rows, SPACE, objectives)
+    found = known_points(rows, SPACE, objectives, columns={"lr": "rate", "score": "f1"})
+    assert found.points[0].params["lr"] == 0.3
+    assert found.points[0].objectives == {"score": 0.9, "s": 12.0} and found.points[0].value is None
+    with pytest.raises(UsageError, match=r"'rat'.*Did you mean \"rate\""):
+        known_points(rows, SPACE, objectives, columns={"lr": "rat", "score": "f1"})
+    with pytest.raises(UsageError, match=r"'lrr', which is neither.*Did you mean \"lr\""):
+        known_points(rows, SPACE, objectives, columns={"lrr": "rate"})
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("earlier") / "run"
+    campaign(home, evaluations=60)
+    return home
+
+
+@pytest.mark.parametrize("suffix", ["", ".csv", ".json", ".parquet"])
+def test_an_earlier_campaign_comes_back_exactly(earlier, tmp_path, suffix):
+    source = earlier
+    if suffix:
+        source = tmp_path / f"table{suffix}"
+        results.export(earlier, source)
+    found = known_points(source, SPACE, default={"momentum": 0.0})
+    there = results.load(earlier).individuals
+    if suffix in ("", ".json", ".csv"):  # a parquet column has one type: choices of several become text
+        assert [one.params for one in found] == [one.params for one in there]
+    assert [one.origin for one in found] == [one.id for one in there]
+    assert [one.value for one in found] == [one.value for one in there]
+    assert sum(one.status == FAILED for one in found) == sum(one.status == FAILED for one in there)
+    assert not found.left_out and not found.changed
+
+
+def test_directions_and_names_of_objectives_are_checked(earlier):
+    with pytest.raises(UsageError, match="value is to minimize there, and value is to maximize here"):
+        known_points(earlier, SPACE, "maximize")
+    assert len(known_points(earlier, SPACE, {"loss": "minimize"})) == 60
+    with pytest.raises(UsageError, match="value is to minimize there, and accuracy is to maximize here"):
+        known_points(earlier, SPACE, {"accuracy": "maximize"})
+    with pytest.raises(UsageError, match="no column for the objective"):
+        known_points(earlier, SPACE, {"loss": "minimize", "seconds": "minimize"})
+
+
+def test_a_slightly_different_space(earlier):
+    other = hpo.SearchSpace(
+        lr=hpo.Float(1e-3, 1.0, log=True),
+        optimizer=hpo.Categorical("sgd", "adam", "lion"),
+        depth=hpo.Int(1, 5),
+        wide=SPACE.parameters["wide"],
+    )
+    found = known_points(earlier, other, default={"depth": 2})
+    there = [one for one in results.load(earlier).individuals if float(one.params["lr"]) >= 1e-3]
+    assert found.left_out["with a lr that is not allowed here"] == 60 - len(there) > 0
+    assert len(found) + found.left_out["the same configuration again"] == len(there)
+    assert all(one.params["depth"] == 2 and "width" not in one.params for one in found)
+    assert found.changed["width dropped, which is no parameter here,"] == len(found)
+    with pytest.raises(UsageError, match="width, momentum is no parameter here"):
+        known_points(earlier, other, unknown="refuse")
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite", "url", "study"])
+def test_an_optuna_study(tmp_path, kind, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind == "journal":
+            backend = optuna.storages.journal.JournalFileBackend("study.log")
+            storage, source = optuna.storages.JournalStorage(backend), "study.log"
+        else:
+            storage, source = "sqlite:///study.db", "study.db" if kind == "sqlite" else "sqlite:///study.db"
+        study = optuna.create_study(
+            study_name="a", storage=storage, direction="maximize", sampler=optuna.samplers.RandomSampler(0)
+        )
+
+        def objective(trial):
+            trial.suggest_float("lr", 1e-4, 1.0, log=True)
+            trial.suggest_int("width", 4, 64)
+            if trial.suggest_categorical("optimizer", ["sgd", "adam"]) == "sgd":
+                trial.suggest_float("momentum", 0.0, 0.9)
+            trial.suggest_categorical("wide", [True, None, 3])
+            if trial.number == 3:
+                raise optuna.TrialPruned
+            if trial.number == 4:
+                raise RuntimeError
+            return trial.number / 7
+
+        study.optimize(objective, 8, catch=RuntimeError)
+        before = Path("study.log" if kind == "journal" else "study.db").read_bytes()
+        found = known_points(study if kind == "study" else source, SPACE, {"accuracy": "maximize"})
+        assert [one.value for one in found if one.status == COMPLETED] == [n / 7 for n in (0, 1, 2, 5, 6, 7)]
+        assert [one.origin for one in found if one.status == FAILED] == ["trial 4"]
+        assert found.left_out == {"pruned there": 1} and not found.changed
+        assert found.points[0].params == {
+            name: pytest.approx(study.trials[0].params[name]) for name in found.points[0].params
+        }
+        with pytest.raises(UsageError, match="to maximize there, and value is to minimize"):
+            known_points(source, SPACE)
+        assert before == Path("study.log" if kind == "journal" else "study.db").read_bytes()
+        if kind in ("journal", "sqlite"):
+            optuna.create_study(study_name="b", storage=storage)
+            with pytest.raises(UsageError, match=r"holds 2 studies.*a, b"):
+                known_points(source, SPACE, "maximize")
+            with pytest.raises(UsageError, match="no study 'c'"):
+                known_points(source, SPACE, "maximize", study="c")
+            assert len(known_points(source, SPACE, "maximize", study="a")) == 7
+
+
+def test_sources_that_are_none_get_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "x.bin").write_bytes(b"\x80abc")
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    (tmp_path / "x.csv").write_bytes(b"lr\n\xff\n")
+    (tmp_path / "y.csv").write_text("lr,width,value\n1,2\n")
+    (tmp_path / "x.parquet").write_text("PAR0")
+    (tmp_path / "x.db").write_bytes(b"SQLite format 3\0" + bytes(100))
+    for source, words in {
+        "absent.csv": "does not exist",
+        "empty": "holds no campaign",
+        "x.bin": "no table",
+        "x.json": "a list of objects",
+        "x.csv": "codec",
+        "y.csv": "line 2",
+        "x.parquet": "no table",
+        "x.db": "cannot be read as an Optuna storage",
+        "sqlite:///absent.db": "cannot be read as an Optuna storage|does not exist|No such file",
+    }.items():
+        with pytest.raises(hpo.HpoError, match=words):
+            known_points(source, SPACE)
+    with pytest.raises(UsageError, match="dict is no source"):
+        known_points({"a": 1}, SPACE)
+    assert not (tmp_path / "absent.db").exists()
+
+
+# Campaigns --------------------------------------------------------------------------------------------------
+
+
+def test_a_campaign_knows_them_and_does_not_evaluate_them(earlier, tmp_path, capsys):
+    task = hpo.Task(SPACE, evaluate, default=POINT)
+    source = tmp_path / "copy"
+    shutil.copytree(earlier, source)
+    keywords = {"known": [source, {"params": POINT, "value": 0.5}], "islands": 1}
+    result = campaign(tmp_path / "run", task, evaluations=10, **keywords)
+    assert capsys.readouterr().err.count("60 entered") == 1
+    record = result.record
+    assert len(record.known) == 61 and len(record.individuals) == 10
+    assert all(one.operator != "default" for one in record.individuals), "its result was known"
+    assert {SPACE.key(one.params) for one in record.known}.isdisjoint(
+        SPACE.key(one.params) for one in record.individuals
+    )
+    # Bred from what is known, from the first individual on.
+    parents = [name for one in record.individuals for name in one.parents]
+    assert any(is_known(name) for name in parents)
+    assert record.individuals[0].operator in ("evolution", "random")
+    assert sum(one.operator == "evolution" for one in record.individuals) >= 6
+    # What is known counts for the best, and is marked; it is no evaluation.
+    best = min(one.value for one in [*record.known, *record.individuals] if one.value is not None)
+    assert result.best.value == best
+    status = results.status(record)
+    assert sum(status["evaluations"].values()) == 10
+    table = result.dataframe()
+    assert len(table) == 71 and (table["operator"] == "known").sum() == 61
+    assert set(table.loc[table["operator"] == "known", "metrics.source"]) == {
+        str(source),
+        "the campaign's own list",
+    }
+    assert table.loc[table["id"] == "known-1", "island"].item() == -1
+    # The source may vanish; what is on record is not read again, and nothing comes twice.
+    shutil.rmtree(source)
+    result = campaign(tmp_path / "run", task, evaluations=15, **keywords)
+    assert "entered" not in capsys.readouterr().err
+    record = result.record
+    assert len(record.known) == 61 and len(record.individuals) == 15
+    keys = [SPACE.key(one.params) for one in (*record.known, *record.individuals)]
+    assert len(set(keys)) == len(keys)
+    report = check.check(tmp_path / "run")
+    assert not report.findings and report.finished == 15, report
+    # And a campaign may be told of one that was told itself.
+    assert len(known_points(tmp_path / "run", SPACE)) == 76
+
+
+def test_more_can_be_added_when_it_goes_on(tmp_path, capsys):
+    campaign(tmp_path / "run", evaluations=5)
+    there = results.load(tmp_path / "run").individuals
+    table = write(
+        tmp_path / "points.csv",
+        f"""lr,width,optimizer,wide,value
+        {there[0].params["lr"]},{there[0].params["width"]},adam,True,3
+        0.1,8,adam,True,0.001""",
+    )
+    pandas.DataFrame([{**there[1].params, "value": 1.0}, {**POINT, "value": 0.001}]).to_csv(
+        table, index=False
+    )
+    capsys.readouterr()
+    result = campaign(tmp_path / "run", evaluations=8, known=[str(table)])
+    assert "1 entered; 1 left out: 1 here already" in capsys.readouterr().err
+    assert [one.id for one in result.record.known] == ["known-1"]
+    assert result.best.id == "known-1" and result.best.metrics["source"] == str(table)
+    assert hpo.Result(tmp_path / "run").front[0].id == "known-1"
+
+
+def test_every_island_knows_them_from_the_start_and_nobody_owns_them():
+    records = [
+        journal.known(
+            number=number,
+            params={**POINT, "lr": float(f"{0.0001 * number:.11e}")},
+            status=COMPLETED if number % 10 else FAILED,
+            objectives={"value": float(number)} if number % 10 else None,
+            source="x",
+            origin=str(number),
+        )
+        for number in range(1, 1001)
+    ]
+    decoded = [journal.decode(journal.encode(one)) for one in records]
+    assert all(journal.flaw(one) is None for one in decoded)
+    layout = Layout.plan(ranks=4, islands=2, ranks_per_worker=1)
+    earlier = resume.fold(decoded, space=SPACE, islands=2, losses=TASK.losses)
+    assert earlier.known == 1000 and len(earlier.keys) == 1000 and earlier.tally.final == 0
+    assert earlier.tally.best == ((1.0,), "known-1")
+    for start in resume.start_messages(layout, earlier, 1, ["a"] * 4):
+        members = [
+            Member(one[0], tuple(one[1]), one[2] and tuple(one[2]), one[3]) for one in start.population
+        ]
+        assert start.owned == [] and len({one.id for one in members}) == len(members)
+        population = Population()
+        for member in members:
+            population.enter(member)
+        assert [one.losses[0] for one in population.best[:3]] == [1.0, 2.0, 3.0]
+        values = [one.losses[0] for one in population.recent]
+        assert len(values) == 256 and max(values) > 990, "the bad ones are known as well"
+        assert len(population.failures) == 64
+        for number in range(400):
+            population.add(Member(f"0-0-{number}", (0.5,) * 5, (5000.0,), COMPLETED))
+        assert len(population.recent) == 64
+
+
+def test_points_of_a_file_are_evaluated_first(tmp_path):
+    table = write(tmp_path / "points.csv", "lr,width,optimizer,momentum,wide\n0.5,9,sgd,0.5,3\n0.25,9,adam,,")
+    result = campaign(tmp_path / "run", evaluations=4, points=[{**POINT, "lr": 0.125}, str(table)])
+    first = result.individuals[:3]
+    assert [one.operator for one in first] == ["given"] * 3
+    assert [one.params["lr"] for one in first] == [0.125, 0.5, 0.25]
+    write(table, "lr,width,optimizer,momentum,wide\n0.5,9,sgd,0.95,3")
+    with pytest.raises(UsageError, match=r"points.csv, row 1: momentum = 0.95: must be"):
+        campaign(tmp_path / "other", points=[str(table)])
+    with pytest.raises(UsageError, match=r"points: width is missing"):
+        campaign(tmp_path / "other", points=[{"lr": 0.1, "optimizer": "adam", "wide": True}])
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("absent.csv", "absent.csv does not exist"),
+        ({"source": "x.csv", "unknwon": "drop"}, "no key 'unknwon'. Did you mean \"unknown\""),
+        ({"params": {"lr": 2.0}}, "known point: lr = 2.0: must be"),
+        ({"params": POINT, "objectives": {"accuracy": 1.0}}, "must have a finite number for each of value"),
+        (3, "known = 3: must be a list of sources"),
+    ],
+)
+def test_a_mistake_is_a_sentence_before_anything_starts(tmp_path, entry, words):
+    with pytest.raises(UsageError) as refusal:
+        campaign(tmp_path / "run", known=[entry])
+    assert words in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_own_directory_is_no_source(tmp_path):
+    campaign(tmp_path / "run", evaluations=2)
+    with pytest.raises(UsageError, match="own directory"):
+        campaign(tmp_path / "run", evaluations=4, known=[tmp_path / "run"])
+
+
+def test_points_read_in_python_can_be_given_to_a_campaign(tmp_path):
+    rows = [{**POINT, "value": 0.25}, {**POINT, "lr": 0.5, "value": float("inf")}]
+    result = campaign(tmp_path / "run", evaluations=3, known=[*known_points(rows, SPACE)])
+    assert [(one.status, one.value) for one in result.record.known] == [(COMPLETED, 0.25), (FAILED, None)]
+
+
+# Search -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["evolution", "surrogate", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+)
+def test_a_search_starts_from_what_is_entered(kind):
+    rng = random.Random(1)
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1), n=hpo.Ordinal(1, 2, 3))
+
+    def value(p):
+        return (p["x"] - 0.3) ** 2 + (p["y"] - 0.6) ** 2 + 0.1 * (p["n"] - 2) ** 2
+
+    search = hpo.Search(space, seed=3, kind=kind)
+    points = [space.decode(space.sample(rng)) for _ in range(100)]
+    for params in points:
+        search.enter(params, value(params))
+    search.enter(points[0], -1.0)  # known: ignored
+    search.enter({"x": 0.9, "y": 0.9, "n": 1}, None)
+    told = []
+    for _ in range(40):
+        asked = search.ask()
+        assert asked.params not in points
+        told.append(value(asked.params))
+        search.tell(asked, told[-1])
+    if kind not in ("random", "pso", "nelder-mead"):
+        assert sorted(told[:10])[5] < sorted(value(one) for one in points)[25], (
+            "bred from the good ones at once"
+        )
+    with pytest.raises(UsageError, match="x = 2: must be"):
+        search.enter({"x": 2, "y": 0.5, "n": 1}, 0.0)
+
+
+def test_what_known_points_told_can_be_stored(earlier):
+    found = known_points(earlier, SPACE)
+    assert isinstance(found, KnownPoints)
+    json.dumps(str(found.without([SPACE.key(found.points[0].params)], SPACE)))
+    assert "1 here already" in str(found.without([SPACE.key(found.points[0].params)], SPACE))
