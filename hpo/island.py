@@ -512,6 +512,7 @@ class Leader:
                 None if losses is None else tuple(losses),
                 outcome.status,
                 progress=self._stopping.progress() if outcome.status == PRUNED else None,
+                operator=candidate.operator,
             )
             self.population.add(member)
             self._breeder.learn(member)
@@ -605,6 +606,7 @@ class Leader:
             None if record.losses is None else tuple(record.losses),
             record.status,
             tuple(record.history),
+            operator=record.operator,
         )
         if record.progress is not None:
             step, loss = record.progress

@@ -22,7 +22,7 @@ class Evaluated(NamedTuple):
 
     ``losses`` holds one number an objective, to be minimised; None unless the individual completed.
     ``history`` lists the islands that it left, oldest first. ``progress``: of a pruned one the steps and the loss of
-    its last report, None where that was not finite; None of others."""
+    its last report, None where that was not finite; None of others. ``operator``: what proposed it."""
 
     id: str
     genome: list[float]
@@ -30,6 +30,7 @@ class Evaluated(NamedTuple):
     status: str
     history: list[int]
     progress: list[Any] | None = None
+    operator: str = ""
 
 
 class Hello(NamedTuple):
@@ -248,7 +249,7 @@ def decode(data: bytes | bytearray) -> Message:
 def evaluated(fields: list[Any]) -> Evaluated:
     """Checked view of one individual inside a message; raises :class:`MessageError`."""
     if (
-        len(fields) == 6
+        len(fields) == 7
         and type(fields[0]) is str
         and type(fields[1]) is list
         and (fields[2] is None or type(fields[2]) is list)
@@ -258,10 +259,11 @@ def evaluated(fields: list[Any]) -> Evaluated:
             fields[5] is None
             or (type(fields[5]) is list and len(fields[5]) == 2 and type(fields[5][0]) is int)
         )
+        and type(fields[6]) is str
     ):
         return Evaluated._make(fields)
     raise MessageError(
-        "an evaluated individual has an id, a genome, losses, a status, a history and a progress"
+        "an evaluated individual has an id, a genome, losses, a status, a history, a progress and an operator"
     )
 
 

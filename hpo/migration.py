@@ -136,6 +136,7 @@ class Migration:
             losses=member.losses,
             status=member.status,
             history=(*member.history, self._here),
+            operator=member.operator,
         )
         if copy:
             # As if it had been there: the same pollen is not sent twice.

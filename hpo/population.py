@@ -20,7 +20,7 @@ class Member:
 
     ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be
     minimised, None unless completed. ``history``: islands that it left. ``progress``: steps and loss of the last
-    report of a pruned one. ``age``: how many members this population had seen before it. ``rank``: by what the
+    report of a pruned one. ``operator``: what proposed it. ``age``: how many members this population had seen before it. ``rank``: by what the
     population sorts it, lowest first."""
 
     id: str
@@ -29,6 +29,7 @@ class Member:
     status: str
     history: tuple[int, ...] = ()
     progress: tuple[int, float] | None = None
+    operator: str = ""
     age: int = 0
     rank: float = 0.0
 
@@ -38,7 +39,7 @@ class Member:
         progress: list[object] | None = None
         if self.progress is not None:  # JSON has no infinity
             progress = [self.progress[0], self.progress[1] if isfinite(self.progress[1]) else None]
-        return [self.id, list(self.genome), losses, self.status, list(self.history), progress]
+        return [self.id, list(self.genome), losses, self.status, list(self.history), progress, self.operator]
 
 
 class Population:

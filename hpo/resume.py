@@ -115,7 +115,8 @@ def fold(
         seconds = record["finished"] - record["started"]
         earlier.tally.add(identity, record["status"], None if loss is None else list(loss), seconds)
         population = born.setdefault(record["island"], Population(best=_KEPT))
-        population.add(Member(identity, (), loss, record["status"], progress=_progress(record, losses)))
+        progress, operator = _progress(record, losses), record["operator"]
+        population.add(Member(identity, (), loss, record["status"], (), progress, operator))
         configurations[identity] = params
         if len(configurations) > 4096 + 2 * _KEPT * len(born):
             configurations = {one.id: configurations[one.id] for kept in born.values() for one in _all(kept)}
@@ -126,8 +127,8 @@ def fold(
             history = tuple(hops[hop][0] for hop in sorted(hops))
             for island in sorted(_homes(birthplace, hops, islands)):
                 population = earlier.populations.setdefault(island, Population())
-                progress = member.progress
-                population.add(Member(member.id, genome, member.losses, member.status, history, progress))
+                carried = (member.progress, member.operator)
+                population.add(Member(member.id, genome, member.losses, member.status, history, *carried))
     for record in open_.values():
         # That the whole launch was killed is no fault of the individual's, and no try of it.
         assignment = _unfinished(record, space=space, deaths=0)
