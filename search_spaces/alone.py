@@ -141,9 +141,9 @@ def _parser(module: str, make_task: MakeTask, *, exports: bool) -> argparse.Argu
         )
     options = parser.add_argument_group("options of the task")
     for name, keyword in inspect.signature(make_task).parameters.items():
-        kind = (
-            str if isinstance(keyword.default, str) else float if isinstance(keyword.default, float) else int
-        )
+        kind: Callable[[str], object] = _truth if isinstance(keyword.default, bool) else int
+        if isinstance(keyword.default, (str, float)):
+            kind = type(keyword.default)
         options.add_argument(
             _flag(name), dest=f":{name}", metavar="", type=kind, help=f"(default: {keyword.default})"
         )
@@ -158,6 +158,14 @@ def _parser(module: str, make_task: MakeTask, *, exports: bool) -> argparse.Argu
             help=described.replace("%", "%%"),
         )
     return parser
+
+
+def _truth(text: str) -> bool:
+    if text.lower() in ("true", "1"):
+        return True
+    if text.lower() in ("false", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text}: must be true or false")
 
 
 def _flag(name: str) -> str:
