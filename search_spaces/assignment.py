@@ -56,7 +56,7 @@ def neighbours_first(params: Mapping[str, Any]) -> bool:
 def make_task(
     *,
     data: str = "digits",
-    epochs: int = 10,
+    epochs: int = 8,
     batch_size: int = 32,
     validation_part: float = 0.5,
     augmentation: str = "none",
@@ -65,7 +65,7 @@ def make_task(
     train_samples: int | None = None,
     lr: float = 0.1,
     ranks_per_worker: int = 4,
-    width: int = 8,
+    width: int = 4,
 ) -> ImageTask:
     """The task for these options, the ``[task_options]`` of a campaign file; see ``ImageOptions``.
 
