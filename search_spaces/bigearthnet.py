@@ -38,7 +38,6 @@ PATIENCE_EPOCHS = 10
 """After so many without a better validation loss a training ends."""
 
 _EVALUATED_AT_ONCE = 256
-FITNESS = "micro-F₁"
 _IN_MEMORY_BYTES = 256 * 2**20
 _MADE_UP_PATCHES = 600
 

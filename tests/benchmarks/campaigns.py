@@ -1,0 +1,99 @@
+"""What a campaign of jobs/ finds, with several seeds: the best beside the default configuration, on held-out data.
+
+    python tests/benchmarks/campaigns.py jobs/bigearthnet_small.toml --seeds 0 1 2
+
+Each seed is a campaign of its own in DIRECTORY-seed-N, which goes on where it was. The best is chosen by its value on
+the validation part alone; then best and default are trained anew, three times each, and measured on the test part.
+Ends in a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import hpo
+from hpo import config
+from hpo.individual import COMPLETED
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
+import compare
+
+_CAMPAIGN_S = 7_200.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--evaluations", type=int, help="of each campaign (default: as in the file)")
+    told = parser.parse_args(arguments)
+    rows = [found(told.file, seed, told.evaluations) for seed in told.seeds]
+    for row in rows:
+        print(
+            f"seed {row['seed']}: {row['statuses']}; validation {row['best']:.2%} (default {row['default']:.2%}), "
+            f"test {row['test_best']:.2%} (default {row['test_default']:.2%})"
+        )
+    gains = [100 * (row["test_best"] - row["test_default"]) for row in rows]
+    deviation = statistics.stdev(gains) if len(gains) > 1 else 0.0
+    print(
+        f"The best is better than the default by {statistics.fmean(gains):.1f} ± {deviation:.1f} points on the "
+        f"test part (worst seed {min(gains):.1f})."
+    )
+    print(json.dumps({"file": str(told.file), "gain_points": gains, "campaigns": rows}))
+    return 0
+
+
+def found(file: Path, seed: int, evaluations: int | None) -> dict[str, object]:
+    """Run the campaign with ``seed`` and measure what it found."""
+    settings = config.read_file(file)
+    directory = settings.directory.with_name(f"{settings.directory.name}-seed-{seed}")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    text = _with(file.read_text(), "directory", json.dumps(str(directory)))
+    text = _with(text, "seed", str(seed))
+    if evaluations is not None:
+        text = _with(text, "evaluations", str(evaluations))
+    own = directory.with_suffix(".toml")
+    own.write_text(text)
+    program = Path(sys.executable).with_name("hpo")
+    subprocess.run([program, "run", own], check=True, timeout=_CAMPAIGN_S, stdout=sys.stderr)
+    result, campaign = hpo.Result(directory), hpo.Campaign.from_file(own)
+    (default,) = [one for one in result.individuals if one.params == campaign.task.default]
+    module = str(settings.task).split(":")[0]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.task_options.items()]
+    tests = [
+        compare.test_accuracy(module, directory, one, settings.layout.ranks_per_worker, flags)
+        for one in (result.best, default)
+    ]
+    statuses = collections.Counter(one.status for one in result.individuals)
+    return {
+        "seed": seed,
+        "statuses": ", ".join(f"{count} {status}" for status, count in statuses.most_common()),
+        "completed": statuses[COMPLETED],
+        "best": result.best.value,
+        "default": default.value,
+        "test_best": tests[0],
+        "test_default": tests[1],
+        "params": result.best.params,
+    }
+
+
+def _with(text: str, key: str, value: str) -> str:
+    """The file with another value of a key at its top."""
+    changed, count = re.subn(
+        rf"^{key} = .*$", lambda _: f"{key} = {value}", text, count=1, flags=re.MULTILINE
+    )
+    assert count, f"{key} is not in the file"
+    return changed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
