@@ -177,7 +177,10 @@ def _check_beforehand(archive: Archive, todo: list[Patch], writer: Writer, on_er
                 "archive is not completely extracted.",
             )
         )
-    needed, free = len(todo) * writer.layout.patch_bytes, shutil.disk_usage(writer.directory).free
+    needed, free = (
+        (len(todo) - len(missing)) * writer.layout.patch_bytes,
+        shutil.disk_usage(writer.directory).free,
+    )
     if needed > free:
         raise OSError(
             f"{writer.directory} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free. Make room, choose "
