@@ -39,7 +39,7 @@ class Rooms:
     def holds(self, identity: str) -> bool:
         """Whether the individual has saved anything that is still there."""
         try:
-            return any(not entry.name.startswith(OUTPUT) for entry in os.scandir(self.path(identity)))
+            return any(not name.startswith(OUTPUT) for name in os.listdir(self.path(identity)))
         except OSError:
             return False
 

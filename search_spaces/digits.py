@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import hpo
 from search_spaces import alone
@@ -90,6 +90,9 @@ def make_task(
     ``data``: "digits" or "fashion-mnist". ``batch_size``: of all ranks together, so that their number does
     not matter. ``train_samples``: how many images to train with; None: all of the training part. ``folds``: the
     fitness is the mean accuracy over so many folds of the training and validation parts together; 0 for none.
+
+    With kind = "pbt", ``epochs`` are those of one interval: an individual begins with the weights and the optimizer's
+    state of its parent, so perturb = ["lr", …] must not name what the network is made of.
     """
 
     def evaluate(trial: hpo.Trial) -> dict[str, float]:
@@ -99,6 +102,7 @@ def make_task(
         import trainers
         from search_spaces.readers.small_images import load_images
 
+        parent = trial.parent_checkpoint if fold is None else None
         images = load_images(data, train_samples=train_samples)
         train, validation = images.train, images.validation
         if fold is not None:
@@ -118,6 +122,7 @@ def make_task(
                 device=trial.device,
                 # An individual that goes on with another number of ranks begins anew.
                 checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
+                parent=None if parent is None else parent / f"checkpoint-{trial.size}-ranks",
                 report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
                 interrupt=trial.should_checkpoint,
                 group=None if fold is None else fold.group,
@@ -184,15 +189,20 @@ def _fit(
     ranks: int,
     device: str,
     checkpoint: Path | None = None,
+    parent: Path | None = None,
     report: Callable[[int, dict[str, float]], None] | None = None,
     interrupt: Callable[[], bool] | None = None,
     group: ProcessGroup | None = None,
 ) -> tuple[nn.Module, trainers.Result]:
-    """The model that ``params`` describe, trained on ``train`` and watched on ``validation``."""
+    """The model that ``params`` describe, trained on ``train`` and watched on ``validation``.
+
+    ``parent``: the checkpoint of another run, from whose weights and optimizer's state this one begins, if it is there.
+    """
     import torch
 
     import trainers
     from search_spaces.networks.small_resnet import ResNet
+    from trainers.checkpoint import read_alone
 
     p: dict[str, Any] = dict(params)
     torch.manual_seed(seed)
@@ -203,13 +213,17 @@ def _fit(
         activation=p["activation"],
         order=p["order"],
     ).to(device)
+    begun: Mapping[str, Any] | None = None
+    if parent is not None and (parent / "latest").exists():
+        begun = cast("Mapping[str, Any]", read_alone(parent))
+        model.load_state_dict(begun["model"])
     result = trainers.train(
         model,
         train,
         validation,
         loss=torch.nn.functional.cross_entropy,
         metrics={"accuracy": _accuracy} if validation is not None else None,
-        optimizer=lambda parameters: _optimizer(parameters, p),
+        optimizer=lambda parameters: _going_on(_optimizer(parameters, p), begun),
         schedule=_schedule(p, epochs),
         epochs=epochs,
         batch_size=-(-batch_size // ranks),
@@ -238,6 +252,19 @@ def _chosen(samples: TensorDataset, indices: Sequence[int]) -> TensorDataset:
     from torch.utils.data import TensorDataset
 
     return TensorDataset(*(tensor[list(indices)] for tensor in samples.tensors))
+
+
+def _going_on(made: Optimizer, begun: Mapping[str, Any] | None) -> Optimizer:
+    """``made`` with its own settings, and with the means over time of the run that it goes on from."""
+    if begun is not None:
+        settings = [
+            {name: value for name, value in group.items() if name != "params"} for group in made.param_groups
+        ]
+        made.load_state_dict(begun["optimizer"])
+        for group, own in zip(made.param_groups, settings, strict=True):
+            group.pop("initial_lr", None)  # of the run before; this one's schedule counts from its own
+            group.update(own)
+    return made
 
 
 def _optimizer(parameters: Iterable[nn.Parameter], p: dict[str, Any]) -> Optimizer:

@@ -1,18 +1,18 @@
 """What early stopping saves on real learning curves: hours to what a search without it finds, and the quality.
 
-    python tests/benchmarks/early_stopping.py [--seeds 20] [--first-seed 0] [--evaluations 200]
+    python tests/benchmarks/early_stopping.py [--seeds 20] [--first-seed 0] [--evaluations 100]
 
 The curves are those of ``curves.csv.gz``: random configurations of search_spaces/digits, residual networks on
 handwritten digits, 24 epochs each, with the processor time that they took; ``curves.py`` trained them. Eight workers
 of the island protocol itself in simulated time, an epoch lasting as long as it did.
 
-"random" draws rows of the table. "evolution" breeds in the space, and a configuration has the curve of the
-nearest row. A search without early stopping evaluates so many; those with it have the same hours, and evaluate
-what fits into them, of the same stream where that is random. "hours" is when a search with it had completed
-something as good as the best that the one without it found, over when that had found it: the median over the
-seeds, a seed in which it never did counting as infinite; then, by how much the best after the same hours is
-better, in points of accuracy (mean over seeds and its standard error), and the same after as many evaluations.
-Ends in one line of JSON."""
+"random" draws rows of the table, "evolution" breeds, and evaluates the nearest row that it has not had yet. A search
+without early stopping evaluates 100 of them; those with it have the same hours, and evaluate what fits into them.
+
+"hours" is how long a search with it takes to complete something as good as the best that the one without it finds,
+over how long that takes: of the means over all seeds, where one that never did counts with all its hours, and the
+median of the single ones. Then, by how much the best after the same hours is better, in points of accuracy (mean
+and its standard error), and the same after as many evaluations. Ends in one line of JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ import argparse
 import bisect
 import json
 import math
+import random
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +31,10 @@ import numpy
 
 import hpo
 from hpo.breeding import RandomBreeder, TypedBreeder
-from hpo.coordinator import EXHAUSTED
 from hpo.individual import COMPLETED, PRUNED, Scalar
+from hpo.population import Member, Population
 from hpo.pruning import PruningSettings
+from hpo.seams import Breeder, Genome, Offspring
 from hpo.simulation import Curve, Simulation
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -41,72 +43,99 @@ import curves
 from search_spaces import digits
 
 WORKERS = 8
-MORE = 6
-"""With early stopping so many times as many individuals are allowed; the hours end it."""
+WARM_UP = 4
+"""Epochs of the longest warm-up in the space: before that curves say little of what is to come."""
 
-FIRST = 4
-"""Epochs of the longest warm-up in the space: before that curves say little, and the best are no better than others."""
-
-RULES: dict[str, PruningSettings | None] = {
-    "none": None,
-    "halving": PruningSettings(rule="halving", min_steps=FIRST),
-    "halving, without promotion": PruningSettings(rule="halving", min_steps=FIRST, promote=False),
-    "halving, reduction 4": PruningSettings(rule="halving", min_steps=FIRST, reduction=4),
-    "halving, reduction 2": PruningSettings(rule="halving", min_steps=FIRST, reduction=2),
-    "halving, patience 1": PruningSettings(rule="halving", min_steps=FIRST, patience=1),
-    "halving, from epoch 1": PruningSettings(rule="halving"),
-    "median": PruningSettings(rule="median", min_steps=FIRST, startup=5),
+RULES = {
+    "halving": PruningSettings(rule="halving"),
+    "halving, promote = false": PruningSettings(rule="halving", promote=False),
+    "halving, patience = 1": PruningSettings(rule="halving", patience=1),
+    "halving, min_steps = 2": PruningSettings(rule="halving", min_steps=2),
+    "halving, min_steps = 4": PruningSettings(rule="halving", min_steps=WARM_UP),
+    "median, min_steps = 4": PruningSettings(rule="median", min_steps=WARM_UP, startup=5),
 }
 
 
 class Table:
-    """The rows as curves of errors, and the nearest one to a configuration."""
+    """The rows as curves of errors, by configuration, and which of them are near a point of the space."""
 
     def __init__(self) -> None:
-        self.rows = curves.read()
-        self._matrix = numpy.array([self._point(row.params) for row in self.rows])
+        found = curves.read()
+        self.rows = [digits.space.validate(row.params) for row in found]
+        self.genomes = [digits.space.encode(params) for params in self.rows]
+        self._curves = {
+            digits.space.key(params): Curve(row.epoch_s, [1.0 - accuracy for accuracy in row.accuracy])
+            for params, row in zip(self.rows, found)
+        }
+        self._matrix = numpy.array([self._point(genome) for genome in self.genomes])
         self._unordered = numpy.array(
             [
                 isinstance(one, hpo.Categorical) and not isinstance(one, hpo.Ordinal)
                 for one in digits.space.parameters.values()
             ]
         )
-        self._nearest: dict[str, int] = {}
+
+    def curve(self, params: dict[str, Scalar]) -> Curve:
+        return self._curves[digits.space.key(params)]
+
+    def nearest(self, genome: Sequence[float]) -> list[int]:
+        """All rows, the nearest first."""
+        apart = numpy.abs(self._matrix - self._point(genome))
+        apart[:, self._unordered] = apart[:, self._unordered] > 0
+        return [int(row) for row in apart.sum(axis=1).argsort(kind="stable")]
 
     @staticmethod
-    def _point(params: Mapping[str, object]) -> list[float]:
+    def _point(genome: Sequence[float]) -> list[float]:
         """A number from 0 to 1 a parameter, an index where there is no order, -1 where it does not exist."""
-        genome = digits.space.encode(digits.space.validate(params))
+        params = digits.space.decode(genome)
         point = []
         for gene, (name, parameter) in zip(genome, digits.space.parameters.items()):
             scale = parameter.count - 1 if isinstance(parameter, hpo.Ordinal) else 1
             point.append(gene / scale if name in params else -1.0)
         return point
 
-    def of_row(self, params: dict[str, Scalar]) -> Curve:
-        return self.curve(int(params["row"]))  # type: ignore[arg-type]
 
-    def of_nearest(self, params: dict[str, Scalar]) -> Curve:
-        key = digits.space.key(params)
-        if key not in self._nearest:
-            apart = numpy.abs(self._matrix - self._point(params))
-            apart[:, self._unordered] = apart[:, self._unordered] > 0
-            self._nearest[key] = int(apart.sum(axis=1).argmin())
-        return self.curve(self._nearest[key])
+class OfTheTable:
+    """Proposes the row nearest to what ``breeder`` would, of those that this leader has not proposed yet."""
 
-    def curve(self, row: int) -> Curve:
-        found = self.rows[row]
-        return Curve(found.epoch_s, [1.0 - accuracy for accuracy in found.accuracy])
+    def __init__(self, breeder: Breeder, table: Table) -> None:
+        self._breeder = breeder
+        self._table = table
+        self._left = set(range(len(table.rows)))
+
+    def learn(self, member: Member) -> None:
+        self._breeder.learn(member)
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        child = self._breeder.breed(population, rng)
+        row = next((row for row in self._table.nearest(child.genome) if row in self._left), 0)
+        self._left.discard(row)
+        return Offspring(self._table.genomes[row], child.operator, child.parents)
+
+
+class Rows(hpo.SearchSpace):
+    """The space of which only the rows are drawn."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(digits.space.parameters)
+        self._genomes = table.genomes
+
+    def sample(self, rng: random.Random) -> Genome:
+        return rng.choice(self._genomes)
 
 
 @dataclass
 class Found:
-    """``times[k]``: hours after which ``errors[k]`` was the least of all completed."""
+    """``times[k]``: seconds after which ``errors[k]`` was the least of all completed; ``ends``: of all, in order, the
+    error infinite of pruned ones."""
 
     times: list[float]
     errors: list[float]
     ends: list[tuple[float, float]]
-    seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ends[-1][0]
 
     def at(self, seconds: float) -> float:
         index = bisect.bisect_right(self.times, seconds)
@@ -120,9 +149,12 @@ def search(
     table: Table, kind: str, rule: PruningSettings | None, seed: int, evaluations: int, until: float
 ) -> Found:
     """One campaign; to the end of the budget, or of the hours."""
-    space = (
-        hpo.SearchSpace(row=hpo.Categorical(*range(len(table.rows)))) if kind == "random" else digits.space
-    )
+
+    space = Rows(table)
+
+    def breeder(rank: int) -> Breeder:
+        return RandomBreeder(space) if kind == "random" else OfTheTable(TypedBreeder(space), table)
+
     simulation = Simulation(
         space,
         lambda params: 0.0,
@@ -130,28 +162,29 @@ def search(
         islands=1,
         evaluations=evaluations,
         duration=lambda index: 0.0,
-        breeder=lambda rank: RandomBreeder(space) if kind == "random" else TypedBreeder(space),
-        curve=table.of_row if kind == "random" else table.of_nearest,
+        breeder=breeder,
+        curve=table.curve,
         pruning=rule,
         latency_s=0.001,
         seed=seed,
     )
     simulation.run(until=until)
-    end = simulation.coordinator.end
-    assert end is None or end.reason != EXHAUSTED or kind == "random"
-    ends = sorted(
-        (record["finished"], record["objectives"]["value"] if record["status"] == COMPLETED else math.inf)
+    last = {
+        record["id"]: (
+            record["finished"],
+            record["objectives"]["value"] if record["status"] == COMPLETED else math.inf,
+        )
         for journal in simulation.journals
         for record in journal.committed
         if record["type"] == "finished" and record["status"] in (COMPLETED, PRUNED)
-    )
-    best, times, errors = math.inf, [], []
+    }
+    ends = sorted(last.values())
+    times, errors = [], []
     for when, error in ends:
-        if error < best:
-            best = error
+        if error < (errors[-1] if errors else math.inf):
             times.append(when)
             errors.append(error)
-    return Found(times, errors, ends, simulation.time)
+    return Found(times, errors, ends)
 
 
 def main() -> None:
@@ -159,9 +192,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--evaluations", type=int, default=200)
+    parser.add_argument("--evaluations", type=int, default=100)
     options = parser.parse_args()
     table = Table()
+    most = int(0.9 * len(table.rows))
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     report: dict[str, object] = {
         "benchmark": "early_stopping",
@@ -170,37 +204,46 @@ def main() -> None:
     }
     for kind in ("random", "evolution"):
         plain = {seed: search(table, kind, None, seed, options.evaluations, math.inf) for seed in seeds}
-        print(
-            f"{kind}: best of {options.evaluations} without early stopping, mean accuracy "
-            f"{100 - 100 * statistics.mean(one.errors[-1] for one in plain.values()):.2f} %"
-        )
+        mean = statistics.mean(one.errors[-1] for one in plain.values())
+        print(f"{kind}: best of {options.evaluations} without early stopping {100 - 100 * mean:.2f} %")
         for name, rule in RULES.items():
-            if rule is None:
-                continue
-            shares, gains, same, ends = [], [], [], []
-            for seed, without in plain.items():
-                found = search(table, kind, rule, seed, MORE * options.evaluations, without.seconds)
-                shares.append(found.reached(without.errors[-1]) / without.times[-1])
-                gains.append(100 * (without.errors[-1] - found.at(without.seconds)))
-                few = found.ends[: options.evaluations]
-                same.append(100 * (without.errors[-1] - min(error for _, error in few)))
-                ends.append(few[-1][0] / without.seconds)
-            error = statistics.stdev(gains) / math.sqrt(len(gains))
-            share = statistics.median(shares)
-            print(
-                f"  {name:28} hours {share:.2f}  never {sum(map(math.isinf, shares)):2}  points after the same hours "
-                f"{statistics.mean(gains):+.2f} ± {error:.2f}, after {options.evaluations} evaluations "
-                f"{statistics.mean(same):+.2f} in {statistics.mean(ends):.2f} of the hours"
+            row = compare(
+                plain,
+                {seed: search(table, kind, rule, seed, most, one.seconds) for seed, one in plain.items()},
+                options.evaluations,
             )
-            report[f"{kind}, {name}"] = {
-                "hours": round(share, 3),
-                "never": sum(map(math.isinf, shares)),
-                "points": round(statistics.mean(gains), 3),
-                "points_se": round(error, 3),
-                "points_after_as_many": round(statistics.mean(same), 3),
-                "hours_of_as_many": round(statistics.mean(ends), 3),
-            }
-    print(json.dumps(report))
+            print(
+                f"  {name:25} hours {row['hours']:.2f} (median {row['median']:.2f}, never {row['never']:.0f}); same "
+                f"hours {row['points']:+.2f} ± {row['se']:.2f}; as many evaluations "
+                f"{row['points_after_as_many']:+.2f} in {row['share_of_hours']:.2f} of the hours",
+                flush=True,
+            )
+            report[f"{kind}: {name}"] = {key: round(value, 3) for key, value in row.items()}
+    print(json.dumps(report, ensure_ascii=False))
+
+
+def compare(plain: dict[int, Found], stopped: dict[int, Found], evaluations: int) -> dict[str, float]:
+    """What ``stopped`` searches needed and found, beside those without early stopping, by seed."""
+    shares, gains, same, part = [], [], [], []
+    spent = 0.0
+    for seed, without in plain.items():
+        found = stopped[seed]
+        reached = found.reached(without.errors[-1])
+        shares.append(reached / without.times[-1])
+        spent += min(reached, without.seconds)
+        gains.append(100 * (without.errors[-1] - found.at(without.seconds)))
+        few = found.ends[:evaluations]
+        same.append(100 * (without.errors[-1] - min(error for _, error in few)))
+        part.append(few[-1][0] / without.seconds)
+    return {
+        "hours": spent / sum(one.times[-1] for one in plain.values()),
+        "median": statistics.median(shares),
+        "never": float(sum(map(math.isinf, shares))),
+        "points": statistics.mean(gains),
+        "se": statistics.stdev(gains) / math.sqrt(len(gains)),
+        "points_after_as_many": statistics.mean(same),
+        "share_of_hours": statistics.mean(part),
+    }
 
 
 if __name__ == "__main__":

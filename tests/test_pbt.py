@@ -1,0 +1,264 @@
+"""Population-based training: what is bred, what is inherited, and that networks train on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpo
+from hpo import results
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, FAILED
+from hpo.journal import read_directory
+from hpo.pbt import PbtBreeder, kept_for_others
+from hpo.population import Member, Population
+from hpo.proposals import key_of
+
+SPACE = hpo.SearchSpace(
+    lr=hpo.Float(1e-4, 1.0, log=True),
+    shift=hpo.Float(-1.0, 1.0),
+    batch=hpo.Int(1, 64),
+    width=hpo.Ordinal(8, 16, 32, 64),
+    kind=hpo.Categorical("a", "b", "c"),
+)
+
+
+def member(number: int, loss: float | None, rng: random.Random, history: tuple[int, ...] = ()) -> Member:
+    status = FAILED if loss is None else COMPLETED
+    return Member(f"0-0-{number}", SPACE.sample(rng), None if loss is None else (loss,), status, history)
+
+
+def island(losses: list[float | None], rng: random.Random) -> tuple[Population, list[Member]]:
+    population = Population()
+    members = [member(number, loss, rng) for number, loss in enumerate(losses)]
+    for one in members:
+        population.add(one)
+    return population, members
+
+
+def test_the_first_are_random_and_inherit_nothing() -> None:
+    rng = random.Random(0)
+    breeder = PbtBreeder(SPACE, pool=5)
+    population, _ = island([1.0, 2.0, 3.0, 4.0], rng)
+    offspring = breeder.breed(population, rng)
+    assert (offspring.operator, offspring.inherits, offspring.parents) == ("random", "", ())
+
+
+@pytest.mark.parametrize("own, expected", [(0, "continue"), (7, "continue"), (8, "exploit"), (9, "exploit")])
+def test_the_worst_fifth_exploits_the_best_fifth_and_the_others_go_on(own: int, expected: str) -> None:
+    rng = random.Random(own)
+    population, members = island([float(number) for number in range(10)], rng)
+    seen = set()
+    for _ in range(40):
+        breeder = PbtBreeder(SPACE, pool=10)
+        breeder.learn(members[own])
+        offspring = breeder.breed(population, rng)
+        assert offspring.operator == expected
+        if expected == "continue":
+            assert offspring.genome == members[own].genome
+            assert offspring.inherits == members[own].id and offspring.parents == (members[own].id,)
+        else:
+            assert offspring.parents == (offspring.inherits, members[own].id)
+        seen.add(offspring.inherits)
+    assert seen == ({members[own].id} if expected == "continue" else {"0-0-0", "0-0-1"})
+
+
+def test_a_failed_lineage_takes_over_a_good_one() -> None:
+    rng = random.Random(1)
+    population, _ = island([float(number) for number in range(10)], rng)
+    breeder = PbtBreeder(SPACE, pool=10)
+    breeder.learn(member(99, None, rng))
+    offspring = breeder.breed(population, rng)
+    assert offspring.operator == "exploit" and offspring.inherits in ("0-0-0", "0-0-1")
+
+
+def test_only_the_latest_count_and_immigrants_are_no_parents() -> None:
+    rng = random.Random(2)
+    # The first ones are better than all that came later, in another phase of training.
+    population, _ = island([-9.0, -8.0, *(float(number) for number in range(10))], rng)
+    population.add(member(100, -100.0, rng, history=(1,)))
+    for _ in range(30):
+        offspring = PbtBreeder(SPACE, pool=10).breed(population, rng)
+        assert offspring.inherits in ("0-0-2", "0-0-3")
+
+
+def test_numbers_are_perturbed_and_nothing_else() -> None:
+    rng = random.Random(3)
+    population, members = island([1.0] * 10, rng)
+    values: dict[str, set[float]] = {"lr": set(), "batch": set()}
+    for _ in range(400):
+        offspring = PbtBreeder(SPACE, pool=10).breed(population, rng)
+        before = SPACE.decode(next(one for one in members if one.id == offspring.inherits).genome)
+        after = SPACE.decode(offspring.genome)
+        assert (after["width"], after["kind"]) == (before["width"], before["kind"])
+        assert after["lr"] != before["lr"] or before["lr"] in (1e-4, 1.0)
+        for name, seen in values.items():
+            seen.add(round(float(after[name]) / float(before[name]), 3))  # type: ignore[arg-type]
+    assert {0.8, 1.2} <= values["lr"] and len(values["lr"]) > 50, "some are drawn anew"
+
+
+@pytest.mark.parametrize("low, high", [(1, 3), (1, 64), (-5, 5)])
+def test_small_whole_numbers_move_and_stay_inside(low: int, high: int) -> None:
+    space = hpo.SearchSpace(n=hpo.Int(low, high))
+    rng = random.Random(4)
+    population = Population()
+    for number in range(10):
+        population.add(Member(f"0-0-{number}", space.sample(rng), (float(number),), COMPLETED))
+    found = {space.decode(PbtBreeder(space, pool=10).breed(population, rng).genome)["n"] for _ in range(300)}
+    assert len(found) > 2 and all(low <= int(n) <= high for n in found)  # type: ignore[arg-type]
+
+
+def test_named_choices_go_to_neighbours_or_are_drawn_anew() -> None:
+    rng = random.Random(5)
+    population, members = island([float(number) for number in range(10)], rng)
+    steps = set()
+    for _ in range(300):
+        offspring = PbtBreeder(SPACE, pool=10, perturb=["width"]).breed(population, rng)
+        before = next(one for one in members if one.id == offspring.inherits).genome
+        assert [a for i, a in enumerate(before) if i != 3] == [
+            a for i, a in enumerate(offspring.genome) if i != 3
+        ]
+        steps.add(abs(offspring.genome[3] - before[3]))
+        assert offspring.genome[3] in (0, 1, 2, 3)
+    assert 1 in steps
+
+
+@pytest.mark.parametrize(
+    "space, perturb, words",
+    [
+        (SPACE, ["lrr"], ["'lrr'", "lr"]),
+        (hpo.SearchSpace(kind=hpo.Categorical("a", "b")), None, ["no numbers", "perturb"]),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    space: hpo.SearchSpace, perturb: list[str] | None, words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        PbtBreeder(space, perturb=perturb)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_the_same_configuration_from_another_checkpoint_is_another_individual() -> None:
+    params = SPACE.decode(SPACE.sample(random.Random(0)))
+    assert len({key_of(SPACE, params, parent) for parent in ("", "0-0-1", "0-0-2")}) == 3
+
+
+def test_checkpoints_are_kept_for_more_than_can_be_chosen() -> None:
+    for workers in (1, 4, 50):
+        assert kept_for_others(10, workers) * workers >= 20
+        assert kept_for_others(10, workers) >= 3
+
+
+# --- campaigns ---------------------------------------------------------------------------------------------------
+
+
+def climb(trial: hpo.Trial) -> float:
+    """Gradient descent on w², ten steps an interval: too large a rate diverges, too small a one stands still."""
+    parent = trial.parent_checkpoint
+    weight, steps = 100.0, 0
+    if parent is not None:
+        weight, steps = (float(part) for part in (parent / "state").read_text().split())
+    for _ in range(10):
+        weight -= trial.params["lr"] * 2 * weight  # type: ignore[operator]
+    (trial.directory / "state").write_text(f"{weight!r} {steps + 10}")
+    trial.log(steps=steps + 10)
+    return abs(weight)
+
+
+CLIMB = hpo.Task(hpo.SearchSpace(lr=hpo.Float(1e-4, 2.0, log=True), n=hpo.Ordinal(1, 2, 3)), climb)
+
+
+def inherited(directory: Path) -> dict[str, str]:
+    return {
+        record["id"]: record.get("inherits", "")
+        for record in read_directory(directory)
+        if record["type"] == "finished"
+    }
+
+
+def settings(directory: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "directory": directory,
+        "evaluations": 60,
+        "kind": "pbt",
+        "pool": 6,
+        "isolation": "inline",
+        **more,
+    }
+
+
+def test_lineages_train_on(tmp_path: Path) -> None:
+    result = hpo.Campaign(CLIMB, **settings(tmp_path / "run")).run()
+    rows = {one.id: one for one in result.individuals}
+    assert len(rows) == 60 and {one.status for one in rows.values()} == {"completed"}
+    parents = inherited(tmp_path / "run")
+    assert sum(not parent for parent in parents.values()) == 6
+    for identity, parent in parents.items():
+        if parent:
+            assert rows[identity].metrics["steps"] == rows[parent].metrics["steps"] + 10  # type: ignore[operator]
+            assert rows[identity].params["n"] == rows[parent].params["n"]
+            if rows[identity].operator == "continue":
+                assert rows[identity].params == rows[parent].params
+    assert {one.operator for one in rows.values()} == {"random", "continue", "exploit"}
+    # A lineage has gone far beyond what one interval of its best rate could.
+    assert result.best.value is not None and result.best.value < 1e-3
+    # In the end the checkpoints of the best few are left.
+    assert len(list((tmp_path / "run" / "evaluations").glob("*/state"))) == 3
+
+
+def test_a_parent_whose_checkpoint_is_gone_is_none_and_noted(tmp_path: Path) -> None:
+    campaign = settings(tmp_path / "run")
+    hpo.Campaign(CLIMB, **{**campaign, "evaluations": 12}).run()
+    for state in (tmp_path / "run" / "evaluations").glob("*/state"):
+        state.unlink()
+    result = hpo.Campaign(CLIMB, **{**campaign, "evaluations": 13}).run()
+    last = max(result.individuals, key=lambda one: one.started or 0.0)
+    assert last.operator == "exploit" and last.metrics["parent_checkpoint"] == "gone"
+    assert last.metrics["steps"] == 10
+
+
+def test_an_interrupted_child_goes_on_from_its_own_state_and_keeps_its_parent(tmp_path: Path) -> None:
+    calls: list[tuple[str, bool]] = []
+
+    def stopped_once(trial: hpo.Trial) -> float:
+        mark = trial.directory / "mark"
+        calls.append((trial.id, trial.parent_checkpoint is not None))
+        if trial.parent_checkpoint is not None and not mark.exists():
+            mark.write_text("here")
+            raise hpo.Interrupted
+        (trial.directory / "state").write_text("x")
+        return float(trial.params["lr"])  # type: ignore[arg-type]
+
+    task = hpo.Task(hpo.SearchSpace(lr=hpo.Float(0.0, 1.0)), stopped_once)
+    campaign = settings(tmp_path / "run", pool=2, evaluations=3)
+    assert hpo.Campaign(task, **campaign).run().reason == "incomplete"
+    interrupted = calls[-1]
+    result = hpo.Campaign(task, **campaign).run()
+    assert calls[-1] == interrupted and interrupted[1], "called again, with its parent's checkpoint"
+    assert len(result.individuals) == 3 and len({one.id for one in result.individuals}) == 3
+
+
+def test_digits_train_on_from_a_parent(tmp_path: Path) -> None:
+    """Two intervals of two epochs reach what one cannot, and the optimizer's means are taken over."""
+    from search_spaces import digits
+
+    task = digits.make_task(epochs=2, train_samples=200)
+    campaign = settings(
+        tmp_path / "run", evaluations=8, pool=2, perturb=["lr"], isolation="warm", timeout=100, seed=1
+    )
+    hpo.Campaign(task, **campaign).run()
+    record = results.load(tmp_path / "run")
+    rows = {one.id: one for one in record.individuals}
+    assert {one.status for one in rows.values()} == {"completed"}, [one.error for one in rows.values()]
+    assert not any("parent_checkpoint" in one.metrics for one in rows.values())
+    parents = inherited(tmp_path / "run")
+    children = [(rows[child], rows[parent]) for child, parent in parents.items() if parent]
+    assert len(children) == 6
+    better = [child.metrics["train_loss"] < parent.metrics["train_loss"] for child, parent in children]  # type: ignore[operator]
+    assert sum(better) >= 4, "training goes on where the parent's ended"
+    for child, parent in children:
+        changed = {name for name in child.params if child.params[name] != parent.params[name]}
+        assert changed <= {"lr"}
