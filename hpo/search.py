@@ -69,6 +69,11 @@ class Search:
         self._sign = -1.0 if direction == "maximize" else 1.0
         self._constraints = tuple(constraints)
         self._population = Population()
+        if checked.kind == "pbt":
+            raise UsageError(
+                'Search(kind="pbt"): its individuals go on from each other\'s checkpoints, which a search that only asks '
+                "and tells knows nothing of. Use hpo.Campaign, or another kind"
+            )
         if checked.kind == "default":
             checked = checked.model_copy(update={"kind": "surrogate"})
         self._breeder = make_breeder(space, checked)
