@@ -482,6 +482,7 @@ class Campaign:
         closing.callback(crew.close, 10.0)
         staff = Staff(crew, Rooms(settings.directory), settings.seed)
         leader = self._leader(transport, groups, place, staff, writer)
+        leader.told_to_stop = lambda: signals.count > 0
         leader.begin(start)
         return Parts(members=place.ranks, leader=leader, follower=None, filenos=crew.filenos)
 

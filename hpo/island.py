@@ -200,6 +200,8 @@ class Leader:
         self._disbanding: list[list[object]] | None = None
         self.started = False
         self.end: End | None = None
+        self.told_to_stop: Callable[[], bool] = lambda: False
+        """Whether a signal has come, which the coordinator may not have answered yet."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -470,6 +472,13 @@ class Leader:
         if self._crew.failed_starts and outcome.status in (CRASHED, FAILED):
             self._bench(candidate, outcome)
             return
+        final = outcome.status == FAILED or (
+            outcome.status == CRASHED and candidate.retries >= self._settings.retries
+        )
+        if final and (self._stop is not None or self.told_to_stop()):
+            # Who ends a job signals all of its processes, those that a task has started too: the next launch will
+            # tell whether it was that.
+            outcome = _Given(INTERRUPTED, outcome.error)
         now = self._transport.now()
         rests = outcome.status == INTERRUPTED and self._stopping.pausing
         if rests:
