@@ -291,11 +291,13 @@ class _Link:
 
 
 def _trial(link: _Link, whole: hpo.Trial, index: int, *, rank: int, size: int) -> hpo.Trial:
+    parent = whole.parent_checkpoint
     job = Job(
         id=f"{whole.id}/fold-{index}",
         params=whole.params,
         seed=random.Random(f"{whole.seed}/fold-{index}").getrandbits(63),
         directory=str(_directory(whole, index)),
         resumed=True,
+        parent=None if parent is None else str(parent / f"fold-{index}"),
     )
     return hpo.Trial(link, job, rank=rank, size=size, local_rank=whole.local_rank)

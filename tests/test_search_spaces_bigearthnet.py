@@ -160,15 +160,15 @@ def test_an_interrupted_evaluation_goes_on(optimizer: str, tmp_path: Path) -> No
 def evaluated(rank: int, directory: str) -> dict[str, float]:
     bigearthnet._part = lambda data, name, **size: PARTS[name]  # type: ignore[assignment]
     both = hpo.Trial.alone(default(lr=0.01), directory=directory, rank=rank, size=2)
-    found = bigearthnet.make_task(**{**FAST, "epochs": 15}).evaluate(both)
+    found = bigearthnet.make_task(**{**FAST, "epochs": 4}).evaluate(both)
     assert isinstance(found, dict)
     return found
 
 
 def test_two_ranks_share_the_work_and_agree(tmp_path: Path) -> None:
-    one, other = run_ranks(2, evaluated, str(tmp_path))
-    assert one["value"] == other["value"]
-    assert one["value"] > 0.7
+    one, other = run_ranks(2, evaluated, str(tmp_path), timeout_s=100)
+    assert one["value"] == other["value"] > 0.3
+    assert one["train_loss"] == other["train_loss"]
     assert one["bytes_inside_nodes"] > 0
 
 
