@@ -12,9 +12,14 @@ from hypothesis import given, settings
 from scipy.stats import norm
 
 import hpo
-from hpo.individual import COMPLETED, FAILED
+from hpo.brood import Brood
+from hpo.gaussian import Gaussian
+from hpo.individual import COMPLETED, FAILED, PRUNED
+from hpo.models import Forest, Panel
+from hpo.observations import Observations, normal_scores, value_scores
 from hpo.population import Member, Population
-from hpo.surrogate import Features, SurrogateBreeder, ThriftyBreeder, normal_scores
+from hpo.restriction import restricted
+from hpo.surrogate import SurrogateBreeder, ThriftyBreeder
 
 
 @st.composite
@@ -54,7 +59,7 @@ def populated(space, losses, seed=0):
 values = st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-1e300, 1e300))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(spaces(), st.lists(values, max_size=40), st.integers(0, 3))
 def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space, losses, seed):
     population = populated(space, losses, seed)
@@ -69,22 +74,63 @@ def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space,
         assert space.validate(space.decode(child.genome)) == space.decode(child.genome)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(spaces(), st.integers(0, 1000))
 def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
-    rng = random.Random(seed)
-    genomes = [space.sample(rng) for _ in range(8)]
-    rows, same = Features(space)(genomes)
-    params = [space.decode(genome) for genome in genomes]
-    assert [space.decode(genome) for genome in same] == params
+    brood = Brood(space)
+    genomes = brood.drawn(8, np.random.default_rng(seed))
+    rows = brood.rows(genomes)
+    params = [space.decode(brood.genome(genome)) for genome in genomes.tolist()]
+    exists = brood.active(genomes)
     for i, first in enumerate(params):
+        assert [name for name, there in zip(space.names, exists[i]) if there] == list(first)
+        # The genome that stands for the configuration has the same row.
+        canonical = np.array([space.encode(first)])
+        assert brood.rows(canonical) == pytest.approx(rows[i : i + 1], abs=1e-11)
         for j, second in enumerate(params):
-            assert (same[i] == same[j]) == (first == second)
-            if first == second:
-                assert (rows[i] == rows[j]).all()
-            elif not any(isinstance(one, hpo.Float) for one in space.parameters.values()):
-                assert (rows[i] != rows[j]).any()
+            assert first != second or np.allclose(rows[i], rows[j], atol=1e-11)
+            if not any(isinstance(one, hpo.Float) for one in space.parameters.values()):
+                assert (first == second) == (rows[i] == rows[j]).all()
     assert np.isfinite(rows).all() and rows.min() >= -1 and rows.max() <= 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(spaces(), st.integers(0, 1000))
+def test_children_are_genomes_of_their_parents(space, seed):
+    brood, generator = Brood(space), np.random.default_rng(seed)
+    parents = brood.drawn(4, generator)
+    children, origins = brood.children(parents, 60, generator, 0.7, (0.01, 1 / 3))
+    assert origins.shape == (60, 2) and set(origins.flat) <= {0, 1, 2, 3}
+    for child in children.tolist():
+        for gene, (low, high) in zip(brood.genome(child), space.limits.values(), strict=True):
+            assert low <= gene <= high and isinstance(gene, int) == isinstance(low, int)
+    # Of one parent alone what changes is what exists in it.
+    clones, _ = brood.children(parents[:1], 60, generator, 0.7, (0.01, 1 / 3))
+    changed = (clones != parents[0]).any(axis=0)
+    assert not (changed & ~brood.active(parents[:1])[0]).any()
+
+
+def test_integers_and_their_conditions_are_those_of_the_space():
+    space = hpo.SearchSpace(
+        n=hpo.Int(1, 1000, log=True), m=hpo.Int(-3, 4), inner=hpo.Float(0, 1, when={"m": (0, 2)})
+    )
+    brood = Brood(space)
+    genomes = brood.drawn(400, np.random.default_rng(0))
+    exists = brood.active(genomes)
+    for genome, there in zip(genomes.tolist(), exists[:, 2]):
+        params = space.decode(tuple(genome))
+        assert there == (params["m"] in (0, 2))
+    stand_in = np.array([space.encode(space.decode(tuple(genome))) for genome in genomes.tolist()])
+    assert brood.rows(genomes)[:, :2] == pytest.approx(stand_in[:, :2], abs=1e-12)
+
+
+def test_some_choices_only():
+    space = hpo.SearchSpace(c=hpo.Categorical(*"abcd"), o=hpo.Ordinal(1, 2, 3), x=hpo.Float(0, 1))
+    brood = Brood(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
+    generator = np.random.default_rng(0)
+    parents = Brood(space).drawn(50, generator)
+    for genomes in (brood.drawn(50, generator), brood.children(parents, 50, generator, 0.7, (0.01, 0.3))[0]):
+        assert set(genomes[:, 0]) == {0, 2} and set(genomes[:, 1]) == {0, 2}
 
 
 def test_scores_know_ranks_only():
@@ -94,13 +140,107 @@ def test_scores_know_ranks_only():
     assert normal_scores([1.0, 1.0, math.inf, math.inf]) == pytest.approx(norm.ppf([0.25, 0.25, 0.75, 0.75]))
 
 
+def test_values_count_below_the_median_only_and_in_its_units():
+    rng = random.Random(0)
+    losses = [rng.random() for _ in range(60)]
+    plain = value_scores(losses)
+    assert value_scores([1e6 * one - 3 for one in losses]) == pytest.approx(plain, abs=1e-6)
+    assert list(np.argsort(plain)) == list(np.argsort(losses))
+    bad = sorted(losses)[35]
+    assert value_scores([one if one < bad else 1e200 * one for one in losses]) == pytest.approx(
+        plain, abs=1e-6
+    )
+    assert np.isfinite(value_scores([-1e300, 1e300, 0.0, 1e-300])).all()
+    assert value_scores([2.0] * 5) == pytest.approx([0.0] * 5)
+    lucky = value_scores([*losses, -1e9])
+    assert -40 < lucky[-1] < lucky[:-1].min()
+
+
 def test_scale_and_outliers_change_no_proposal():
     space = hpo.SearchSpace(x=hpo.Float(0, 1), c=hpo.Categorical("a", "b", "c"))
     rng = random.Random(1)
     losses = [rng.random() for _ in range(40)]
-    plain = SurrogateBreeder(space).breed(populated(space, losses), random.Random(5))
-    wild = SurrogateBreeder(space).breed(populated(space, [1e9**one for one in losses]), random.Random(5))
-    assert plain == wild
+    bad = sorted(losses)[35]
+
+    def proposed(losses):
+        return SurrogateBreeder(space).breed(populated(space, losses), random.Random(5))
+
+    plain = proposed(losses)
+    assert proposed([1024 * one for one in losses]) == plain
+    assert proposed([one if one < bad else 1e200 * one for one in losses]) == plain
+
+
+def test_a_forest_alone_knows_ranks_only():
+    rng = random.Random(1)
+    rows = np.array([[rng.random()] for _ in range(40)])
+    losses = [rng.random() for _ in range(40)]
+    said = [
+        Forest(rows, normal_scores(one), random.Random(0))(rows)[0]
+        for one in (losses, [1e9**one for one in losses])
+    ]
+    assert (said[0] == said[1]).all()
+
+
+@pytest.mark.parametrize("columns", [[(0, 1), (1, 1)], [(0, 1), (1, 3)]])
+def test_a_gaussian_process_is_the_textbooks(columns):
+    """Against the posterior written out (Rasmussen and Williams 2006, equations 2.25 and 2.26)."""
+    generator = np.random.default_rng(0)
+    width = sum(count for _, count in columns)
+    rows, asked = generator.random((30, width)), generator.random((7, width))
+    goals = np.sin(5 * rows[:, 0]) + rows[:, 1]
+    process = Gaussian(rows, goals, columns)
+    *lengths, scale, noise = np.exp(process.parameters)
+
+    def kernel(a, b):
+        squares = sum(
+            ((a[:, None, start : start + count] - b[None, :, start : start + count]) ** 2).sum(2)
+            / (min(2, count) * length**2)
+            for (start, count), length in zip(columns, lengths)
+        )
+        r = np.sqrt(5 * squares)
+        return scale * (1 + r + r**2 / 3) * np.exp(-r)
+
+    inverse = np.linalg.inv(kernel(rows, rows) + noise * np.eye(30))
+    cross = kernel(asked, rows)
+    mean, deviation = process(asked)
+    assert mean == pytest.approx(goals.mean() + cross @ inverse @ (goals - goals.mean()), abs=1e-5)
+    variance = scale - np.einsum("ij,jk,ik->i", cross, inverse, cross)
+    assert deviation == pytest.approx(np.sqrt(np.maximum(variance, 1e-12)), abs=1e-3)
+    truth = np.sin(5 * asked[:, 0]) + asked[:, 1]
+    assert np.corrcoef(mean, truth)[0, 1] > 0.97
+
+
+def test_lengths_tell_what_matters():
+    generator = np.random.default_rng(1)
+    rows = generator.random((60, 4))
+    process = Gaussian(rows, normal_scores(list(np.sin(6 * rows[:, 2]))), [(i, 1) for i in range(4)])
+    assert int(np.argmin(process.parameters[:4])) == 2
+
+
+def test_the_model_that_foretells_judges():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    panel = Panel(Brood(space))
+    assert panel.shares() == [0.5, 0.5]
+    losses = [random.Random(~number).random() for number in range(40)]
+    panel._foretold = [(one, [one, random.Random(i).random()]) for i, one in enumerate(losses)]
+    assert panel.shares()[0] > 0.95
+    panel._foretold = [(one, [-one, one**3]) for one in losses]
+    assert panel.shares()[1] > 0.99
+
+
+def test_pruned_ones_are_no_better_than_the_median_and_count_anew_when_they_go_on():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    population, known = Population(), Observations(Brood(space))
+    for number in range(5):
+        population.add(Member(f"0-0-{number}", (number / 5,), (float(number),), COMPLETED))
+    population.add(Member("0-1-0", (0.9,), None, PRUNED, progress=(2, 0.5)))
+    population.add(Member("0-1-1", (0.95,), None, PRUNED, progress=(2, math.inf)))
+    assert len(known.observe(population)) == 5
+    assert [loss for _, loss in known.told()] == [2.0, 4.0, 0.0, 1.0, 2.0, 3.0, 4.0]
+    population.add(Member("0-1-0", (0.9,), (0.25,), COMPLETED))
+    assert [loss for _, loss in known.observe(population)] == [0.25]
+    assert sorted(loss for _, loss in known.told()) == [0.0, 0.25, 1.0, 2.0, 3.0, 4.0, 4.0]
+    assert known.observe(population) == []
 
 
 def test_several_objectives_are_bred_by_evolution():
@@ -140,19 +280,17 @@ def test_failures_guide_away():
 
 def test_what_is_remembered_is_bounded_and_holds_the_best():
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
-    breeder, population, rng = SurrogateBreeder(space), Population(), random.Random(0)
+    known, population, rng = Observations(Brood(space)), Population(), random.Random(0)
     for number in range(3000):
         genome = space.sample(rng)
         failed = number % 3 == 0
         told = None if failed else (sum(genome),)
         population.add(Member(f"0-0-{number}", genome, told, FAILED if failed else COMPLETED))
         if number % 40 == 39:
-            breeder._observe(population)
-    assert len(breeder._completed) <= 480 and len(breeder._failed) <= 80
-    assert {one.id for one in population.best} <= breeder._completed.keys()
-    new = breeder._new
-    breeder._observe(population)
-    assert breeder._new == new, "what was forgotten came again"
+            known.observe(population)
+    assert len(known.completed) <= 480 and len(known.failed) <= 80
+    assert {one.id for one in population.best} <= known.completed.keys()
+    assert known.observe(population) == [], "what was forgotten came again"
 
 
 def test_the_default_thinks_only_as_long_as_evaluations_allow():

@@ -1,6 +1,10 @@
 """How good what a search finds is: the default and the surrogate kind beside random search, Propulate and Optuna.
 
     python tests/benchmarks/search.py [--seeds 20] [--only FAMILY ...] [--systems NAME ...] [--processes 1] [--quick]
+                                      [--first-seed 0] [--curves FILE.jsonl] [--picture FILE.svg]
+
+--curves: every run is put there when it is over, and what is there already is not run again: so that hours can be
+spent in pieces. Settings are chosen on other seeds than those that are reported (--first-seed).
 
 Eight workers in simulated time, asynchronous: each asks as soon as its evaluation is over, so that seven others
 are pending whenever something is proposed. An evaluation lasts as long as the table says, or a lognormal time.
@@ -35,8 +39,9 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -407,6 +412,8 @@ SYSTEMS: dict[str, Callable[[hpo.SearchSpace, int], Ours | Optuna]] = {
     "surrogate": functools.partial(Ours, kind="surrogate"),
 }
 
+PEERS = ("random", "propulate", "optuna")
+
 
 def island(one: Problem, record: Record, rng: random.Random, seed: int, evaluations: int) -> None:
     """One island of eight workers, to its end."""
@@ -489,10 +496,60 @@ def run(family: str, name: str, system: str, seed: int, evaluations: int) -> tup
     return record.curve, spent / evaluations
 
 
-def _job(
-    arguments: tuple[str, str, str, int, int],
-) -> tuple[tuple[str, str, str, int, int], list[float], float]:
+Job = tuple[str, str, str, int, int]
+"""Family, problem, system, seed, evaluations."""
+
+
+def _job(arguments: Job) -> tuple[Job, list[float], float]:
     return arguments, *run(*arguments)
+
+
+def kept(
+    jobs: list[Job], path: Path | None, compute: Callable[..., Iterable[tuple[Job, list[float], float]]]
+) -> Iterator[tuple[Job, list[float], float]]:
+    """The curve and the seconds of each job, in order, computed where ``path`` does not hold them yet."""
+    if path is None:
+        yield from compute(_job, jobs)
+        return
+    known: dict[Job, tuple[list[float], float]] = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            job, curve, seconds = json.loads(line)
+            known[tuple(job)] = (curve, seconds)
+    fresh = iter(compute(_job, [job for job in jobs if job not in known]))
+    with path.open("a") as file:
+        for job in jobs:
+            if job not in known:
+                _, curve, seconds = next(fresh)
+                known[job] = ([round(one, 4) for one in curve], seconds)
+                print(json.dumps([job, *known[job]]), file=file, flush=True)
+            yield job, *known[job]
+
+
+def draw(path: Path, curves: dict[str, dict[str, list[list[float]]]]) -> None:
+    """Mean log10 of the regret over evaluations, a panel a family."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "search"  # the same picture is the same file
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        1, len(curves), figsize=(3.6 * len(curves), 3.2), squeeze=False, layout="constrained"
+    )
+    for panel, (family, systems) in zip(panels[0], curves.items()):
+        for system, all_ in systems.items():
+            mean = [statistics.fmean(column) for column in zip(*all_)]
+            style = "--" if system in PEERS else "-"
+            panel.plot(range(1, len(mean) + 1), mean, style, label=system, linewidth=1.2)
+        panel.set_title(family, fontsize=9)
+        panel.set_xlabel("evaluations", fontsize=8)
+        panel.tick_params(labelsize=7)
+        panel.grid(alpha=0.3)
+    panels[0][0].set_ylabel("mean log10 of normalised regret", fontsize=8)
+    panels[0][-1].legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
 
 
 def main() -> None:
@@ -503,6 +560,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, "island"], default=[*SYSTEMS, "island"])
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--curves", type=Path, help="keeps all runs; those in it are not run again")
+    parser.add_argument("--picture", type=Path, help="regret over evaluations, drawn into this .svg or .png")
     parser.add_argument("--quick", action="store_true", help="one seed, 50 evaluations, one problem a family")
     options = parser.parse_args()
     budgets, seeds = BUDGETS, options.seeds
@@ -514,16 +574,18 @@ def main() -> None:
         (family, name, system, seed, budgets[-1])
         for family, name in problems
         for system in options.systems
-        for seed in range(seeds)
+        for seed in range(options.first_seed, options.first_seed + seeds)
     ]
     found: dict[tuple[str, str, str], list[list[float]]] = defaultdict(list)
+    curves: dict[str, dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
     cost: dict[str, list[float]] = defaultdict(list)
     with (
         multiprocessing.get_context("spawn").Pool(options.processes)
         if options.processes > 1
         else _Here() as pool
     ):
-        for (family, name, system, _, _), curve, seconds in pool.imap(_job, jobs):
+        for (family, name, system, _, _), curve, seconds in kept(jobs, options.curves, pool.imap):
+            curves[family][system].append(curve)
             found[family, name, system].append([curve[budget - 1] for budget in budgets])
             cost[system].append(seconds)
             if len(found[family, name, system]) == seeds:
@@ -550,6 +612,8 @@ def main() -> None:
                 f"{a:6.2f} ±{b:.2f}" for a, b in zip(result[family][system], spread[family][system])
             )
             print(f"{family:12s} {system:10s} {shown}")
+    if options.picture:
+        draw(options.picture, curves)
     print(
         json.dumps(
             {

@@ -1,0 +1,116 @@
+"""A Gaussian process over rows of numbers, small enough to be fitted between two evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+_MOST_STEPS = 12
+_ROOT5 = math.sqrt(5.0)
+_LEAST_NOISE, _LARGEST_NOISE = math.log(1e-6), math.log(1.0)
+_SHORTEST, _LONGEST = math.log(0.03), math.log(30.0)
+
+
+class Gaussian:
+    """Matérn 5/2 with a length a parameter (Rasmussen and Williams 2006, section 4.2), a constant mean, and lengths,
+    scale and noise at the maximum of their posterior.
+
+    ``rows``: n × columns; ``goals``: n, about standard normal; ``columns``: first column and number of columns of each
+    parameter; ``start``: where to begin the search for ``parameters``, those of an earlier fit. Lengths have the
+    log-normal prior of Hvarfner et al. 2024 (arXiv:2402.02229), whose mode grows with the root of their number."""
+
+    def __init__(
+        self,
+        rows: Any,
+        goals: Any,
+        columns: Sequence[tuple[int, int]],
+        start: Any | None = None,
+        *,
+        fit: bool = True,
+    ) -> None:
+        import numpy
+        from scipy.linalg import cho_factor, cho_solve
+        from scipy.optimize import minimize
+
+        self._rows = rows
+        self._spread = numpy.repeat(numpy.arange(len(columns)), [width for _, width in columns])
+        self._mean = float(goals.mean())
+        goals = goals - self._mean
+        size, count = len(columns), len(rows)
+        centre = 0.5 * math.log(size) + math.log(0.5)
+        squares = numpy.empty((size, count, count))
+        for index, (first, width) in enumerate(columns):
+            part = rows[:, first : first + width]
+            squares[index] = ((part[:, None, :] - part[None, :, :]) ** 2).sum(axis=2) / min(2, width)
+        flat = squares.reshape(size, -1)
+        eye = numpy.arange(count)
+
+        def kernel(parameters: Any) -> tuple[Any, Any, Any, Any]:
+            weights = numpy.exp(-2.0 * parameters[:size])
+            distance = _ROOT5 * numpy.sqrt(numpy.maximum(weights @ flat, 0.0)).reshape(count, count)
+            fall = numpy.exp(-distance)
+            return weights, distance, fall, (1.0 + distance + distance**2 / 3.0) * fall
+
+        def loss(parameters: Any) -> tuple[float, Any]:
+            weights, distance, fall, shape = kernel(parameters)
+            scale, noise = math.exp(parameters[size]), math.exp(parameters[size + 1])
+            matrix = scale * shape
+            matrix[eye, eye] += noise
+            try:
+                factor = cho_factor(matrix, lower=True, check_finite=False)
+            except numpy.linalg.LinAlgError:
+                return 1e10, numpy.zeros_like(parameters)
+            alpha = cho_solve(factor, goals, check_finite=False)
+            inverse = cho_solve(factor, numpy.eye(count), check_finite=False)
+            inner = inverse - numpy.outer(alpha, alpha)
+            value = 0.5 * goals @ alpha + numpy.log(numpy.diag(factor[0])).sum()
+            gradient = numpy.empty_like(parameters)
+            # d shape / d log length k = 5/3 (1 + distance) exp(-distance) square_k / length_k^2
+            slope = (inner * ((5.0 / 3.0) * (1.0 + distance) * fall)).reshape(-1)
+            gradient[:size] = 0.5 * scale * weights * (flat @ slope)
+            gradient[size] = 0.5 * scale * (inner * shape).sum()
+            gradient[size + 1] = 0.5 * noise * numpy.trace(inner)
+            off = parameters - prior
+            return float(value + 0.5 * (off**2 * precision).sum()), gradient + off * precision
+
+        prior = numpy.array([centre] * size + [0.0, math.log(1e-4)])
+        precision = numpy.array([1.0 / 1.0] * size + [1.0, 1.0 / 4.0])
+        begin = prior if start is None or len(start) != len(prior) else start
+        bounds = [(_SHORTEST, _LONGEST)] * size + [
+            (math.log(0.05), math.log(50.0)),
+            (_LEAST_NOISE, _LARGEST_NOISE),
+        ]
+        if fit:
+            most = {"maxiter": _MOST_STEPS, "maxfun": 2 * _MOST_STEPS}
+            begin = minimize(loss, begin, jac=True, bounds=bounds, method="L-BFGS-B", options=most).x
+        self.parameters = begin
+        _, _, _, shape = kernel(begin)
+        self._scale, noise = math.exp(begin[size]), math.exp(begin[size + 1])
+        matrix = self._scale * shape
+        matrix[eye, eye] += noise
+        while True:
+            try:
+                self._factor = cho_factor(matrix, lower=True, check_finite=False)
+                break
+            except numpy.linalg.LinAlgError:
+                noise *= 10.0
+                matrix[eye, eye] += noise
+        self._alpha = cho_solve(self._factor, goals, check_finite=False)
+        share = numpy.array([1.0 / min(2, width) for _, width in columns])
+        self._weights = numpy.sqrt((numpy.exp(-2.0 * begin[:size]) * share)[self._spread])
+        self._scaled = rows * self._weights
+        self._norms = (self._scaled**2).sum(axis=1)
+
+    def __call__(self, rows: Any) -> tuple[Any, Any]:
+        """Mean and standard deviation at each row."""
+        import numpy
+        from scipy.linalg import solve_triangular
+
+        scaled = rows * self._weights
+        squares = (scaled**2).sum(axis=1)[:, None] + self._norms[None, :] - 2.0 * scaled @ self._scaled.T
+        distance = _ROOT5 * numpy.sqrt(numpy.maximum(squares, 0.0))
+        cross = self._scale * (1.0 + distance + distance**2 / 3.0) * numpy.exp(-distance)
+        mean = self._mean + cross @ self._alpha
+        half = solve_triangular(self._factor[0], cross.T, lower=True, check_finite=False)
+        return mean, numpy.sqrt(numpy.maximum(self._scale - (half**2).sum(axis=0), 1e-12))
