@@ -27,6 +27,7 @@ from hpo.directory import Lock
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, RanksDied, UsageError
 from hpo.evaluation import Crew
 from hpo.follower import Follower
+from hpo.fronts import reference_losses
 from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
@@ -134,6 +135,7 @@ class Campaign:
             CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
         """
         self._check_constraints()
+        reference_losses(self.settings.search.reference, self.task.objectives)
         for island in range(self.settings.layout.islands):
             search = self.settings.search_of(island)
             make_breeder(restricted(self.task.space, search.only), search)
@@ -503,6 +505,7 @@ class Campaign:
                 islands=layout.islands,
                 workers=len(layout.workers),
                 ranks_per_worker=settings.layout.ranks_per_worker,
+                reference=settings.search.reference,
             )
         )
         writer.commit()
@@ -602,6 +605,7 @@ class Campaign:
                 lineages=kept_for_others(search.pool, len(groups[place.island]))
                 if search.kind == "pbt"
                 else 0,
+                reference=reference_losses(search.reference, objectives),
             ),
             forget=Rooms(settings.directory).forget,
         )

@@ -104,7 +104,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="rewrite damaged journals with what is whole in them; as they were, they stay in DIR/damaged/",
     )
-    best.add_argument("--top", type=_count, default=1, metavar="K", help="how many (default 1)")
+    best.add_argument(
+        "--top",
+        type=_count,
+        metavar="K",
+        help="how many (default 1; with several objectives the whole front)",
+    )
     export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
     return parser
 
@@ -255,21 +260,9 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _best(options: argparse.Namespace) -> int:
-    from hpo import results, tables
+    from hpo import reports
 
-    record = results.load(options.directory)
-    best = results.best(record, options.top)
-    if options.json:
-        print(
-            json.dumps(
-                [
-                    {"id": one.id, "value": one.value, "objectives": one.objectives, "params": one.params}
-                    for one in best
-                ]
-            )
-        )
-    else:
-        print(tables.best(options.directory, best))
+    print((reports.best_json if options.json else reports.best)(options.directory, options.top))
     return 0
 
 

@@ -62,7 +62,7 @@ class LeaderSettings:
     so that an interrupted evaluation goes on under its id (not worth it for functions of microseconds).
     ``reported``: the only objective, whose value a report is of; None where there are several. ``sign``: -1 where
     larger reports are better. ``lineages``: checkpoints of so many latest individuals are kept for others to go on
-    from."""
+    from. ``reference``: losses beyond which nothing is wanted, where there are several objectives."""
 
     seed: int
     losses: Callable[[dict[str, float]], tuple[float, ...]]
@@ -77,6 +77,7 @@ class LeaderSettings:
     reported: str | None = None
     sign: float = 1.0
     lineages: int = 0
+    reference: tuple[float, ...] | None = None
 
 
 @dataclass
@@ -158,7 +159,7 @@ class Leader:
         self._journal = journal
         self._settings = settings
         self._forget = forget
-        self.population = Population()
+        self.population = Population(reference=settings.reference)
         self._migration = Migration(
             settings.migration,
             seed=settings.seed,

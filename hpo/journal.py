@@ -9,7 +9,8 @@ Records by ``type``:
 
 ========  =================================================================================================
 header    ``version, leg, island, worker, host, pid, time``: the first line of each file
-launched  ``evaluations, deadline_s, islands, workers, ranks_per_worker, time``: what this leg was asked for
+launched  ``evaluations, deadline_s, islands, workers, ranks_per_worker, time``: what this leg was asked for; and
+          ``reference``, a number an objective, where one was given
 started   ``id, island, worker, sequence, params, operator, parents, retries, time``; ``promoted`` where it goes on
           after it was paused at so many steps, ``inherits`` where it goes on from another's checkpoint
 finished  ``id`` to ``retries`` as in ``started`` (which need not exist), then ``started, finished, status,
@@ -110,10 +111,16 @@ def header(*, leg: int, island: int, worker: int) -> Record:
 
 
 def launched(
-    *, evaluations: int | None, deadline_s: float | None, islands: int, workers: int, ranks_per_worker: int
+    *,
+    evaluations: int | None,
+    deadline_s: float | None,
+    islands: int,
+    workers: int,
+    ranks_per_worker: int,
+    reference: Mapping[str, float] | None = None,
 ) -> Record:
-    """What this leg was asked for; ``workers`` are those of all islands together."""
-    return {
+    """What this leg was asked for; ``workers`` are those of all islands together, ``reference``: by objective."""
+    asked: Record = {
         "type": "launched",
         "evaluations": evaluations,
         "deadline_s": deadline_s,
@@ -122,6 +129,7 @@ def launched(
         "ranks_per_worker": ranks_per_worker,
         "time": time.time(),
     }
+    return {**asked, "reference": dict(reference)} if reference else asked
 
 
 def known(
@@ -291,6 +299,10 @@ def flaw(record: Record) -> str | None:
             return f"{name} is {str(record[name])[:80]!r}"
     if record["type"] == "header" and not (record["leg"] > 0 <= min(record["island"], record["worker"])):
         return "leg, island and worker are no places"
+    if record["type"] == "launched":
+        reference = record.get("reference") or {}
+        if type(reference) is not dict or any(type(value) not in _NUMBER for value in reference.values()):
+            return "the reference is no point"
     if record["type"] == "known":
         if record["number"] < 1:
             return f"number is {record['number']}"

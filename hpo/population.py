@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
+from hpo.fronts import crowding
 from hpo.individual import COMPLETED, PRUNED
 
 _MOST_ENTERED = 256
+_BEYOND = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -20,8 +22,8 @@ class Member:
 
     ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be
     minimised, None unless completed. ``history``: islands that it left. ``progress``: steps and loss of the last
-    report of a pruned one. ``operator``: what proposed it. ``age``: how many members this population had seen before it. ``rank``: by what the
-    population sorts it, lowest first."""
+    report of a pruned one. ``operator``: what proposed it. ``age``: how many members this population had seen before
+    it. ``rank``: by what the population sorts it, lowest first. ``dominators``: how many of the best dominate it."""
 
     id: str
     genome: tuple[float | int, ...]
@@ -32,6 +34,7 @@ class Member:
     operator: str = ""
     age: int = 0
     rank: float = 0.0
+    dominators: int = 0
 
     def to_wire(self) -> list[object]:
         """The fields of ``hpo.messages.Evaluated``."""
@@ -45,11 +48,20 @@ class Member:
 class Population:
     """The best, the most recent, the last pruned and the last failed members of one island.
 
-    ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members
-    dominate one. Ties go to the older member, so that order does not depend on the order of arrival within
-    equal values."""
+    ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members dominate
+    one (Fonseca and Fleming 1993), and of those whom as many dominate, the least crowded first (Deb et al. 2002). With
+    a ``reference``, losses beyond which nothing is wanted, those that are beyond it in any come after all others. Ties
+    go to the older member, so that order does not depend on the order of arrival within equal values."""
 
-    def __init__(self, *, best: int = 64, recent: int = 64, failures: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        best: int = 64,
+        recent: int = 64,
+        failures: int = 64,
+        reference: tuple[float, ...] | None = None,
+    ) -> None:
+        self._reference = reference
         self.best: list[Member] = []
         # What is searched of the best, in their order: lists of plain values are searched without a call.
         self._ranks: list[float] = []
@@ -150,7 +162,7 @@ class Population:
             self._remove(index)
             if member.losses is not None and len(member.losses) > 1:
                 for other in self.best:
-                    other.rank -= dominates(member.losses, other.losses)
+                    other.dominators -= dominates(member.losses, other.losses)
                 self._sort()
 
     def _insert(self, index: int, member: Member) -> None:
@@ -162,21 +174,41 @@ class Population:
         del self.best[index], self._ranks[index], self._ids[index]
 
     def _add_by_domination(self, member: Member) -> None:
-        member.rank = 0.0
+        member.dominators = 0
         for other in self.best:
-            member.rank += dominates(other.losses, member.losses)
-            other.rank += dominates(member.losses, other.losses)
+            member.dominators += dominates(other.losses, member.losses)
+            other.dominators += dominates(member.losses, other.losses)
         self._insert(len(self.best), member)
         self._sort()
         if len(self.best) > self._best_limit:
-            # No rank changes: whoever the last one dominated, its dominators dominate too, so it would rank
-            # behind the last.
+            # Nobody is dominated by one less: whomever the last one dominated, its dominators dominate too, so it
+            # would come behind the last.
             self._remove(-1)
+            self._sort()
 
     def _sort(self) -> None:
-        self.best.sort(key=lambda member: (member.rank, member.age))
+        """By domination, then by crowding, in which the whole part and the fraction of a rank differ."""
+        alike: dict[tuple[bool, int], list[Member]] = {}
+        for member in self.best:
+            alike.setdefault((self._is_beyond(member), member.dominators), []).append(member)
+        self.best = []
+        for beyond, dominators in sorted(alike):
+            members = alike[beyond, dominators]
+            members.sort(key=lambda member: member.age)
+            distances = dict(
+                zip((one.id for one in members), crowding([one.losses or () for one in members]))
+            )
+            members.sort(key=lambda member: -distances[member.id])
+            for place, member in enumerate(members):
+                member.rank = dominators + _BEYOND * beyond + place / len(members)
+            self.best += members
         self._ranks = [member.rank for member in self.best]
         self._ids = [member.id for member in self.best]
+
+    def _is_beyond(self, member: Member) -> bool:
+        if self._reference is None or member.losses is None:
+            return False
+        return any(loss > limit for loss, limit in zip(member.losses, self._reference))
 
 
 def dominates(first: tuple[float, ...] | None, second: tuple[float, ...] | None) -> bool:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import gc
-import heapq
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpo import directory as directories
 from hpo import journal, known
 from hpo.errors import CampaignError, UsageError
+from hpo.fronts import Hypervolume, best, front, hypervolume, knee
 from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual
 
 if TYPE_CHECKING:
     import pandas
+
+__all__ = ["CampaignRecord", "Leg", "Result", "best", "dataframe", "export", "front", "load", "status"]
 
 _SUFFIXES = (".csv", ".parquet", ".json")
 
@@ -31,7 +33,7 @@ class Leg:
     number: int
     started: float
     updated: float
-    launched: Mapping[str, int | float | None] = field(default_factory=dict)
+    launched: Mapping[str, Any] = field(default_factory=dict)
     """The fields of its ``launched`` record; empty if the launch died before that was written."""
     ended: tuple[str, int] | None = None
     """Reason and exit code; None if it is running or was killed."""
@@ -59,6 +61,11 @@ class CampaignRecord:
     def objectives(self) -> dict[str, str]:
         """Name to direction ("minimize", "maximize"), in the task's order."""
         return dict(self.identity.get("objectives") or {"value": "minimize"})
+
+    @property
+    def reference(self) -> dict[str, float]:
+        """The reference point of the last launch, by objective; empty where none was given."""
+        return dict(self.legs[-1].launched.get("reference") or {}) if self.legs else {}
 
     @property
     def started(self) -> float | None:
@@ -258,45 +265,16 @@ def _value(individual: Individual) -> float | dict[str, float] | None:
     return individual.objectives if individual.value is None else individual.value
 
 
-def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> list[Individual]:
-    """The ``top`` best completed individuals, best first; with several objectives, of the :func:`front` (None: all
-    of it). Known points are among them, unless only the campaign's ``own`` evaluations are asked for."""
-    if len(record.objectives) > 1:
-        return front(record, own=own)[:top]
-    ordered = heapq.nsmallest(1 if top is None else top, _with_losses(record, own), key=lambda pair: pair[0])
-    return [individual for _, individual in ordered]
-
-
-def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:
-    """The completed individuals that no other dominates, those best in the first objective first; known points
-    among them, unless only ``own`` evaluations are asked for.
-
-    One dominates another if it is better in one objective and worse in none; equals all stay.
-    """
-    import numpy
-
-    candidates = _with_losses(record, own)
-    if not candidates:
-        return []
-    losses = numpy.array([loss for loss, _ in candidates])
-    rows = numpy.lexsort(losses.T[::-1])
-    losses = losses[rows]
-    # Each survivor in turn removes all that it dominates: the cost is the front's length times what is left.
-    turn = 0
-    while turn < len(rows):
-        kept = (losses < losses[turn]).any(axis=1) | (losses == losses[turn]).all(axis=1)
-        rows, losses = rows[kept], losses[kept]
-        turn = int(kept[: turn + 1].sum())
-    return [candidates[row][1] for row in rows]
-
-
-def _with_losses(record: CampaignRecord, own: bool) -> list[tuple[tuple[float, ...], Individual]]:
-    """The completed individuals, each with its objectives as numbers to be minimised; of equals, own ones first."""
-    signs = [(name, -1.0 if way == "maximize" else 1.0) for name, way in record.objectives.items()]
+def table_rows(record: CampaignRecord) -> list[Individual]:
+    """All that a table of the campaign has a row for: known points, then its evaluations. With several objectives the
+    completed ones have a metric "front", whether no other dominates them, unless the task has one of that name."""
+    rows = [*record.known, *record.individuals]
+    if len(record.objectives) < 2 or any("front" in one.metrics for one in rows):
+        return rows
+    first = {one.id for one in front(record)}
     return [
-        (tuple(sign * one.objectives[name] for name, sign in signs), one)
-        for one in (record.individuals if own else [*record.individuals, *record.known])
-        if one.status == COMPLETED and one.objectives is not None
+        replace(one, metrics={**one.metrics, "front": one.id in first}) if one.status == COMPLETED else one
+        for one in rows
     ]
 
 
@@ -389,7 +367,7 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
         )
     record = load(directory)
     objectives = list(record.objectives)
-    rows = [*record.known, *record.individuals]
+    rows = table_rows(record)
     if suffix == ".json":
         data = _json(_columns(rows, objectives))
     elif suffix == ".csv":
@@ -483,9 +461,21 @@ class Result:
         """The completed individuals that no other beats: the best one and its equals, or the Pareto front."""
         return front(self.record)
 
+    @property
+    def knee(self) -> Individual | None:
+        """Of the front the one nearest to the best of each objective; None where none has completed."""
+        return knee(self.front, self.record.objectives)
+
+    def hypervolume(self, reference: Mapping[str, float] | None = None) -> Hypervolume:
+        """The volume that the front dominates, over the campaign's time; UsageError where there is one objective.
+
+        ``reference``: a value an objective, beyond which nothing counts; by default that of the campaign, else the
+        worst value of each."""
+        return hypervolume(self.record, reference)
+
     def dataframe(self) -> pandas.DataFrame:
         """One row an individual, known points first, with the columns that ``hpo export`` writes."""
-        return dataframe([*self.record.known, *self.individuals], list(self.record.objectives))
+        return dataframe(table_rows(self.record), list(self.record.objectives))
 
     def status(self) -> dict[str, object]:
         """What ``hpo status --json`` prints."""

@@ -63,10 +63,10 @@ class Rooms:
             return
         if len(present) <= keep:
             return
-        from hpo import results
+        from hpo import fronts, results
 
         record = results.load(self._root.parent)
-        kept = {one.id for one in results.best(record, keep, own=True)}
+        kept = {one.id for one in fronts.best(record, keep, own=True)}
         # With a deadline alone a campaign is done while some are unfinished: they go on if it does.
         unfinished = [one for one in record.individuals if one.status not in FINAL]
         kept |= {name for one in unfinished for name in (one.id, *one.parents[:1])}

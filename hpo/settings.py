@@ -105,7 +105,8 @@ class SearchSettings(Section):
     """Breeding, migration and early stopping. ``pool``: individuals to breed from; None leaves it to the kind.
 
     ``pruner`` to ``promote`` are those of ``hpo.pruning.PruningSettings``; ``reported``: the objective that
-    ``trial.report`` tells, where there are several; ``perturb``: what population-based training may change."""
+    ``trial.report`` tells, where there are several; ``reference``: values beyond which nothing is wanted, there;
+    ``perturb``: what population-based training may change."""
 
     kind: Kind = Field(default="default", description=_one_of(Kind))
     crossover: Share = Field(default=0.7, description=_SHARE_RULE)
@@ -123,6 +124,10 @@ class SearchSettings(Section):
     promote: bool = Field(default=True, description="true or false")
     reported: str | None = Field(default=None, min_length=1, description="the name of an objective")
     perturb: list[str] | None = Field(default=None, min_length=1, description="a list of names of parameters")
+    reference: dict[str, float] = Field(
+        default_factory=dict,
+        description="a table of numbers by objective, such as { accuracy = 0.5, seconds = 60 }",
+    )
     only: dict[str, list[str | int | float | bool]] = Field(
         default_factory=dict, description='a table of choices by parameter, such as { optimizer = ["sgd"] }'
     )
@@ -234,9 +239,10 @@ class Settings(Section):
                 f"island i. Remove {len(self.island) - islands} or raise islands."
             )
         problems += [
-            f"[[island]] number {number + 1}: duplicates holds for the whole campaign. Move it to [search]."
+            f"[[island]] number {number + 1}: {name} holds for the whole campaign. Move it to [search]."
             for number, own in enumerate(self.island)
-            if "duplicates" in own.model_fields_set
+            for name in ("duplicates", "reference")
+            if name in own.model_fields_set
         ]
         try:
             if self.layout.topology not in TOPOLOGIES:  # the matrix of many islands is large

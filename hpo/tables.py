@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.individual import Individual
+from hpo.known import is_known
 
 if TYPE_CHECKING:
+    from hpo.fronts import Hypervolume
     from hpo.results import CampaignRecord
 
 
@@ -24,6 +26,7 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
         ("budget", _budget(status["budget"])),
         ("islands, workers", f"{status['islands']}, {status['workers']}"),
         ("best", _best(status["best"])),
+        *([("known points", str(len(record.known)))] if record.known else []),
         ("started", _when(status["started"])),
         ("last record", _when(status["updated"])),
     ]
@@ -74,11 +77,53 @@ def best(directory: Path, individuals: Sequence[Individual]) -> str:
     """One block an individual: its value and its parameters in full."""
     if not individuals:
         return f"{directory}: no evaluation has completed yet"
-    blocks = []
-    for one in individuals:
-        values = ", ".join(f"{name} = {value!r}" for name, value in (one.objectives or {}).items())
-        rows = [f"{one.id}: {values}"]
-        width = max((len(name) for name in one.params), default=0)
-        rows += [f"    {name:<{width}} = {value!r}" for name, value in one.params.items()]
-        blocks.append("\n".join(rows))
-    return "\n".join(blocks)
+    return "\n".join(map(_block, individuals))
+
+
+def _block(one: Individual) -> str:
+    values = ", ".join(f"{name} = {value!r}" for name, value in (one.objectives or {}).items())
+    rows = [f"{one.id}: {values}{_whence(one)}"]
+    width = max((len(name) for name in one.params), default=0)
+    rows += [f"    {name:<{width}} = {value!r}" for name, value in one.params.items()]
+    return "\n".join(rows)
+
+
+def _whence(one: Individual) -> str:
+    return f"    (known, from {one.metrics.get('source')})" if is_known(one.id) else ""
+
+
+def front(
+    directory: Path,
+    individuals: Sequence[Individual],
+    knee: Individual | None,
+    volume: Hypervolume,
+    whole: int,
+) -> str:
+    """A line an individual of the front, the configuration of its knee in full, and the hypervolume."""
+    if not individuals or knee is None:
+        return f"{directory}: no evaluation has completed yet"
+    names = list(knee.objectives or {})
+    head = ["", "id", *names, "configuration"]
+    rows = [
+        ["*" if one is knee else "", one.id]
+        + [_short((one.objectives or {})[name]) for name in names]
+        + [params(one.params) + _whence(one)]
+        for one in individuals
+    ]
+    widths = [max(map(len, column)) for column in zip(*[head[:-1], *(row[:-1] for row in rows)])]
+    lines = [
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths)), row[-1]])
+        for row in [head, *rows]
+    ]
+    of = f"{len(individuals)} of {whole}" if len(individuals) < whole else str(whole)
+    half = volume.after((volume.evaluations or [0])[-1] // 2)
+    at = ", ".join(f"{name} = {_short(value)}" for name, value in volume.reference.items())
+    return "\n".join(
+        [
+            f"front of {of} that no other dominates; * is its knee, the nearest to the best of each objective:",
+            *lines,
+            _block(knee),
+            f"hypervolume {volume.last:.6g} up to {at}{'' if volume.given else ', the worst of each'}; "
+            f"{half:.6g} after half of the evaluations",
+        ]
+    )

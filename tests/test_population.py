@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ class Reference:
         self.best.append(member)
         self.sort()
         del self.best[BEST:]
+        self.sort()
 
     def discard(self, identity):
         self.recent = [one for one in self.recent if one.id != identity]
@@ -37,9 +40,26 @@ class Reference:
             return member.losses[0]
         return sum(dominates(other.losses, member.losses) for other in self.best)
 
+    def crowding(self, member):
+        """Deb's distance among those of the same rank, of which the older come first where they are equal."""
+        if len(member.losses) == 1:
+            return 0.0
+        alike = sorted(
+            (one for one in self.best if self.rank(one) == self.rank(member)), key=lambda one: one.age
+        )
+        total = 0.0
+        for place in range(len(member.losses)):
+            line = sorted(alike, key=lambda one: one.losses[place])
+            index, width = line.index(member), line[-1].losses[place] - line[0].losses[place]
+            if index in (0, len(line) - 1):
+                return math.inf
+            if width:
+                total += (line[index + 1].losses[place] - line[index - 1].losses[place]) / width
+        return total
+
     def sort(self):
-        ranks = {one.id: self.rank(one) for one in self.best}
-        self.best.sort(key=lambda one: (ranks[one.id], one.age))
+        keys = {one.id: (self.rank(one), -self.crowding(one), one.age) for one in self.best}
+        self.best.sort(key=lambda one: keys[one.id])
 
 
 values = st.integers(0, 5).map(float)
@@ -62,7 +82,9 @@ def play(story):
             population.add(member)
             reference.add(member)
         assert [one.id for one in population.best] == [one.id for one in reference.best]
-        assert [one.rank for one in population.best] == [reference.rank(one) for one in reference.best]
+        ranks = [one.rank if len(one.losses) == 1 else int(one.rank) for one in population.best]
+        assert ranks == [reference.rank(one) for one in reference.best]
+        assert [one.rank for one in population.best] == sorted(one.rank for one in population.best)
         assert [one.id for one in population.recent] == [one.id for one in reference.recent]
         assert [one.id for one in population.failures] == [one.id for one in reference.failures]
         everyone = [one.id for one in population]
@@ -79,6 +101,25 @@ def test_one_objective_is_sorted_by_value_older_first(story):
 @given(events(2))
 def test_several_objectives_are_sorted_by_how_many_dominate(story):
     play(story)
+
+
+def test_of_equal_rank_the_least_crowded_come_first_and_the_most_crowded_go():
+    population = Population(best=4)
+    for number, losses in enumerate([(0, 10), (1, 8), (2, 5), (2.5, 4.5), (10, 0)]):
+        population.add(Member(str(number), (0.5,), tuple(map(float, losses)), COMPLETED))
+    # Over widths of 10 and 10: "1" 0.2 + 0.5, "2" 0.15 + 0.35, "3" 0.8 + 0.5; then "2" is gone.
+    assert [one.id for one in population.best] == ["0", "4", "3", "1"]
+    assert [one.rank for one in population.best] == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_what_is_beyond_the_reference_comes_last():
+    population = Population(reference=(5.0, 5.0))
+    for number, losses in enumerate([(0.0, 6.0), (4.0, 4.0), (4.5, 4.5), (5.0, 5.0), (9.0, 9.0)]):
+        population.add(Member(str(number), (0.5,), losses, COMPLETED))
+    assert [one.id for one in population.best] == ["1", "2", "3", "0", "4"]
+    population.discard("1")
+    assert [one.id for one in population.best] == ["2", "3", "0", "4"]
+    assert [one.dominators for one in population.best] == [0, 1, 0, 3]
 
 
 def test_counts_go_on_beyond_the_bounds():
