@@ -49,6 +49,7 @@ FULL = """
     startup = 8
     promote = false
     reported = "accuracy"
+    reference = { accuracy = 0.5, seconds = 60 }
     perturb = ["lr"]
 
     [[island]]
@@ -104,6 +105,7 @@ FLAT: dict[str, object] = {
     "startup": 8,
     "promote": False,
     "reported": "accuracy",
+    "reference": {"accuracy": 0.5, "seconds": 60.0},
     "perturb": ["lr"],
     "island": [{}, {"kind": "cmaes", "migration": 0.0}],
     "isolation": "fresh",
@@ -181,6 +183,7 @@ def test_defaults(tmp_path: Path) -> None:
         "startup": None,
         "promote": True,
         "reported": None,
+        "reference": {},
         "perturb": None,
     }
     assert settings.evaluation.model_dump() == {
