@@ -7,6 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from hpo import fronts, results, tables
+from hpo.errors import CampaignError
+from hpo.importance import Importance, importance
 from hpo.individual import Individual
 from hpo.journal import storable
 from hpo.known import is_known
@@ -24,12 +26,26 @@ def best(directory: Path, top: int | None) -> str:
     """
     record = results.load(directory)
     found = _top(record, top)
+    if not found:
+        return f"{directory}: no evaluation has completed yet"
     if len(record.objectives) < 2:
-        return tables.best(directory, found)
-    front = fronts.front(record)
-    return tables.front(
-        directory, found, fronts.knee(front, record.objectives), fronts.hypervolume(record), len(front)
-    )
+        parts = [tables.best(directory, found)]
+    else:
+        front = fronts.front(record)
+        knee = fronts.knee(front, record.objectives)
+        parts = [tables.front(directory, found, knee, fronts.hypervolume(record), len(front))]
+    return "\n".join([*parts, *map(str, _importance(record).values())])
+
+
+def _importance(record: results.CampaignRecord) -> dict[str, Importance | CampaignError]:
+    """By objective; or, once, why there is none."""
+    found: dict[str, Importance | CampaignError] = {}
+    for name in record.objectives:
+        try:
+            found[name] = importance(record, name)
+        except CampaignError as error:
+            return {name: error}
+    return found
 
 
 def best_json(directory: Path, top: int | None) -> str:
@@ -53,7 +69,12 @@ def best_json(directory: Path, top: int | None) -> str:
             entry["knee"] = knee is not None and one.id == knee.id
         entries.append(entry)
     if entries:
-        campaign: dict[str, object] = {}
+        campaign: dict[str, object] = {
+            "importance": {
+                name: one.to_json() if isinstance(one, Importance) else {"missing": str(one)}
+                for name, one in _importance(record).items()
+            }
+        }
         if several:
             volume = fronts.hypervolume(record)
             campaign["hypervolume"] = {

@@ -21,6 +21,8 @@ from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual
 if TYPE_CHECKING:
     import pandas
 
+    from hpo.importance import Importance
+
 __all__ = ["CampaignRecord", "Leg", "Result", "best", "dataframe", "export", "front", "load", "status"]
 
 _SUFFIXES = (".csv", ".parquet", ".json")
@@ -472,6 +474,17 @@ class Result:
         ``reference``: a value an objective, beyond which nothing counts; by default that of the campaign, else the
         worst value of each."""
         return hypervolume(self.record, reference)
+
+    def importance(self, objective: str | None = None) -> Importance:
+        """How much each parameter matters for ``objective``, by default the first (see ``hpo.importance``).
+
+        Raises:
+            UsageError: there is no such objective.
+            CampaignError: too few evaluations have completed, or all have the same result.
+        """
+        from hpo.importance import importance
+
+        return importance(self.record, objective)
 
     def dataframe(self) -> pandas.DataFrame:
         """One row an individual, known points first, with the columns that ``hpo export`` writes."""
