@@ -16,7 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from hpo.errors import UsageError
 from hpo.parameters import Categorical, Ordinal
@@ -458,15 +458,30 @@ def _promise(pruned: Member) -> tuple[int, float]:
 
 
 def make_breeder(
-    space: SearchSpace, settings: SearchSettings, *, clock: Callable[[], float] | None = None
+    space: SearchSpace,
+    settings: SearchSettings,
+    *,
+    clock: Callable[[], float] | None = None,
+    workers: int = 1,
 ) -> Breeder:
     """The breeder of ``settings.kind``; raises UsageError for one that the space does not suit.
 
     ``clock``: seconds, by which the default kind sees how long evaluations take, and whether to think longer than
-    evolution does is worth it; without one it does not."""
+    evolution does is worth it; without one it does not. ``workers``: of the island, who share the first individuals."""
+    breeder = _breeder_of(space, settings, clock)
+    if settings.initial == "random":
+        return breeder
+    from hpo.designs import Designed
+
+    return Designed(breeder, space, settings.initial, workers=workers)
+
+
+def _breeder_of(space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None) -> Breeder:
     kind = settings.kind
     if kind in ("default", "evolution", "surrogate"):
         return _typed(space, settings, clock)
+    if kind == "portfolio":
+        return _portfolio(space, settings)
     if kind == "genetic":
         return GeneticBreeder(
             space,
@@ -483,14 +498,38 @@ def make_breeder(
         return NelderMeadBreeder(space)
     if kind == "random":
         return RandomBreeder(space)
+    if kind == "grid":
+        from hpo.designs import GridBreeder
+
+        return GridBreeder(space, settings.grid_points)
+    if kind in ("tpe", "gp", "optuna-cmaes"):
+        from hpo.optuna_kinds import OptunaBreeder
+
+        return OptunaBreeder(space, kind)
     if kind == "pbt":
         from hpo.pbt import PbtBreeder
 
         return PbtBreeder(space, pool=settings.pool, perturb=settings.perturb)
-    raise UsageError(
-        f"[search] kind = {kind!r}: unknown; the kinds are default, surrogate, evolution, genetic, cmaes, pso, "
-        "nelder-mead, random"
-    )
+    from hpo.settings import Kind
+
+    raise UsageError(f"[search] kind = {kind!r}: unknown; the kinds are {', '.join(get_args(Kind))}")
+
+
+def _portfolio(space: SearchSpace, settings: SearchSettings) -> Breeder:
+    """The surrogate, the typed evolution, CMA-ES where all are numbers that always exist, TPE where it is installed."""
+    from hpo.optuna_kinds import OptunaBreeder, missing
+    from hpo.portfolio import PortfolioBreeder
+
+    breeders: dict[str, Breeder] = {
+        kind: _typed(space, settings.model_copy(update={"kind": kind}), None)
+        for kind in ("surrogate", "evolution")
+    }
+    numbers = [one for one in space.parameters.values() if not isinstance(one, Categorical) and not one.when]
+    if len(numbers) == len(space) > 1:
+        breeders["cmaes"] = CmaesBreeder(space)
+    if not missing("tpe"):
+        breeders["tpe"] = OptunaBreeder(space, "tpe")
+    return PortfolioBreeder(breeders)
 
 
 def _typed(space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None) -> Breeder:

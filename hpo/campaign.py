@@ -582,7 +582,7 @@ class Campaign:
             coordinator=0,
             transport=transport,
             space=space,
-            breeder=make_breeder(space, search, clock=transport.now),
+            breeder=make_breeder(space, search, clock=transport.now, workers=len(groups[place.island])),
             crew=crew,
             journal=writer,
             settings=LeaderSettings(

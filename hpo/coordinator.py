@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median
 from typing import Any, Protocol
 
@@ -54,6 +55,7 @@ _FORCED_END_S = 60.0
 _KNOWN = 5
 """So many evaluations must have completed before others are held back for how long they took."""
 _MOST_BARREN = 20_000
+_PIECE = 20_000
 
 
 @dataclass(slots=True)
@@ -185,7 +187,11 @@ class Coordinator:
         self.tally = tally if tally is not None else Tally()
         self._duplicates = duplicates
         self._configurations = configurations
-        self._unseen: Iterator[tuple[dict[str, Scalar], str]] | None = None
+        # Of the list of all configurations: what was read and nobody had taken, the rest, and whether that may hold
+        # anything.
+        self._unseen: Iterator[tuple[dict[str, Scalar], str]] = iter(())
+        self._listing: Iterator[tuple[dict[str, Scalar], str]] | None = None
+        self._may_be_left = False
         self._grace_s = grace_s
         self._stop_requested = stop_requested
         self._ended = ended
@@ -349,7 +355,7 @@ class Coordinator:
         else:
             self.remaining += 1
             self._keys.discard(item)
-            self._exhausted = False
+            self._exhausted, self._may_be_left = False, True
 
     def _dismiss(self, leader: int, message: Unfit) -> None:
         """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
@@ -555,19 +561,25 @@ class Coordinator:
             self._barren += 1
             self._exhausted = self._barren >= _MOST_BARREN
             return None
-        if self._unseen is None:
-            # Listed once, in an order that favours no corner of the space.
-            rest = [entry for entry in self._configurations() if entry[1] not in self._keys]
+        while True:
+            for params, key in self._unseen:
+                if key not in self._keys:
+                    self._keys.add(key)
+                    return Assignment(params=params, key=key, operator="last")
+            # Listed a piece at a time, one for each claim in vain: a million at once would take seconds.
+            if self._listing is None:
+                self._listing, self._may_be_left = self._configurations(), False
+            piece = list(islice(self._listing, _PIECE))
+            rest = [entry for entry in piece if entry[1] not in self._keys]
+            self._may_be_left |= bool(rest)
+            if len(piece) < _PIECE:
+                self._listing = None
+                self._exhausted = not self._may_be_left
+            if not rest:
+                return None
+            # In an order that favours no corner of the space.
             random.Random(len(rest)).shuffle(rest)
             self._unseen = iter(rest)
-        for params, key in self._unseen:
-            if key not in self._keys:
-                self._keys.add(key)
-                return Assignment(params=params, key=key, operator="last")
-        self._unseen = None
-        if all(key in self._keys for _, key in self._configurations()):
-            self._exhausted = True
-        return None
 
     # --- the end --------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from hpo.designs import Designed, GridBreeder
 from hpo.individual import Scalar
 from hpo.population import Population
 from hpo.seams import Breeder, Candidate, Codec, Offspring
@@ -45,18 +46,34 @@ class Proposals:
         self._rng = random.Random()
         self.known: set[str] = set()
 
+    def _first(self, design: Designed, candidate: Candidate) -> Offspring | None:
+        """The candidate's point of the design, if it has one."""
+        island, worker, _ = (int(part) for part in candidate.id.split("-"))
+        return design.first(self._seed, island, worker, candidate.sequence)
+
     def fill(self, candidate: Candidate, population: Population) -> None:
         """Give ``candidate`` an allowed configuration that is new as far as known here.
 
         Where breeding proposes only known ones, random ones are tried. After ``STUCK`` attempts a known one
         is left, and after many more an empty key where the constraints allow nothing that was drawn: the
         caller must look further."""
-        rng = self._rng
+        rng, breeder = self._rng, self._breeder
+        bred = _BRED
+        if isinstance(breeder, Designed):
+            first = None if candidate.attempts else self._first(breeder, candidate)
+            breeder = breeder.breeder
+        else:
+            first = None
+        if isinstance(breeder, GridBreeder):
+            # What it holds and others have taken comes back refused, one by one.
+            bred += candidate.attempts + breeder.patience
         rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
         while True:
             candidate.attempts += 1
-            if candidate.attempts <= _BRED:
-                child = self._breeder.breed(population, rng)
+            if first is not None:
+                child, first = first, None
+            elif candidate.attempts <= bred:
+                child = breeder.breed(population, rng)
             else:
                 child = Offspring(self._space.sample(rng), "random")
             if (genome := self._space.confined(child.genome)) is not child.genome:
@@ -68,7 +85,7 @@ class Proposals:
                 key = ""
                 break
             key = key_of(self._space, params, child.inherits)
-            if candidate.attempts >= STUCK or self._duplicates or key not in self.known:
+            if candidate.attempts >= bred + STUCK - _BRED or self._duplicates or key not in self.known:
                 break
         candidate.genome, candidate.params, candidate.key = child.genome, params, key
         candidate.operator, candidate.parents = child.operator, child.parents

@@ -77,6 +77,7 @@ class Search:
         if checked.kind == "default":
             checked = checked.model_copy(update={"kind": "surrogate"})
         self._breeder = make_breeder(space, checked)
+        self._duplicates = checked.duplicates
         self._proposals = Proposals(
             space, self._breeder, seed=seed, allows=self._allows, duplicates=checked.duplicates
         )
@@ -101,7 +102,8 @@ class Search:
             operator="",
         )
         self._proposals.fill(candidate, self._population)
-        if not candidate.key or (candidate.attempts >= STUCK and candidate.key in self._proposals.known):
+        stuck = candidate.attempts >= STUCK and not self._duplicates
+        if not candidate.key or (stuck and candidate.key in self._proposals.known):
             self._look_further(candidate)
         self._asked += 1
         self._proposals.known.add(candidate.key)
@@ -123,7 +125,7 @@ class Search:
             )
         losses = (self._sign * value,) if value is not None and isfinite(value) else None
         status = FAILED if losses is None else COMPLETED
-        member = Member(suggestion.id, suggestion.genome, losses, status)
+        member = Member(suggestion.id, suggestion.genome, losses, status, operator=suggestion.operator)
         self._population.add(member)
         self._breeder.learn(member)
 
@@ -150,7 +152,15 @@ class Search:
         return all(constraint(dict(params)) for constraint in self._constraints)
 
     def _look_further(self, candidate: Candidate) -> None:
-        """Breeding and chance find only what is known: go through what is left of the space."""
+        """Breeding and chance find only what is known, or nothing that is allowed: go through what is left of the
+        space. Where the same may come again, one that is known to be allowed does."""
+        told = list(self._population) if self._duplicates else []
+        if told:
+            candidate.genome = random.Random(candidate.id).choice(told).genome
+            candidate.params = self._space.decode(candidate.genome)
+            candidate.key, candidate.operator = self._space.key(candidate.params), "again"
+            candidate.parents = ()
+            return
         if self._rest is None:
             size = self._space.size
             if size is None or size > _MOST_LISTED:

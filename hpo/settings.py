@@ -73,7 +73,23 @@ def _one_of(choices: object) -> str:
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Kind = Literal["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random", "pbt"]
+Kind = Literal[
+    "default",
+    "surrogate",
+    "evolution",
+    "portfolio",
+    "tpe",
+    "gp",
+    "optuna-cmaes",
+    "genetic",
+    "cmaes",
+    "pso",
+    "nelder-mead",
+    "grid",
+    "random",
+    "pbt",
+]
+Initial = Literal["random", "sobol", "latin-hypercube"]
 Exchange = Literal["migration", "pollination"]
 Pruner = Literal["none", "halving", "median"]
 Isolation = Literal["warm", "fresh", "inline"]
@@ -116,6 +132,8 @@ class SearchSettings(Section):
     exchange: Exchange = Field(default="migration", description=_one_of(Exchange))
     pool: int | None = Field(default=None, ge=2, description="a whole number from 2")
     duplicates: bool = Field(default=False, description="true or false")
+    initial: Initial = Field(default="random", description=_one_of(Initial))
+    grid_points: int = Field(default=5, ge=2, description="a whole number from 2")
     pruner: Pruner = Field(default="none", description=_one_of(Pruner))
     min_steps: int = Field(default=1, ge=1, description="a whole number from 1")
     reduction: int = Field(default=3, ge=2, description="a whole number from 2")

@@ -81,7 +81,7 @@ class SurrogateBreeder(TypedBreeder):
         index = int(bounds.argmin())
         known.use(brood.rows(genomes[index : index + 1]))
         ids = tuple(dict.fromkeys(pool[one].id for one in origins[index].tolist() if one >= 0))
-        return Offspring(brood.genome(genomes[index].tolist()), self.operator if ids else "random", ids)
+        return Offspring(brood.genome(genomes[index].tolist()), self.operator, ids)
 
     def _bounds(self, genomes: Any, judge: Judge) -> Any:
         """Infinite for what is not new."""

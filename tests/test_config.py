@@ -41,6 +41,8 @@ FULL = """
     exchange = "pollination"
     pool = 16
     duplicates = true
+    initial = "sobol"
+    grid_points = 4
     only = { optimizer = ["sgd", "adam"] }
     pruner = "halving"
     min_steps = 2
@@ -97,6 +99,8 @@ FLAT: dict[str, object] = {
     "exchange": "pollination",
     "pool": 16,
     "duplicates": True,
+    "initial": "sobol",
+    "grid_points": 4,
     "only": {"optimizer": ["sgd", "adam"]},
     "pruner": "halving",
     "min_steps": 2,
@@ -175,6 +179,8 @@ def test_defaults(tmp_path: Path) -> None:
         "exchange": "migration",
         "pool": None,
         "duplicates": False,
+        "initial": "random",
+        "grid_points": 5,
         "only": {},
         "pruner": "none",
         "min_steps": 1,
@@ -347,7 +353,8 @@ def test_grace_may_be_nothing() -> None:
         (
             "[search]\nkind = 'nelder_mead'",
             '[search] kind = "nelder_mead": must be one of "default", "surrogate", "evolution", '
-            '"genetic", "cmaes", "pso", "nelder-mead", "random", "pbt". Did you mean "nelder-mead"?',
+            '"portfolio", "tpe", "gp", "optuna-cmaes", "genetic", "cmaes", "pso", "nelder-mead", "grid", "random", '
+            '"pbt". Did you mean "nelder-mead"?',
         ),
         ("[search]\nmutation = nan", "[search] mutation = NaN: must be a number from 0 to 1."),
         ("[search]\npool = 1", "[search] pool = 1: must be a whole number from 2."),

@@ -1,0 +1,74 @@
+"""Several breeders in one, of which those whose children are good get more of the budget."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from hpo.individual import COMPLETED
+from hpo.population import Member, Population
+from hpo.seams import Breeder, Offspring
+
+_WINDOW = 60
+_DECAY = 0.9
+_LEAST = 0.05
+_DOUBT = 4.0
+
+
+class PortfolioBreeder:
+    """Draws the breeder of each individual with a probability that grows with the area under its curve of ranks, the
+    comparison-based credit of Fialho et al. 2010 (doi:10.1145/1830483.1830574): of the latest 60 individuals, sorted
+    by loss, the one in place r is worth 0.9^r, and a breeder's credit is what its own are worth in the mean, matched by
+    probability (at least 5 % each). Only ranks count, and as the window moves, a breeder that has stopped to find
+    anything loses its share.
+
+    ``breeders``: by the name of the operator that individuals carry; the first is believed in twice as much as the
+    others before anything is known. All of them see all observations, also those of peers and migrants, and the
+    credit comes from the same: the operator of each member. So nothing has to be stored, and a resumed campaign
+    goes on with it."""
+
+    def __init__(self, breeders: Mapping[str, Breeder]) -> None:
+        self._breeders = dict(breeders)
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def learn(self, member: Member) -> None:
+        for breeder in self._breeders.values():
+            breeder.learn(member)
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        self._observe(population)
+        shares = self.shares()
+        (name,) = rng.choices(list(shares), list(shares.values()))
+        child = self._breeders[name].breed(population, rng)
+        if child.operator == "random":  # nobody's merit
+            return child
+        return Offspring(child.genome, name, child.parents)
+
+    def shares(self) -> dict[str, float]:
+        """With what probability each breeder proposes."""
+        credit = dict.fromkeys(self._breeders, 0.0)
+        uses = dict.fromkeys(credit, 0)
+        for place, (operator, _) in enumerate(sorted(self._known.values(), key=lambda one: one[1])):
+            credit[operator] += _DECAY**place
+            uses[operator] += 1
+        total = sum(uses.values())
+        mean = sum(credit.values()) / total if total else 1.0
+        first = next(iter(credit))
+        # The mean of its own, and of a few more that were worth what it is believed to be.
+        quality = {
+            name: (credit[name] + _DOUBT * mean * (2.0 if name == first else 1.0)) / (uses[name] + _DOUBT)
+            for name in credit
+        }
+        squares = sum(one**2 for one in quality.values())
+        free = 1.0 - _LEAST * len(credit)
+        return {name: _LEAST + free * one**2 / squares for name, one in quality.items()}
+
+    def _observe(self, population: Population) -> None:
+        for member in sorted(
+            (*population.recent, *population.failures, *population.pruned), key=lambda one: one.age
+        ):
+            if member.operator in self._breeders:
+                complete = member.status == COMPLETED and member.losses is not None
+                self._known[member.id] = (member.operator, member.rank if complete else float("inf"))
+        while len(self._known) > _WINDOW:
+            del self._known[next(iter(self._known))]
