@@ -295,7 +295,7 @@ def test_promoted_ones_go_on_where_they_paused() -> None:
                 finished[record["status"]] += 1
                 step = record["metrics"].get("pruned_step", 10)
                 assert step > record["promoted"], "it went further than where it had paused"
-    assert sum(promoted.values()) > 50 and finished[COMPLETED] > 10 and finished[PRUNED] > 5
+    assert sum(promoted.values()) > 20 and finished[COMPLETED] > 5 and finished[PRUNED] > 2
 
 
 @pytest.mark.parametrize("chunk", range(10))
