@@ -187,7 +187,7 @@ def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = 
     for count, one in [*((0, one) for one in record.known), *enumerate(ended, start=1)]:
         if one.status == COMPLETED and one.objectives is not None:
             loss = numpy.array(_losses(one.objectives, objectives))
-            if (loss < edge).all() and not (points <= loss).all(axis=1).any():
+            if numpy.isfinite(loss).all() and (loss < edge).all() and not (points <= loss).all(axis=1).any():
                 points = numpy.vstack([points[(points < loss).any(axis=1)], loss])
                 value = float(volume(points, ref=edge))
         if count == 0 and found.values:  # all that was known before is one step

@@ -29,6 +29,7 @@ _FORESTS = 8
 _TREES = 16
 _LEAST_LEAF = 2
 _PAIRS = 512
+_SHOWN = 8
 _ROWS = 8192
 """Configurations to be judged, about; with many parameters there are fewer pairs."""
 
@@ -84,11 +85,14 @@ class Importance:
             f"importance for {self.objective}, from {of} evaluations, of whose ranks a forest foretells "
             f"{max(0.0, self.explained):.0%}:"
         ]
-        width = max(map(len, self.shares))
+        shown = dict(list(self.shares.items())[:_SHOWN])
+        width = max(map(len, shown))
         lines += [
-            f"    {name:<{width}}  {one.total:.2f} ± {one.spread:.2f}  alone {max(0.0, one.alone):.2f}"
-            for name, one in self.shares.items()
+            f"    {name:<{width}}  {one.total:.2f} ± {one.spread:.2f}  alone {one.alone:.2f}"
+            for name, one in shown.items()
         ]
+        if rest := list(self.shares.values())[_SHOWN:]:
+            lines.append(f"    and {len(rest)} of at most {rest[0].total:.2f}")
         if self.explained < 0.2:
             lines.append("    It foretells too little for these to mean much.")
         return "\n".join(lines)
@@ -127,7 +131,14 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
             "importance of parameters: all evaluations have the same result, so none matters."
         )
     brood = Brood(space)
-    rows = brood.rows(numpy.array([space.encode(one.params) for _, one in chosen], dtype=float))
+    try:
+        genomes = [space.encode(space.validate(one.params)) for _, one in chosen]
+    except UsageError as error:
+        raise CampaignError(
+            f"importance of parameters: the journal has a configuration that is none of campaign.json's space: {error} "
+            f"`hpo check {record.directory}` says what is whole."
+        ) from None
+    rows = brood.rows(numpy.array(genomes, dtype=float))
     rows, goals = rows.astype(numpy.float32), normal_scores(losses)
     generator = numpy.random.default_rng(0)
     pairs = max(32, min(_PAIRS, _ROWS // (len(space) + 2)))
@@ -153,10 +164,11 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
             alone[forest] = [1 - ((other - changed) ** 2).mean() / (2 * variance) for changed in mixed]
     heard = votes > 0
     errors = (goals[heard] - foretold[heard] / votes[heard]) ** 2
+    # What is alone is part of the total; two estimates need not know that.
+    total, spread = totals.mean(axis=0), totals.std(axis=0)
+    alone = numpy.clip(alone.mean(axis=0), 0.0, total)
     shares = {
-        name: Share(
-            float(totals[:, place].mean()), float(alone[:, place].mean()), float(totals[:, place].std())
-        )
+        name: Share(float(total[place]), float(alone[place]), float(spread[place]))
         for place, name in enumerate(space.names)
     }
     return Importance(

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpo import check, config, directory, journal, messages, results, tables
+from hpo import check, config, directory, journal, messages, reports, results, tables
 from hpo.errors import CampaignError, HpoError, UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -266,6 +266,15 @@ def _lines() -> list[dict[str, object]]:
         {"type": "finished", **individual, **end, "metrics": {"loss": "nan", "n": 3}, "error": None},
         {"type": "migrated", "id": "0-0-1", "source": 0, "target": 1, "hop": 1, "copy": False, "time": 3.0},
         journal.ended(reason="done", exit=0),
+        journal.known(
+            number=1,
+            params={"x": 0.25, "kind": "b"},
+            status="completed",
+            objectives={"value": 0.5},
+            source="a.csv",
+            origin="row 1",
+        ),
+        journal.entered(source="a.csv", told="1 entered"),
     ]
 
 
@@ -308,6 +317,8 @@ def _inspected(home: Path) -> None:
         results.best(record, 3)
         results._json(results._columns(record.individuals, list(record.objectives)))
         results.dataframe(record.individuals).to_csv()
+        reports.best(home, None)
+        reports.best_json(home, 3)
 
     reads(inspect, CampaignError)
 
@@ -336,7 +347,7 @@ def test_repairs_of_any_bytes(home: Path, content: bytes, monkeypatch: pytest.Mo
 
 @fuzz
 @given(
-    which=st.integers(0, 5),
+    which=st.integers(0, 7),
     name=st.sampled_from(sorted({name for line in _lines() for name in line})),
     value=_values,
     drop=st.booleans(),
