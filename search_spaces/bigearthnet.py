@@ -39,7 +39,7 @@ PATIENCE_EPOCHS = 10
 
 _EVALUATED_AT_ONCE = 256
 _IN_MEMORY_BYTES = 256 * 2**20
-_MADE_UP_PATCHES = 600
+_MADE_UP_PATCHES = 1200
 
 
 def make_space(most_filters: int = 256) -> hpo.SearchSpace:
@@ -113,7 +113,7 @@ class _Size:
 
 
 _FULL = _Size(most_filters=256, blocks=(3, 4, 6, 3), side=120, epochs=100, batch_size=512)
-_SMALL = _Size(most_filters=32, blocks=(1, 1, 1, 1), side=32, epochs=6, batch_size=32)
+_SMALL = _Size(most_filters=16, blocks=(1, 1, 1, 1), side=32, epochs=6, batch_size=32)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def make_task(
 
     - ``data``: what ``python -m search_spaces.readers.bigearthnet`` made. With ``small`` the directory for a
       made-up archive, which is written there by who comes first; runs/made-up if it is not named.
-    - ``small``: images of 32×32 pixels, one block a stage, up to 32 filters, 6 epochs of 32 samples a step.
+    - ``small``: images of 32×32 pixels, one block a stage, up to 16 filters, 6 epochs of 32 samples a step.
     - ``epochs``: at most so many, else 100; early stopping may end a training before.
     - ``batch_size``: of all ranks together, so that their number does not matter; else 512.
     - ``patches``: so many of the training part, and of the others as many at most.
