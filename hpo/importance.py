@@ -164,8 +164,8 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
             alone[forest] = [1 - ((other - changed) ** 2).mean() / (2 * variance) for changed in mixed]
     heard = votes > 0
     errors = (goals[heard] - foretold[heard] / votes[heard]) ** 2
-    # What is alone is part of the total; two estimates need not know that.
-    total, spread = totals.mean(axis=0), totals.std(axis=0)
+    # What is alone is part of the total, and that of the whole; estimates need not know that.
+    total, spread = numpy.minimum(totals.mean(axis=0), 1.0), totals.std(axis=0)
     alone = numpy.clip(alone.mean(axis=0), 0.0, total)
     shares = {
         name: Share(float(total[place]), float(alone[place]), float(spread[place]))
