@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
 OPTUNA_KINDS = ("tpe", "gp", "optuna-cmaes")
-_MOST_TOLD = {"tpe": 500, "gp": 60, "optuna-cmaes": 500}
+_MOST_TOLD = {"tpe": 400, "gp": 50, "optuna-cmaes": 400}
 """Observations that a study holds, the best and the latest: fitting a Gaussian process anew for each proposal stays
 under 200 ms with so many."""
 _LATEST = 0.5
@@ -109,6 +109,9 @@ class OptunaBreeder(TypedBreeder):
         fresh = sorted((one for one in shown.values() if self._news(one)), key=lambda one: one.age)
         if self._study is None:
             self._study = self._new_study()
+        if self.operator == "optuna-cmaes" and not self._told:
+            # Of what was known before CMA-ES makes its first generation of the first that it is told.
+            fresh.sort(key=lambda one: one.rank)
         # The losses come first: failed ones are told what the worst of them is.
         for member in sorted(fresh, key=lambda one: one.losses is None):
             self._tell(member)

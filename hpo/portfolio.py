@@ -12,15 +12,16 @@ from hpo.seams import Breeder, Offspring
 _WINDOW = 60
 _DECAY = 0.9
 _LEAST = 0.05
-_DOUBT = 4.0
+_DOUBT = 3.0
+_CONTRAST = 3.0
 
 
 class PortfolioBreeder:
     """Draws the breeder of each individual with a probability that grows with the area under its curve of ranks, the
     comparison-based credit of Fialho et al. 2010 (doi:10.1145/1830483.1830574): of the latest 60 individuals, sorted
-    by loss, the one in place r is worth 0.9^r, and a breeder's credit is what its own are worth in the mean, matched by
-    probability (at least 5 % each). Only ranks count, and as the window moves, a breeder that has stopped to find
-    anything loses its share.
+    by loss, the one in place r is worth 0.9^r, a breeder's credit is what its own are worth in the mean, and its
+    probability is in proportion to the cube of that, and 5 % at least. Only ranks count, and as the window moves, a
+    breeder that has stopped to find anything loses its share.
 
     ``breeders``: by the name of the operator that individuals carry; the first is believed in twice as much as the
     others before anything is known. All of them see all observations, also those of peers and migrants, and the
@@ -29,7 +30,9 @@ class PortfolioBreeder:
 
     def __init__(self, breeders: Mapping[str, Breeder]) -> None:
         self._breeders = dict(breeders)
+        # Of the latest by id the operator and the loss, and the age from which on members are new.
         self._known: dict[str, tuple[str, float]] = {}
+        self._next = 0
 
     def learn(self, member: Member) -> None:
         for breeder in self._breeders.values():
@@ -59,16 +62,17 @@ class PortfolioBreeder:
             name: (credit[name] + _DOUBT * mean * (2.0 if name == first else 1.0)) / (uses[name] + _DOUBT)
             for name in credit
         }
-        squares = sum(one**2 for one in quality.values())
-        free = 1.0 - _LEAST * len(credit)
-        return {name: _LEAST + free * one**2 / squares for name, one in quality.items()}
+        weights = {name: one**_CONTRAST for name, one in quality.items()}
+        free = (1.0 - _LEAST * len(credit)) / sum(weights.values())
+        return {name: _LEAST + free * one for name, one in weights.items()}
 
     def _observe(self, population: Population) -> None:
         for member in sorted(
             (*population.recent, *population.failures, *population.pruned), key=lambda one: one.age
         ):
-            if member.operator in self._breeders:
+            if member.age >= self._next and member.operator in self._breeders:
                 complete = member.status == COMPLETED and member.losses is not None
                 self._known[member.id] = (member.operator, member.rank if complete else float("inf"))
+        self._next = population.seen
         while len(self._known) > _WINDOW:
             del self._known[next(iter(self._known))]

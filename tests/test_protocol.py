@@ -110,8 +110,10 @@ def test_the_same_seed_replays_the_same_campaign():
     assert [j.committed for j in first.journals] != [j.committed for j in other.journals]
 
 
+@pytest.mark.parametrize("piece", [4, 18, 20_000])
 @pytest.mark.parametrize("workers", [1, 4, 9])
-def test_a_finite_space_that_is_used_up_ends_the_campaign(workers):
+def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkeypatch):
+    monkeypatch.setattr("hpo.coordinator._PIECE", piece)  # of the list of all configurations
     space = hpo.SearchSpace(
         a=hpo.Ordinal(1, 2, 3), b=hpo.Categorical("x", "y"), c=hpo.Int(0, 4, when={"b": "x"})
     )

@@ -27,11 +27,24 @@ def run(search, evaluations, sign=1.0):
 
 
 @pytest.mark.parametrize(
-    "kind", ["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+    "kind",
+    [
+        "default",
+        "surrogate",
+        "evolution",
+        "genetic",
+        "cmaes",
+        "pso",
+        "nelder-mead",
+        "random",
+        "portfolio",
+        "grid",
+        "tpe",
+    ],
 )
 def test_every_kind_asks_and_learns_and_repeats_itself(kind):
     first, second = hpo.Search(SPACE, seed=3, kind=kind), hpo.Search(SPACE, seed=3, kind=kind)
-    for _ in range(60):
+    for _ in range(30):
         one, other = first.ask(), second.ask()
         assert one == other
         assert SPACE.validate(one.params) == one.params
@@ -42,11 +55,11 @@ def test_every_kind_asks_and_learns_and_repeats_itself(kind):
 @pytest.mark.parametrize(("direction", "sign"), [("minimize", 1.0), ("maximize", -1.0)])
 def test_the_default_beats_chance_in_both_directions(direction, sign):
     wins = sum(
-        run(hpo.Search(SPACE, direction, seed), 120, sign)
-        < run(hpo.Search(SPACE, seed=seed, kind="random"), 120)
-        for seed in range(10)
+        run(hpo.Search(SPACE, direction, seed), 50, sign)
+        < run(hpo.Search(SPACE, seed=seed, kind="random"), 50)
+        for seed in range(5)
     )
-    assert wins >= 8
+    assert wins >= 4
 
 
 def test_any_number_may_be_pending_and_none_comes_twice():
@@ -69,14 +82,35 @@ def test_constraints_narrow_what_can_be_asked_for():
     assert len(asked) == 6 and all(one.params["a"] < one.params["b"] for one in asked)
 
 
+def test_where_the_same_may_come_again_a_tight_constraint_exhausts_nothing():
+    space = hpo.SearchSpace({name: hpo.Int(0, 9) for name in "abc"})
+    search = hpo.Search(
+        space, kind="random", duplicates=True, constraints=[lambda params: set(params.values()) == {7}]
+    )
+    for _ in range(5):
+        one = search.ask()
+        assert set(one.params.values()) == {7}
+        search.tell(one, 1.0)
+    narrow = hpo.Search(
+        hpo.SearchSpace(x=hpo.Float(0, 1)),
+        kind="random",
+        duplicates=True,
+        constraints=[lambda params: params["x"] < 1e-7],
+    )
+    with pytest.raises(SpaceExhausted, match="Loosen the constraints"):
+        narrow.ask()
+    narrow.enter({"x": 5e-8}, 1.0)
+    assert narrow.ask().params["x"] == 5e-8
+
+
 def test_failures_are_told_as_none_and_guide_away():
     search = hpo.Search(hpo.SearchSpace(x=hpo.Float(0, 1)), seed=1)
     low = high = 0
-    for number in range(200):
+    for number in range(80):
         one = search.ask()
         failed = one.params["x"] > 0.5
         search.tell(one, None if failed else abs(one.params["x"] - 0.5))
-        if number >= 100:
+        if number >= 40:
             low, high = low + (not failed), high + failed
     assert low > 2 * high
 

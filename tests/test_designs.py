@@ -1,0 +1,152 @@
+"""First individuals of a design, and grids: every point once, whoever asks."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+import hpo
+from hpo.breeding import make_breeder
+from hpo.designs import Designed, GridBreeder
+from hpo.errors import UsageError
+from hpo.population import Population
+from hpo.settings import SearchSettings
+from hpo.simulation import Simulation
+
+SPACE = hpo.SearchSpace(
+    x=hpo.Float(0, 1),
+    rate=hpo.Float(1e-4, 1.0, log=True),
+    kind=hpo.Categorical("a", "b"),
+    inner=hpo.Int(1, 100, when={"kind": "b"}),
+)
+
+
+def design(kind, workers):
+    return make_breeder(SPACE, SearchSettings(kind="evolution", initial=kind), workers=workers)
+
+
+@pytest.mark.parametrize("kind", ["sobol", "latin-hypercube"])
+def test_workers_share_one_design_and_a_resumed_one_goes_on(kind):
+    workers = 4
+    points = {}
+    for worker in range(workers):
+        first = design(kind, workers)
+        for sequence in range(5):
+            child = first.first(7, 0, worker, sequence)
+            if child is not None:
+                points[sequence, worker] = child.genome
+                assert child.operator == kind
+                # Another launch, which has drawn nothing before.
+                assert design(kind, workers).first(7, 0, worker, sequence) == child
+    assert len(points) == 16 and len(set(points.values())) == 16
+    assert design(kind, workers).first(7, 0, 0, 4) is None
+    assert design(kind, workers).first(8, 0, 0, 0) != design(kind, workers).first(7, 0, 0, 0)
+    assert design(kind, workers).first(7, 1, 0, 0) != design(kind, workers).first(7, 0, 0, 0)
+    for genome in points.values():
+        assert SPACE.validate(SPACE.decode(genome)) == SPACE.decode(genome)
+    # Spread: one in each sixteenth of each number, both choices equally often.
+    for gene in (0, 1, 3):
+        assert sorted(int(16 * genome[gene]) for genome in points.values()) == list(range(16))
+    assert sum(genome[2] for genome in points.values()) == 8
+
+
+def test_the_design_comes_first_in_a_search_and_a_campaign():
+    search = hpo.Search(SPACE, kind="evolution", initial="sobol", seed=3)
+    operators = []
+    for number in range(24):
+        one = search.ask()
+        operators.append(one.operator)
+        search.tell(one, float(number))
+    assert operators[:16] == ["sobol"] * 16 and "sobol" not in operators[16:]
+
+    settings = SearchSettings(kind="evolution", initial="sobol")
+    simulation = Simulation(
+        SPACE,
+        lambda params: params["x"],
+        workers=8,
+        islands=2,
+        evaluations=60,
+        duration=lambda number: 1.0,
+        breeder=lambda rank: make_breeder(SPACE, settings, workers=4),
+        seed=1,
+    )
+    simulation.run()
+    records = [record for journal in simulation.journals for record in journal.committed]
+    drawn = [record for record in records if record.get("operator") == "sobol"]
+    assert len(drawn) == 2 * 16
+    assert {record["sequence"] for record in drawn} == {0, 1, 2, 3}
+
+
+def test_a_grid_is_all_combinations_once():
+    breeder = GridBreeder(SPACE, 3)
+    bred = [SPACE.decode(breeder.breed(Population(), random.Random(n)).genome) for n in range(9 + 9 * 3)]
+    expected = [
+        *({"x": x, "rate": r, "kind": "a"} for x, r in product((0.0, 0.5, 1.0), (1e-4, 1e-2, 1.0))),
+        *(
+            {"x": x, "rate": r, "kind": "b", "inner": i}
+            for x, r, i in product((0.0, 0.5, 1.0), (1e-4, 1e-2, 1.0), (1, 51, 100))
+        ),
+    ]
+    assert sorted(map(repr, bred)) == sorted(map(repr, expected))
+    assert bred != expected, "not in random order"
+    assert breeder.breed(Population(), random.Random(0)).operator == "random"
+
+
+def test_values_that_conditions_name_are_on_the_grid():
+    space = hpo.SearchSpace(n=hpo.Int(0, 100), x=hpo.Float(0, 1, when={"n": 37}))
+    breeder = GridBreeder(space, 2)
+    bred = [space.decode(breeder.breed(Population(), random.Random(n)).genome) for n in range(4)]
+    assert sorted(map(repr, bred)) == sorted(
+        map(repr, [{"n": 0}, {"n": 100}, {"n": 37, "x": 0.0}, {"n": 37, "x": 1.0}])
+    )
+
+
+@pytest.mark.parametrize("evaluations", [27, 60])
+def test_workers_and_islands_go_through_one_grid(evaluations):
+    """27 points of the grid first; then, the space being infinite, random ones."""
+    space = hpo.SearchSpace({name: hpo.Float(0, 1) for name in "abc"})
+    simulation = Simulation(
+        space,
+        lambda params: params["a"],
+        workers=6,
+        islands=2,
+        evaluations=evaluations,
+        duration=lambda number: 1.0,
+        breeder=lambda rank: GridBreeder(space, 3),
+        seed=4,
+    )
+    simulation.run()
+    records = [
+        record
+        for journal in simulation.journals
+        for record in journal.committed
+        if record["type"] == "finished"
+    ]
+    points = {tuple(one["params"].values()) for one in records if one["operator"] == "grid"}
+    assert points == set(product((0.0, 0.5, 1.0), repeat=3))
+    assert len(records) == evaluations
+    assert sum(one["operator"] == "grid" for one in records) == 27
+
+
+def test_a_finite_space_is_used_up():
+    space = hpo.SearchSpace(a=hpo.Int(0, 3), b=hpo.Categorical(*"xyz"))
+    search = hpo.Search(space, kind="grid")
+    asked = [search.ask() for _ in range(12)]
+    assert {one.operator for one in asked} == {"grid"}
+    with pytest.raises(hpo.SpaceExhausted, match="all 12"):
+        search.ask()
+
+
+def test_a_restricted_grid_and_one_too_large():
+    search = hpo.Search(SPACE, kind="grid", grid_points=2, only={"kind": ["b"]})
+    assert {search.ask().params["kind"] for _ in range(8)} == {"b"}
+    with pytest.raises(UsageError, match=r"grid_points = 10 makes 10000000000 configurations, and a million"):
+        GridBreeder(hpo.SearchSpace({f"x{i}": hpo.Float(0, 1) for i in range(10)}), 10)
+
+
+def test_a_designed_breeder_is_otherwise_the_one_inside():
+    designed = Designed(GridBreeder(SPACE, 2), SPACE, "sobol")
+    plain = GridBreeder(SPACE, 2)
+    assert designed.breed(Population(), random.Random(1)) == plain.breed(Population(), random.Random(1))

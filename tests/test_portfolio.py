@@ -1,0 +1,147 @@
+"""The portfolio pays who finds, from what the island knows; islands of all kinds in one campaign."""
+
+from __future__ import annotations
+
+import random
+from typing import get_args
+
+import pytest
+
+import hpo
+from hpo.breeding import make_breeder
+from hpo.individual import COMPLETED, FAILED
+from hpo.population import Member, Population
+from hpo.portfolio import PortfolioBreeder
+from hpo.seams import Offspring
+from hpo.settings import Kind, SearchSettings
+from hpo.simulation import Simulation
+
+SPACE = hpo.SearchSpace(
+    x=hpo.Float(-1, 1), y=hpo.Float(-1, 1), n=hpo.Int(0, 40), c=hpo.Categorical("a", "b", "c")
+)
+NUMBERS = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(3)})
+
+
+class Fixed:
+    """Proposes values around a place of its own."""
+
+    def __init__(self, place):
+        self.place = place
+        self.learnt = []
+
+    def breed(self, population, rng):
+        return Offspring((self.place + 0.1 * rng.random(),), "whatever")
+
+    def learn(self, member):
+        self.learnt.append(member.id)
+
+
+def spend(breeders, value, individuals=300, seed=0):
+    """What share each got of the last hundred."""
+    portfolio, population, operators = PortfolioBreeder(breeders), Population(), []
+    for number in range(individuals):
+        child = portfolio.breed(population, random.Random(f"{seed}/{number}"))
+        operators.append(child.operator)
+        loss = value(child.genome[0], number)
+        status = COMPLETED if loss is not None else FAILED
+        losses = None if loss is None else (loss,)
+        member = Member(f"0-0-{number}", child.genome, losses, status, operator=child.operator)
+        population.add(member)
+        portfolio.learn(member)
+    return {name: operators[-100:].count(name) / 100 for name in breeders}, portfolio
+
+
+def test_who_finds_gets_the_budget_and_loses_it_when_others_find_more():
+    breeders = {"poor": Fixed(0.8), "good": Fixed(0.1), "worse": Fixed(0.5)}
+    shares, portfolio = spend(breeders, lambda x, number: x)
+    assert shares["good"] > 0.7 and min(shares.values()) > 0.0
+    assert portfolio.shares()["good"] > 0.7
+    turned, _ = spend(breeders, lambda x, number: x if number < 150 else 1 - x)
+    assert turned["poor"] > 0.6
+    assert len(breeders["worse"].learnt) == 600, "not everybody learnt everything"
+
+
+def test_only_ranks_count_and_failures_are_worst():
+    breeders = {"a": Fixed(0.1), "b": Fixed(0.5)}
+    plain, _ = spend(breeders, lambda x, number: x)
+    blown, _ = spend(breeders, lambda x, number: 1e6 ** (50 * x))
+    assert plain == blown
+    failing, _ = spend(breeders, lambda x, number: None if x < 0.3 else x)
+    assert failing["b"] > 0.7
+
+
+def test_nothing_is_stored_and_what_peers_bred_counts():
+    """One that has bred nothing itself knows from the population alone whom to believe."""
+    population = Population()
+    for number in range(80):
+        name = ("a", "b", "random")[number % 3]
+        loss = {"a": 1.0, "b": 0.0, "random": -1.0}[name] + number / 1000
+        population.add(Member(f"0-{number % 5}-{number}", (0.5,), (loss,), COMPLETED, operator=name))
+    shares = []
+    for _ in range(2):
+        portfolio = PortfolioBreeder({"a": Fixed(0.1), "b": Fixed(0.5)})
+        assert portfolio.shares()["a"] > portfolio.shares()["b"]
+        portfolio.breed(population, random.Random(0))
+        shares.append(portfolio.shares())
+    assert shares[0] == shares[1] and shares[0]["b"] > 0.8
+
+
+def test_its_members_fit_the_space():
+    def members(space):
+        return set(make_breeder(space, SearchSettings(kind="portfolio"))._breeders)
+
+    assert members(SPACE) == {"surrogate", "evolution", "tpe"}
+    assert members(NUMBERS) == {"surrogate", "evolution", "tpe", "cmaes"}
+    assert members(hpo.SearchSpace(x=hpo.Float(0, 1))) == {"surrogate", "evolution", "tpe"}
+
+
+KINDS = [kind for kind in get_args(Kind) if kind not in ("pbt", "gp", "optuna-cmaes")]
+"""Those two have tests of their own, and take their time."""
+
+
+@pytest.mark.parametrize("exchange", ["migration", "pollination"])
+def test_islands_of_all_kinds_in_one_campaign(exchange):
+    """Each island breeds by its kind, and takes in what the others find."""
+    kinds = [*KINDS, "optuna-cmaes"] if exchange == "migration" else KINDS
+    islands = len(kinds)
+    settings = [SearchSettings(kind=kind, initial="sobol", grid_points=4) for kind in kinds]
+    simulation = Simulation(
+        SPACE,
+        lambda params: params["x"] ** 2 + params["y"] ** 2 + abs(params["n"] - 20) + (params["c"] != "b"),
+        workers=islands,
+        islands=islands,
+        evaluations=24 * islands,
+        duration=lambda number: 1.0 + (number % 7) / 10,
+        breeder=lambda rank: make_breeder(SPACE, settings[rank]),
+        migration=0.9,
+        copy=exchange == "pollination",
+        seed=3,
+    )
+    simulation.run()
+    names = {"default": {"evolution"}, "portfolio": {"surrogate", "evolution", "tpe"}}
+    for island, kind in enumerate(kinds):
+        records = [one for one in simulation.journals[island].committed if one["type"] == "finished"]
+        bred = {one["operator"] for one in records} - {"sobol", "random"}
+        assert (bred and bred <= names.get(kind, {kind})) or kind in ("random", "nelder-mead"), (kind, bred)
+        population = simulation.leaders[island].population
+        homes = {one.id.split("-")[0] for one in population}
+        assert len(homes) > 1, f"nobody came to the island of kind {kind}"
+        # What came from others carries its operator with it.
+        foreign = {one.operator for one in population if not one.id.startswith(f"{island}-")}
+        assert foreign and "" not in foreign
+
+
+def test_migrants_are_observations_to_other_kinds():
+    """An island that has evaluated nothing good itself proposes near what came from elsewhere."""
+    population, rng = Population(), random.Random(0)
+    for number in range(12):
+        genome = (rng.uniform(0.6, 1.0), rng.uniform(0.6, 1.0), rng.uniform(0.6, 1.0))
+        population.add(Member(f"0-0-{number}", genome, (sum(genome),), COMPLETED))
+    for number in range(24):
+        genome = (0.1 + 0.1 * rng.random(), 0.1 + 0.1 * rng.random(), 0.1 + 0.1 * rng.random())
+        population.add(Member(f"3-0-{number}", genome, (sum(genome),), COMPLETED, (3,)))
+    for kind in ("surrogate", "evolution", "tpe", "cmaes", "portfolio"):
+        breeder = make_breeder(NUMBERS, SearchSettings(kind=kind, random=0.0))
+        bred = [breeder.breed(population, random.Random(n)).genome for n in range(12)]
+        near = sum(max(genome) < 0.5 for genome in bred)
+        assert near >= 6, (kind, near)
