@@ -112,7 +112,9 @@ def test_accuracy(
 
 
 def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, float]) -> str:
-    """The configurations side by side, with what they reach."""
+    """The configurations side by side, with what they reach: an accuracy, or, where it is minimised, an error."""
+    direction = next(iter(result.record.objectives.values()))
+    what = "accuracy" if direction == "maximize" else "error"
     counts = result.record.individuals
     completed = sum(one.status == COMPLETED for one in counts)
     rows = [["", *(f"{name} ({one.id})" for name, one in chosen.items())]]
@@ -122,16 +124,23 @@ def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, fl
         for name in result.best.objectives or {}:
             rows.append([name, *(f"{(one.objectives or {})[name]:.4g}" for one in chosen.values())])
     else:
-        rows.append(["validation accuracy", *(f"{one.value or 0.0:.2%}" for one in chosen.values())])
-    rows.append(["test accuracy", *(f"{tests[name]:.2%}" for name in chosen)])
+        rows.append(
+            [f"validation {what}", *(reached(one.value or 0.0, direction) for one in chosen.values())]
+        )
+    rows.append([f"test {what}", *(reached(tests[name], direction) for name in chosen)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [f"{len(counts)} configurations evaluated, {completed} of them to the end:", ""]
     lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
     lines.append("")
     lines.append(
-        "The best is chosen by validation accuracy alone; the test accuracy is the mean of three trainings."
+        f"The best is chosen by validation {what} alone; the test {what} is the mean of three trainings."
     )
     return "\n".join(lines)
+
+
+def reached(value: float, direction: str) -> str:
+    """An accuracy in per cent; an error as it is."""
+    return f"{value:.2%}" if direction == "maximize" else f"{value:.4f}"
 
 
 def _shown(value: object) -> str:

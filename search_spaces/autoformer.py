@@ -270,7 +270,7 @@ def mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:
 def make_task(
     *,
     data: str = "elecdemand",
-    stride: int = 8,
+    stride: int = 16,
     horizon: int = 48,
     context: int = 96,
     start_token: int = 48,

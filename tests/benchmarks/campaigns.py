@@ -37,12 +37,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--evaluations", type=int, help="of each campaign (default: as in the file)")
     told = parser.parse_args(arguments)
     rows = [found(told.file, seed, told.evaluations) for seed in told.seeds]
+    direction = next(iter(hpo.Campaign.from_file(told.file).task.objectives.values()))
     for row in rows:
-        print(
-            f"seed {row['seed']}: {row['statuses']}; validation {row['best']:.2%} (default {row['default']:.2%}), "
-            f"test {row['test_best']:.2%} (default {row['test_default']:.2%})"
+        best, default, test_best, test_default = (
+            compare.reached(row[name], direction) for name in ("best", "default", "test_best", "test_default")
         )
-    gains = [100 * (row["test_best"] - row["test_default"]) for row in rows]
+        print(
+            f"seed {row['seed']}: {row['statuses']}; validation {best} (default {default}), test {test_best} "
+            f"(default {test_default})"
+        )
+    # Of an accuracy in points; of an error, which is minimised, in hundredths.
+    sign = 100 if direction == "maximize" else -100
+    gains = [sign * (row["test_best"] - row["test_default"]) for row in rows]
     deviation = statistics.stdev(gains) if len(gains) > 1 else 0.0
     print(
         f"The best is better than the default by {statistics.fmean(gains):.1f} ± {deviation:.1f} points on the "
