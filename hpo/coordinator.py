@@ -424,7 +424,8 @@ class Coordinator:
             tokens.setdefault(item if isinstance(item, str) else item.key, []).append(token)
         for key, identity, status, losses, seconds in found.finished[self._told[leader] :]:
             if tokens.get(key):
-                del mine[tokens[key].pop()]
+                # The oldest: one that paused may have asked to go on already, under the same key.
+                del mine[tokens[key].pop(0)]
                 self.running -= 1
                 self.tally.add(identity, status, losses, seconds)
         for assignment in found.begun:

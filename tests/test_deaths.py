@@ -7,7 +7,11 @@ import random
 import pytest
 from test_protocol import SPACE, check_that_it_completes, finished, make, records_of
 
-from hpo.coordinator import DONE
+from hpo.coordinator import DONE, Coordinator
+from hpo.layout import Place
+from hpo.messages import Claim
+from hpo.resume import Autopsy, Earlier
+from hpo.workforce import Workforce
 
 
 def kill_at_random(simulation, rng, ranks, *, within):
@@ -139,3 +143,32 @@ def test_an_individual_that_kills_its_ranks_is_given_up_and_the_campaign_ends():
     assert len(simulation.dead) == 4
     assert records[poisoned[0]]["status"] == "crashed"
     assert "died 4 times" in records[poisoned[0]]["error"]
+
+
+class Nowhere:
+    """A transport that tells nobody."""
+
+    rank = 0
+
+    def send(self, destination, data):
+        pass
+
+    def now(self):
+        return 0.0
+
+
+def test_who_paused_untold_and_asked_to_go_on_counts_once():
+    """Its leader has died between the claim and the news of the pause, which are told in this order."""
+    places = [Place(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
+    coordinator = Coordinator(
+        transport=Nowhere(),
+        workforce=Workforce(places),
+        everyone=range(2),
+        autopsy=lambda place: Autopsy(finished=[("key", "0-1-0", "pruned", None, 1.0)]),
+        census=Earlier,
+        evaluations=2,
+    )
+    coordinator.receive(1, Claim([[0, "key"]], False))
+    coordinator.receive(1, Claim([[1, "key", "0-1-0"]], False))
+    coordinator.bury([1])
+    assert (coordinator.tally.counts["pruned"], coordinator.running, coordinator.remaining) == (1, 0, 1)
