@@ -292,7 +292,14 @@ class Campaign:
                 if isinstance(transport, MpiTransport):
                     transport.flush(10.0)
                 raise
-            starts = resume.start_messages(layout, earlier, leg, hosts)
+            starts = resume.start_messages(
+                layout,
+                earlier,
+                leg,
+                hosts,
+                lineages={one for one in range(layout.islands) if settings.search_of(one).kind == "pbt"},
+                holds=Rooms(settings.directory).holds,
+            )
             for rank in others:
                 transport.send(rank, encode(starts[rank]))
             return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
@@ -590,7 +597,8 @@ class Campaign:
                 losses=self.task.losses,
                 allows=self.task.allows,
                 migration=MigrationSettings(
-                    probability=search.migration,
+                    # What an interval of training reached says nothing of its parameters where training begins.
+                    probability=0.0 if search.kind == "pbt" else search.migration,
                     copy=search.exchange == "pollination",
                     emigrants=topology_matrix(settings.layout.topology, len(groups))[place.island],
                 ),

@@ -42,7 +42,7 @@ from hpo.migration import Migration, MigrationSettings
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.pruning import PAUSE, STOP, EarlyStopping, PruningSettings
-from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Outcome
+from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Lineages, Outcome
 from hpo.transport import Transport
 
 if TYPE_CHECKING:
@@ -215,6 +215,8 @@ class Leader:
             member = self._learn(evaluated(fields), earlier=True)
             if member.id in owned and member.status == PRUNED:
                 self._stopping.rest(self._paused_before(member), member.progress[0] if member.progress else 0)
+            elif member.id in owned and self._settings.lineages:
+                self._breeder.learn(member)
             elif member.id in owned:
                 self._migration.own(member)
         self.started = True
@@ -332,7 +334,7 @@ class Leader:
         return True
 
     def _paused_before(self, member: Member) -> Candidate:
-        """One that paused in an earlier launch; what bred it is on record there."""
+        """One that paused in an earlier launch; its parents are on record there."""
         island, worker, sequence = (int(part) for part in member.id.split("-"))
         params = self._space.decode(member.genome)
         return Candidate(
@@ -342,7 +344,7 @@ class Leader:
             genome=member.genome,
             params=params,
             key=self._space.key(params),
-            operator="promoted",
+            operator=member.operator,
             home=(island, worker),
         )
 
@@ -426,6 +428,8 @@ class Leader:
             error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
             self._finish(_Given(CRASHED, error))
             return
+        if isinstance(self._breeder, Lineages):
+            self._breeder.begun(candidate.parents)
         self._stopping.start(candidate)
         self._crew.start(candidate)
 
@@ -481,7 +485,8 @@ class Leader:
             # tell whether it was that.
             outcome = _Given(INTERRUPTED, outcome.error)
         now = self._transport.now()
-        rests = outcome.status == INTERRUPTED and self._stopping.pausing
+        # What was killed after its grace, or failed, has not saved itself: the next launch goes on with it.
+        rests = outcome.status == INTERRUPTED and outcome.error is None and self._stopping.pausing
         if rests:
             outcome = self._paused(outcome)
         elif outcome.status == COMPLETED:

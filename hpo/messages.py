@@ -45,7 +45,7 @@ class Hello(NamedTuple):
 class Start(NamedTuple):
     """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequences``: first free number of this
     worker; ``population``: what the island knows from earlier launches; ``owned``: ids among them for this
-    leader to emigrate, or to promote; ``reports``: as in ``Records``."""
+    leader to emigrate, to promote, or to go on from; ``reports``: as in ``Records``."""
 
     leg: int
     hosts: list[str]

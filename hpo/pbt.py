@@ -69,15 +69,21 @@ class PbtBreeder:
         """An own individual has finished: its lineage waits to go on."""
         self._leaves.append(member)
 
+    def begun(self, parents: Sequence[str]) -> None:
+        """A lineage goes on, and waits no longer."""
+        waiting = [one for one in self._leaves if one.id not in parents[-1:]]
+        self._leaves = deque(waiting, self._pool)
+
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        if population.completed < self._pool:
+        if population.native < self._pool:
             return Offspring(self._space.sample(rng), "random")
         latest = [member for member in population.recent if not member.history][-self._pool :]
         latest.sort(key=lambda member: (member.rank, member.age))
         if not latest:
             return Offspring(self._space.sample(rng), "random")
         part = max(1, len(latest) // _TRUNCATED)
-        leaf = self._leaves.popleft() if self._leaves else None
+        leaf = self._leaves[0] if self._leaves else None
+        self._leaves.rotate(-1)  # if this proposal comes to nothing, the next one is another's
         if leaf is not None and leaf.losses is not None:
             worst = latest[-part]
             behind = len(latest) > 1 and (leaf.rank, leaf.age) >= (worst.rank, worst.age)

@@ -74,6 +74,8 @@ class Population:
         self._pruned: OrderedDict[str, Member] = OrderedDict()
         self.completed = 0
         """How many completed ones have come, whatever became of them."""
+        self.native = 0
+        """How many of these had not come from another island."""
         self.judged = 0
         """How many have come that completed, or were pruned as worse than others."""
         self.seen = 0
@@ -138,6 +140,7 @@ class Population:
                 self._failures.popitem(last=False)
             return
         self.completed += 1
+        self.native += not member.history
         self.judged += 1
         self._recent[member.id] = member
         while len(self._recent) > self._recent_limit:

@@ -6,9 +6,10 @@ that a launch after 100 000 evaluations needs no more memory than one after a hu
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,8 @@ _KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""
 _MOST_KNOWN = 256
 """Known points that each island is told of: half of them the best, the others from all over the rest."""
+_LATEST = 64
+"""Completed ones of each birthplace that finished last, for islands whose individuals go on from each other."""
 _REPORTS = 4096
 """Intermediate results of an island, the latest."""
 
@@ -33,8 +36,8 @@ _REPORTS = 4096
 class Earlier:
     """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
-    saved themselves and may go on; ``known``: how many known points there are; ``saves``: whether an interrupted one
-    has ever saved itself."""
+    saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known points
+    there are; ``saves``: whether one that was asked to has ever saved itself."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -43,6 +46,7 @@ class Earlier:
     populations: dict[int, Population] = field(default_factory=dict)
     reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
     resting: set[str] = field(default_factory=set)
+    continued: set[str] = field(default_factory=set)
     known: int = 0
     saves: bool = False
 
@@ -66,6 +70,8 @@ def fold(
     # By birthplace until all moves are known; the configurations of those kept, by id.
     born: dict[int, Population] = {}
     configurations: dict[str, dict[str, Scalar]] = {}
+    # Of each birthplace a heap of when they finished.
+    latest: dict[int, list[tuple[float, str, Member]]] = {}
     given: dict[int, Mapping[str, Any]] = {}
     for record in records:
         kind = record["type"]
@@ -88,7 +94,11 @@ def fold(
         place = (record["island"], record["worker"])
         earlier.sequences[place] = max(earlier.sequences.get(place, 0), record["sequence"] + 1)
         # What was killed after its grace has an error.
-        earlier.saves |= kind == "finished" and record["status"] == INTERRUPTED and record["error"] is None
+        saved = kind == "finished" and record["status"] == INTERRUPTED and record["error"] is None
+        earlier.saves |= saved or bool(record.get("resting"))
+        if record.get("inherits"):
+            # Whose turn it was, though one that had fallen behind goes on from another's checkpoint.
+            earlier.continued.update(record["parents"][-1:])
         turn = _turn(record)
         if identity in final:
             if turn <= final[identity]:
@@ -116,12 +126,19 @@ def fold(
         earlier.tally.add(identity, record["status"], None if loss is None else list(loss), seconds)
         population = born.setdefault(record["island"], Population(best=_KEPT))
         progress, operator = _progress(record, losses), record["operator"]
-        population.add(Member(identity, (), loss, record["status"], (), progress, operator))
+        member = Member(identity, (), loss, record["status"], (), progress, operator)
+        population.add(member)
+        if complete:
+            newest = latest.setdefault(record["island"], [])
+            heapq.heappush(newest, (record["finished"], identity, member))
+            if len(newest) > _LATEST:
+                heapq.heappop(newest)
         configurations[identity] = params
-        if len(configurations) > 4096 + 2 * _KEPT * len(born):
-            configurations = {one.id: configurations[one.id] for kept in born.values() for one in _all(kept)}
+        if len(configurations) > 4096 + 2 * (_KEPT + _LATEST) * len(born):
+            kept = {one.id for place in born for one in _in_order(born[place], latest.get(place, []))}
+            configurations = {one: configurations[one] for one in kept}
     for birthplace in sorted(born):
-        for member in _all(born[birthplace]):
+        for member in _in_order(born[birthplace], latest.get(birthplace, [])):
             hops = moves.get(member.id, {})
             genome = space.encode(configurations[member.id])
             history = tuple(hops[hop][0] for hop in sorted(hops))
@@ -250,8 +267,11 @@ def _worst(loss: float | None) -> float:
     return math.inf if loss is None else loss
 
 
-def _all(population: Population) -> list[Member]:
-    return [*population, *population.pruned, *population.failures]
+def _in_order(population: Population, latest: list[tuple[float, str, Member]]) -> list[Member]:
+    """All; last the ``latest``, in the order in which they finished: journals are in no order of time."""
+    newest = {identity: member for _, identity, member in sorted(latest, key=lambda entry: entry[:2])}
+    others = [*population, *population.pruned, *population.failures]
+    return [*(one for one in others if one.id not in newest), *newest.values()]
 
 
 def _homes(
@@ -270,8 +290,17 @@ def _homes(
     return homes
 
 
-def start_messages(layout: Layout, earlier: Earlier, leg: int, hosts: list[str]) -> list[Start]:
-    """What to tell each rank; only leaders get a population."""
+def start_messages(
+    layout: Layout,
+    earlier: Earlier,
+    leg: int,
+    hosts: list[str],
+    *,
+    lineages: Container[int] = (),
+    holds: Callable[[str], bool] = lambda identity: True,
+) -> list[Start]:
+    """What to tell each rank; only leaders get a population. ``lineages``: islands whose individuals go on from each
+    other; ``holds``: whether what an individual saved is still there, without which none goes on."""
     starts = [Start(leg, hosts, 0, [], [], []) for _ in hosts]
     for island in range(layout.islands):
         places = layout.of_island(island)
@@ -280,11 +309,18 @@ def start_messages(layout: Layout, earlier: Earlier, leg: int, hosts: list[str])
         owned: dict[int, list[str]] = {}
         if population is not None:
             leaders = [place.leader for place in places]
-            owned = share([one.id for one in population.best if not is_known(one.id)], leaders)
-            resting = share([one.id for one in population.pruned if one.id in earlier.resting], leaders)
+            paused = [one.id for one in population.pruned if one.id in earlier.resting and holds(one.id)]
+            resting = share(paused, leaders)
+            completed = list(reversed(list(population)))  # worst first: what comes last counts as most recent
+            if island in lineages:
+                recent = population.recent
+                completed = [one for one in completed if one not in recent] + recent
+                ends = [one.id for one in recent if not one.history and one.id not in earlier.continued]
+                owned = share([identity for identity in ends if holds(identity)], leaders)
+            else:
+                owned = share([one.id for one in population.best if not is_known(one.id)], leaders)
             owned = {leader: owned[leader] + resting[leader] for leader in leaders}
-            # Worst first: what comes last counts as most recent.
-            everyone = (*population.failures, *population.pruned, *reversed(list(population)))
+            everyone = (*population.failures, *population.pruned, *completed)
             members += [one.to_wire() for one in everyone]
         reports = report_fields(earlier.reports.get(island, ()))
         for place in places:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hpo.individual import Scalar
 from hpo.population import Member, Population
@@ -32,6 +32,15 @@ class Breeder(Protocol):
 
     def breed(self, population: Population, rng: random.Random) -> Offspring: ...
     def learn(self, member: Member) -> None: ...
+
+
+@runtime_checkable
+class Lineages(Protocol):
+    """A breeder whose individuals take turns: a proposal that is not evaluated was no turn."""
+
+    def begun(self, parents: Sequence[str]) -> None:
+        """A child of ``parents`` is evaluated; the last of them is whose turn it was."""
+        ...
 
 
 class Codec(Protocol):

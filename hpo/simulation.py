@@ -165,7 +165,7 @@ class SimulatedCrew:
         if self.failed_starts:
             outcome = SimulatedOutcome(FAILED, None, error="no evaluators to be had")
         elif self._killed is not None:
-            outcome = SimulatedOutcome(self._killed, None)
+            outcome = SimulatedOutcome(self._killed, None, error="ended by the campaign")
         elif self._curve is None:
             outcome = self._simulation.evaluate(candidate)
         else:

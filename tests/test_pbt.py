@@ -11,11 +11,14 @@ import pytest
 import hpo
 from hpo import results
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FAILED
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.journal import read_directory
+from hpo.layout import Layout
 from hpo.pbt import PbtBreeder, kept_for_others
 from hpo.population import Member, Population
 from hpo.proposals import key_of
+from hpo.simulation import MemoryJournal
+from hpo.transport import LocalTransport
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),
@@ -45,6 +48,17 @@ def test_the_first_are_random_and_inherit_nothing() -> None:
     population, _ = island([1.0, 2.0, 3.0, 4.0], rng)
     offspring = breeder.breed(population, rng)
     assert (offspring.operator, offspring.inherits, offspring.parents) == ("random", "", ())
+
+
+def test_what_came_from_elsewhere_is_none_of_the_first() -> None:
+    rng = random.Random(0)
+    population, _ = island([1.0, 2.0], rng)
+    for number in range(9):
+        population.enter(member(100 + number, 0.0, rng, history=(0, 1)))
+    breeder = PbtBreeder(SPACE, pool=3)
+    assert breeder.breed(population, rng).operator == "random"
+    population.add(member(2, 3.0, rng))
+    assert breeder.breed(population, rng).operator == "exploit"
 
 
 @pytest.mark.parametrize("own, expected", [(0, "continue"), (7, "continue"), (8, "exploit"), (9, "exploit")])
@@ -179,6 +193,13 @@ def inherited(directory: Path) -> dict[str, str]:
     }
 
 
+class Idle:
+    """A crew that is never asked for anything."""
+
+    def listen(self, on_report: Any) -> None:
+        pass
+
+
 def settings(directory: Path, **more: Any) -> dict[str, Any]:
     return {
         "directory": directory,
@@ -239,6 +260,48 @@ def test_an_interrupted_child_goes_on_from_its_own_state_and_keeps_its_parent(tm
     result = hpo.Campaign(task, **campaign).run()
     assert calls[-1] == interrupted and interrupted[1], "called again, with its parent's checkpoint"
     assert len(result.individuals) == 3 and len({one.id for one in result.individuals}) == 3
+
+
+def test_all_lineages_go_on_after_a_stop(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def evaluate(trial: hpo.Trial) -> float:
+        calls.append(trial.id)
+        if len(calls) == 14:
+            raise hpo.Interrupted
+        return climb(trial)
+
+    task = hpo.Task(CLIMB.space, evaluate)
+    campaign = settings(tmp_path / "run")
+    assert hpo.Campaign(task, **{**campaign, "evaluations": 20}).run().reason == "incomplete"
+    before = inherited(tmp_path / "run")
+    (stopped,) = [
+        one["id"]
+        for one in read_directory(tmp_path / "run")
+        if one["type"] == "finished" and one["status"] == INTERRUPTED
+    ]
+    hpo.Campaign(task, **{**campaign, "evaluations": 26}).run()
+    after = inherited(tmp_path / "run")
+    new = [identity for identity in after if identity not in before]
+    assert len(new) == 6 and after[stopped] == before[stopped]
+    # It was one lineage's turn, and each of the six has one more: those that are behind go on from a better one.
+    rows = {one.id: one for one in results.load(tmp_path / "run").individuals}
+    turns = {identity: rows[identity].parents[-1] for identity in after if after[identity]}
+    waited = set(before) - {turns[one] for one in before if one in turns}
+    assert len(waited) == 6 and {turns[one] for one in new} == waited
+
+
+def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
+    campaign = hpo.Campaign(CLIMB, **settings(tmp_path / "run", islands=2, island=[{"kind": "random"}]))
+    journal = MemoryJournal()
+    layout = Layout.plan(ranks=2, islands=2, ranks_per_worker=1)
+    groups = [[one.leader for one in layout.of_island(island)] for island in range(2)]
+    for place, migrates in zip(layout.workers, (True, False)):
+        leader = campaign._leader(LocalTransport(), groups, place, Idle(), journal)  # type: ignore[arg-type]
+        chances = [Member(f"{place.island}-0-{number}", (0.5, 0), (1.0,), COMPLETED) for number in range(20)]
+        for one in chances:
+            leader._migration.own(one)
+        assert any(leader._migration.departures(one) for one in chances) is migrates
 
 
 def test_digits_train_on_from_a_parent(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from test_protocol import SPACE, make, records_of
 from hpo.coordinator import DONE
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
+from hpo.layout import Layout
 from hpo.population import Member, Population
 from hpo.pruning import GO, PAUSE, STOP, EarlyStopping, Halving, PruningSettings, of_search
-from hpo.resume import fold
+from hpo.resume import fold, start_messages
 from hpo.seams import Candidate
 from hpo.settings import SearchSettings
 from hpo.simulation import Curve, Simulation
@@ -376,6 +377,34 @@ def test_a_resumed_campaign_knows_the_reports() -> None:
         4, workers=2, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING, earlier=earlier
     )
     assert {(one[0], one[1]) for one in again._starts[0].reports} == set(told)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_one_whose_checkpoint_is_gone_is_not_promoted(there: bool) -> None:
+    simulation, _ = make(3, workers=4, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING)
+    simulation.run()
+    earlier = fold(records_of(simulation), space=SPACE, islands=1, losses=losses)
+    assert earlier.resting and earlier.saves
+    layout = Layout.plan(ranks=2, islands=1, ranks_per_worker=1)
+    starts = start_messages(layout, earlier, 2, ["a", "a"], holds=lambda identity: there)
+    owned = {identity for start in starts for identity in start.owned}
+    assert bool(owned & earlier.resting) is there
+
+
+def test_what_is_killed_while_it_saves_itself_is_interrupted_and_goes_on() -> None:
+    def curve(params: dict[str, Any]) -> Curve:
+        return Curve(10.0, [abs(params["x"]) + 10.0, 1.0, 0.0], saves=False)
+
+    simulation, _ = make(2, workers=2, islands=1, evaluations=8, curve=curve, pruning=HALVING, migration=0.0)
+    # One of them has been told to pause after the first step, and is at the second.
+    simulation.at(15.0, lambda: simulation.coordinator.stop("stopped"))
+    simulation.at(15.1, lambda: simulation.coordinator.stop("stopped", urgent=True))
+    simulation.run()
+    ends = [record for record in records_of(simulation) if record["type"] == "finished"]
+    killed = [record for record in ends if record["status"] == "interrupted"]
+    assert len(killed) == 2 and all(record["error"] and not record.get("resting") for record in killed)
+    earlier = fold(records_of(simulation), space=SPACE, islands=1, losses=losses)
+    assert {one.id for one in earlier.pending} == {record["id"] for record in killed}
 
 
 def test_early_stopping_costs_a_fraction_of_the_steps() -> None:
