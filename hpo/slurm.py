@@ -171,7 +171,7 @@ def script(plan: Plan) -> str:
     if plan.start == "srun":
         start = [
             "# srun leaves its tasks one core where it is not told how many.",
-            f"srun --mpi={plan.mpi} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
+            f"srun --mpi={shlex.quote(plan.mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
             'hpo run "$file" &',
         ]
     else:
@@ -229,6 +229,8 @@ def plan(
 ) -> Plan:
     """The job for the campaign of ``file``; raises UsageError for a layout or options that cannot be."""
     given = dict(options)
+    if re.search(r"[\n\r]", str(file)):
+        raise UsageError(f"{str(file)!r}: a job's script cannot name a file of two lines. Rename it.")
     layout = settings.layout
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:

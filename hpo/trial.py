@@ -15,6 +15,8 @@ from hpo.individual import COMPLETED, FAILED, INTERRUPTED, PRUNED, Scalar
 from hpo.outcome import Outcome, as_metric, as_number, describe_exception, judge
 from hpo.rooms import clear_directory
 
+_MOST_STEPS = 2**53
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -148,13 +150,16 @@ class Trial:
     def report(self, step: int, value: object) -> None:
         """Tell an intermediate value of the objective. All ranks must call it; rank 0's value counts.
 
-        Raises Pruned, on all ranks at once, when the trial should stop. TypeError unless it is one number.
+        Raises Pruned, on all ranks at once, when the trial should stop. TypeError unless it is one number, ValueError
+        for a step that no training reaches.
         """
         number = as_number(value)
         if number is None:
             kind = type(value).__name__
             raise TypeError(f"trial.report takes one number as value, not {value!r} of type {kind}.")
         step = operator.index(step)
+        if abs(step) > _MOST_STEPS:  # a journal's numbers have 64 bits
+            raise ValueError(f"trial.report: step {step} must be a number of steps, at most 2**53.")
         self.last_report = (step, number)
         if self._link.report(step, number):
             raise Pruned(f"pruned at step {step} with value {number!r}")

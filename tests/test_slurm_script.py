@@ -102,6 +102,14 @@ def test_srun_starts_the_ranks_where_it_is_asked_to(file: Path, capsys: pytest.C
     assert directives(text)["ntasks-per-node"] == "4"  # two workers, for two nodes have to hold four islands
 
 
+def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=a; touch b")
+    assert "srun --mpi='a; touch b' " in text
+    two = file.rename(file.with_name("a\ntouch b.toml"))
+    code, out, err = dry_run(capsys, two, "--nodes=2-4")
+    assert (code, out) == (2, "") and "two lines" in err and len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

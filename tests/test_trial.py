@@ -48,6 +48,16 @@ def test_report_prunes_when_the_link_says_so(tmp_path: Path) -> None:
 WRONG = [(0, None), (0, "1"), (0, [1.0]), (0.5, 1.0), ("a", 1.0), (0, True)]
 
 
+@pytest.mark.parametrize("step", [2**53 + 1, -(2**70)])
+def test_report_refuses_a_step_that_the_journal_could_not_hold(tmp_path: Path, step: int) -> None:
+    link = Recorder()
+    trial = Trial(link, Job(id="0-0-0", params={}, seed=0, directory=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"2\*\*53"):
+        trial.report(step, 1.0)
+    trial.report(2**53, 1.0)
+    assert link.reports == [(2**53, 1.0)]
+
+
 @pytest.mark.parametrize(("step", "value"), WRONG)
 def test_report_refuses_what_is_no_number(tmp_path: Path, step: object, value: object) -> None:
     link = Recorder()
