@@ -23,6 +23,7 @@ from pydantic import (
 
 from hpo.errors import UsageError
 from hpo.layout import TOPOLOGIES, topology_matrix
+from hpo.sources import without_password
 from hpo.suggest import suggestion
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
@@ -196,7 +197,10 @@ class KnownSettings(Section):
     @property
     def recorded_as(self) -> str | None:
         """What a campaign's journal calls the source; None for one point."""
-        return self.source if self.study is None else f"{self.source}, study {self.study}"
+        if self.source is None:
+            return None
+        source = without_password(self.source)
+        return source if self.study is None else f"{source}, study {self.study}"
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> KnownSettings:

@@ -28,6 +28,7 @@ TABLES = (".csv", ".json", ".parquet")
 """Suffixes of tables, as ``hpo export`` writes them."""
 PARAMS, OBJECTIVES, METRICS, VALUE = "params.", "objectives.", "metrics.", "value"
 _URL = re.compile(r"\w+(\+\w+)?://")
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
 _SQLITE = b"SQLite format 3\0"
 _STATES = {"COMPLETE": COMPLETED, "FAIL": FAILED, "PRUNED": PRUNED}
 _OF_EXPORTS = frozenset(
@@ -81,6 +82,11 @@ def read(source: object, study: str | None = None) -> Table:
         f"known points: {type(source).__name__} is no source of them. Name a file ({', '.join(TABLES)}), a campaign's "
         "directory or an Optuna storage, or give a study or a list of dictionaries."
     )
+
+
+def without_password(name: str) -> str:
+    """``name``, of a URL without its password: what is told and put on record is read by others."""
+    return _PASSWORD.sub(r"\1:***@", name)
 
 
 def _from_path(name: str, study: str | None) -> Table:
@@ -196,7 +202,8 @@ def _from_campaign(name: str, directory: Path) -> Table:
 # --- Optuna -------------------------------------------------------------------------------------------------
 
 
-def _from_storage(name: str, study: str | None) -> Table:
+def _from_storage(url: str, study: str | None) -> Table:
+    name = without_password(url)
     try:
         import optuna
     except ImportError:
@@ -206,7 +213,7 @@ def _from_storage(name: str, study: str | None) -> Table:
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            storage = _storage(name, Path(scratch))
+            storage = _storage(url, Path(scratch))
             names = optuna.get_all_study_names(storage)
             if study is None and len(names) != 1:
                 raise UsageError(

@@ -18,6 +18,7 @@ from hpo.individual import COMPLETED, FAILED
 from hpo.known import KnownPoints, is_known, known_points
 from hpo.layout import Layout
 from hpo.population import Member, Population
+from hpo.settings import KnownSettings
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),
@@ -386,6 +387,21 @@ def test_a_mistake_is_a_sentence_before_anything_starts(tmp_path, entry, words):
         campaign(tmp_path / "run", known=[entry])
     assert words in str(refusal.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("nosuch://me:se:c@ret@nohost/db", "nosuch://me:***@nohost/db"),
+        ("nosuch://me@nohost/db", "nosuch://me@nohost/db"),
+        ("a:b@c.csv", "a:b@c.csv"),
+    ],
+)
+def test_passwords_are_not_told(source, told):
+    assert KnownSettings(source=source).recorded_as == told
+    with pytest.raises(UsageError) as caught:
+        hpo.known_points(source, SPACE)
+    assert told in str(caught.value) and "ret@" not in str(caught.value)
 
 
 def test_the_own_directory_is_no_source(tmp_path):
