@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _FIRST = 10
 _FEWEST = 16
-_LARGEST_GRID = 1_000_000
+_LARGEST_GRID = 100_000
+"""Listing so many takes about a second."""
 
 
 class Designed:
@@ -77,7 +78,7 @@ class GridBreeder:
     What others have evaluated is refused to it, so that workers and islands share one grid. When it is used up, the
     campaign ends where that was the whole space, and else goes on at random.
 
-    Raises UsageError for a grid of more than a million."""
+    Raises UsageError for a grid of more than 100 000."""
 
     def __init__(self, space: SearchSpace, grid_points: int = 5) -> None:
         self._space = space
@@ -94,7 +95,7 @@ class GridBreeder:
         size = grid.size or 0
         if size > _LARGEST_GRID:
             raise UsageError(
-                f'[search] kind = "grid": grid_points = {grid_points} makes {size} configurations, and a million is '
+                f'[search] kind = "grid": grid_points = {grid_points} makes {size} configurations, and 100000 are '
                 'the limit. Lower it, search fewer parameters, or use kind = "random" with initial = "sobol".'
             )
         self._grid = grid
