@@ -413,6 +413,7 @@ class Campaign:
                     self._writers[0].append(record)
                 coordinator = self._coordinator(transport, layout, start, self._writers[0], earlier, signals)
                 housekeeping = self._housekeeping(lock, coordinator, layout, signals)
+                self._tidy(layout, start, earlier)
             node = Node(
                 transport=transport,
                 parts=mine,
@@ -432,6 +433,14 @@ class Campaign:
         if coordinator is not None and end.exit_code == 0:
             Rooms(self.settings.directory).keep_only_best(self.settings.keep)
         return end
+
+    def _tidy(self, layout: Layout, start: Start, earlier: resume.Earlier) -> None:
+        """Let go of what the leaders of earlier launches kept: each begins anew to count its best."""
+        settings = self.settings
+        kinds = {settings.search_of(island).kind for island in range(layout.islands)}
+        # Lineages may go on from any of the latest; a front keeps all until the end.
+        if start.leg > 1 and "pbt" not in kinds and len(self.task.objectives) == 1:
+            Rooms(settings.directory).keep_only_best(settings.keep, needed=earlier.resting)
 
     # --- the parts ------------------------------------------------------------------------------------------
 

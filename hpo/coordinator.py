@@ -595,7 +595,10 @@ class Coordinator:
         if self.stopping is None:
             if self._deadline is not None and now >= self._deadline:
                 self.stop(DEADLINE)
-            elif self._stop_requested():
+            elif self._stop_requested() or (
+                # Slurm's warning may be set too late, or not at all.
+                self._must_end is not None and now >= self._must_end() - self._grace_s
+            ):
                 self.stop(STOPPED)
         elif now > self._stop_time + self._grace_s + _FORCED_END_S:
             self._finish(self.stopping)

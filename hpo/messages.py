@@ -249,7 +249,8 @@ def decode(data: bytes | bytearray) -> Message:
 def evaluated(fields: list[Any]) -> Evaluated:
     """Checked view of one individual inside a message; raises :class:`MessageError`."""
     if (
-        len(fields) == 7
+        isinstance(fields, list)
+        and len(fields) == 7
         and type(fields[0]) is str
         and type(fields[1]) is list
         and (fields[2] is None or type(fields[2]) is list)
@@ -270,7 +271,9 @@ def evaluated(fields: list[Any]) -> Evaluated:
 def reports(triples: list[list[Any]]) -> list[tuple[str, int, float]]:
     """Checked view of intermediate results inside a message; raises :class:`MessageError`."""
     for one in triples:
-        number = len(one) == 3 and (one[2] is None or isinstance(one[2], (int, float)))
+        number = (
+            isinstance(one, list) and len(one) == 3 and (one[2] is None or isinstance(one[2], (int, float)))
+        )
         if not (number and type(one[0]) is str and type(one[1]) is int):
             raise MessageError("a report has an id, a number of steps and a loss")
     return [(name, step, math.inf if loss is None else loss) for name, step, loss in triples]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,9 +52,9 @@ class Rooms:
         with suppress(OSError):  # not empty: it holds output
             path.rmdir()
 
-    def keep_only_best(self, keep: int) -> None:
-        """Remove the checkpoints of all but the ``keep`` best of the campaign; to be called when it is
-        complete.
+    def keep_only_best(self, keep: int, *, needed: Collection[str] = ()) -> None:
+        """Remove the checkpoints of all but the ``keep`` best of the campaign and of those ``needed``; to be called
+        while nothing is evaluated.
 
         Each leader has kept the best of its own; which of them are the best of all is known only now.
         """
@@ -66,7 +67,7 @@ class Rooms:
         from hpo import fronts, results
 
         record = results.load(self._root.parent)
-        kept = {one.id for one in fronts.best(record, keep, own=True)}
+        kept = {*needed, *(one.id for one in fronts.best(record, keep, own=True))}
         # With a deadline alone a campaign is done while some are unfinished: they go on if it does.
         unfinished = [one for one in record.individuals if one.status not in FINAL]
         kept |= {name for one in unfinished for name in (one.id, *one.parents[:1])}

@@ -39,6 +39,8 @@ from hpo.seams import Breeder, Candidate
 from hpo.space import SearchSpace
 from hpo.workforce import Workforce
 
+GRACE_S = 60.0
+
 _FOR_COORDINATOR = (Claim, Disbanded, Finished, Returned, StopRequest, Unfit)
 
 
@@ -264,6 +266,7 @@ class Simulation:
         pruning: PruningSettings | None = None,
         deadline: float | None = None,
         checkpoints: bool = False,
+        must_end: float | None = None,
         seed: int = 0,
     ) -> None:
         self.curve = curve
@@ -342,9 +345,14 @@ class Simulation:
             configurations=configurations,
             deadline=deadline,
             checkpoints=checkpoints,
+            must_end=None if must_end is None else partial(float, must_end),
+            grace_s=GRACE_S,
         )
         if deadline is not None:
             self.at(deadline, self.coordinator.step)
+        if must_end is not None:
+            self.at(must_end - GRACE_S, self.coordinator.step)
+            self.at(must_end, self.coordinator.step)
         self._starts: list[Start] = start_messages(layout, earlier, 1, [""] * workers)
 
     # --- the network ----------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ from terminal import Terminal
 
 import hpo
 from hpo.breeding import RandomBreeder
-from hpo.coordinator import DEADLINE, DONE
+from hpo.coordinator import DEADLINE, DONE, STOPPED
 from hpo.resume import fold
-from hpo.simulation import Simulation
+from hpo.simulation import GRACE_S, Simulation
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5))
 
 
-def simulate(*, seconds: float, deadline: float, seed: int = 0, **changes: object) -> Simulation:
+def simulate(*, seconds: float, deadline: float | None, seed: int = 0, **changes: object) -> Simulation:
     """Eight workers; evaluations of ``seconds``, a tenth more or less."""
     rng = random.Random(seed)
     draws = [seconds * rng.uniform(0.9, 1.1) for _ in range(200)]
@@ -85,6 +85,14 @@ def test_a_budget_that_ends_before_the_deadline_is_done() -> None:
     assert simulation.coordinator.end is not None
     assert simulation.coordinator.end.reason == DONE
     assert len(statuses(simulation)) == 60
+
+
+def test_a_job_that_ends_without_a_warning_stops_a_grace_before_its_end() -> None:
+    simulation = simulate(seconds=10, deadline=None, checkpoints=True, must_end=150)
+    begun = [when for when, _ in simulation.evaluations]
+    assert 75 < max(begun) < 150 - GRACE_S + 1
+    assert simulation.coordinator.end is not None
+    assert (simulation.coordinator.end.reason, simulation.coordinator.end.exit_code) == (STOPPED, 75)
 
 
 def test_a_real_campaign_begins_nothing_that_its_deadline_would_cut_off(terminal: Terminal) -> None:

@@ -17,7 +17,7 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
 from hpo.layout import Layout
 from hpo.population import Member, Population
-from hpo.pruning import GO, PAUSE, STOP, EarlyStopping, Halving, PruningSettings, of_search
+from hpo.pruning import GO, PAUSE, STOP, EarlyStopping, Halving, PruningSettings, make_rule, of_search
 from hpo.resume import fold, start_messages
 from hpo.seams import Candidate
 from hpo.settings import SearchSettings
@@ -85,6 +85,22 @@ def test_the_median_rule_is_what_its_definition_says(seed: int) -> None:
             if verdict == STOP:
                 break
     assert {len(curve) for curve in curves} - {10}, "somebody was stopped"
+
+
+def test_the_median_rule_compares_at_ever_rarer_steps() -> None:
+    """Long runs with a report a step would fill journals and memory."""
+    rule = make_rule(PruningSettings(rule="median", min_steps=5))
+    rungs = [rule.rung(step) for step in range(100_000)]
+    assert rungs[:5] == [None] * 5
+    assert [rule.rung(5 * number) for number in range(1, 32)] == list(range(31))
+    reached = [rung for rung in rungs if rung is not None]
+    assert reached == sorted(reached)
+    assert all(
+        rule.steps(rung) <= step < 1.13 * rule.steps(rung)
+        for step, rung in enumerate(rungs)
+        if rung and rung > 31
+    )
+    assert len(set(reached)) < 31 + 16 * 10
 
 
 def test_larger_is_better_where_the_objective_is_maximised() -> None:

@@ -292,3 +292,38 @@ def test_ctrl_c_at_a_terminal_reaches_only_the_command(terminal: Terminal) -> No
     assert terminal.status()["evaluations"]["completed"] == count
     terminal.campaign(evaluations=count + 10)
     completed(terminal, count + 10)
+
+
+SAVES = """
+import os, time
+import hpo
+
+def evaluate(trial):
+    (trial.directory / "weights").write_bytes(bytes(1000))
+    time.sleep(0.02)
+    with open("side.txt", "a") as file:
+        file.write(f"{trial.id}\\n")
+    return trial.params["x"] ** 2
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), evaluate)
+"""
+
+
+def test_launch_after_launch_keeps_no_more_checkpoints_than_one(terminal: Terminal) -> None:
+    """Each leader keeps the best of its own and begins anew to count them: what it kept before must go."""
+    terminal.write("task.py", SAVES)
+    terminal.campaign("keep = 1", evaluations=100_000)
+    rooms: list[set[str]] = []
+    for _ in range(3):
+        before = len(terminal.side())
+        command = terminal.start("run", "c.toml", "--ranks", 3)
+        wait_until(lambda: len(terminal.side()) >= before + 12, "a few evaluations")  # noqa: B023
+        assert terminal.hpo("stop", "run").returncode == 0
+        assert command.wait().returncode == 75
+        rooms.append(
+            {path.parent.name for path in (terminal.directory / "run" / "evaluations").glob("*/weights")}
+        )
+    best = min(terminal.records("finished"), key=lambda record: record["objectives"]["value"])
+    # Of three leaders each the best of its own, and the best of all before.
+    assert all(len(kept) <= 4 for kept in rooms), rooms
+    assert best["id"] in rooms[-1]
