@@ -24,9 +24,9 @@ class PortfolioBreeder:
     breeder that has stopped to find anything loses its share.
 
     ``breeders``: by the name of the operator that individuals carry; the first is believed in twice as much as the
-    others before anything is known. All of them see all observations, also those of peers and migrants, and the
-    credit comes from the same: the operator of each member. So nothing has to be stored, and a resumed campaign
-    goes on with it."""
+    others before anything is known, and proposes in place of one that would draw at random. All of them see all
+    observations, also those of peers and migrants, and the credit comes from the same: the operator of each member.
+    So nothing has to be stored, and a resumed campaign goes on with it."""
 
     def __init__(self, breeders: Mapping[str, Breeder]) -> None:
         self._breeders = dict(breeders)
@@ -43,6 +43,9 @@ class PortfolioBreeder:
         shares = self.shares()
         (name,) = rng.choices(list(shares), list(shares.values()))
         child = self._breeders[name].breed(population, rng)
+        if child.operator == "random":  # it knows too little yet
+            name = next(iter(shares))
+            child = self._breeders[name].breed(population, rng)
         if child.operator == "random":  # nobody's merit
             return child
         return Offspring(child.genome, name, child.parents)
