@@ -4,6 +4,7 @@ job."""
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from hpo.task import Task, TaskSource
 
 
+_ORPHANS_TOLD = 3
+
+
 class Staff:
     """The crew of one worker, as its leader sees it: takes candidates, gives outcomes."""
 
@@ -32,6 +36,8 @@ class Staff:
         self._crew = crew
         self._rooms = rooms
         self._seed = seed
+        self._orphans: int | None = 0
+        """Individuals in a row whose parent had saved nothing; None once one had, or it was said."""
 
     @property
     def busy(self) -> bool:
@@ -59,7 +65,19 @@ class Staff:
 
     def _parent(self, identity: str) -> str:
         """Decided here, once for all ranks of the worker."""
-        return str(self._rooms.path(identity)) if self._rooms.holds(identity) else ""
+        if self._rooms.holds(identity):
+            self._orphans = None
+            return str(self._rooms.path(identity))
+        if self._orphans is not None:
+            self._orphans += 1
+            if self._orphans == _ORPHANS_TOLD:
+                self._orphans = None
+                sys.stderr.write(
+                    f'hpo: kind = "pbt": {_ORPHANS_TOLD} individuals in a row found nothing of their parents, and '
+                    "began anew. Let the task save into trial.directory at its end, and load from "
+                    "trial.parent_checkpoint\n"
+                )
+        return ""
 
     def poll(self) -> Sequence[Outcome]:
         return self._crew.poll()

@@ -241,6 +241,14 @@ def test_a_parent_whose_checkpoint_is_gone_is_none_and_noted(tmp_path: Path) -> 
     assert last.metrics["steps"] == 10
 
 
+def test_a_task_that_never_saves_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    task = hpo.Task(hpo.SearchSpace(lr=hpo.Float(1e-4, 2.0, log=True)), lambda trial: trial.params["lr"])
+    hpo.Campaign(task, **settings(tmp_path / "run", evaluations=20)).run()
+    assert capfd.readouterr().err.count("Let the task save into trial.directory") == 1
+    hpo.Campaign(CLIMB, **settings(tmp_path / "saves", evaluations=20)).run()
+    assert "Let the task save" not in capfd.readouterr().err
+
+
 def test_an_interrupted_child_goes_on_from_its_own_state_and_keeps_its_parent(tmp_path: Path) -> None:
     calls: list[tuple[str, bool]] = []
 
