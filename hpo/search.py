@@ -71,7 +71,7 @@ class Search:
         self._population = Population()
         if checked.kind == "pbt":
             raise UsageError(
-                'Search(kind="pbt"): its individuals go on from each other\'s checkpoints, which a search that only asks '
+                'Search(kind="pbt"): its individuals go on from checkpoints of others, which a search that only asks '
                 "and tells knows nothing of. Use hpo.Campaign, or another kind"
             )
         if checked.kind == "default":

@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-bash jobs/setup.sh dev optuna bigearthnet forecasting || exit 1
+bash jobs/setup.sh dev bench optuna bigearthnet forecasting || exit 1
 # The tests start mpirun and python by name.
 export PATH="$PWD/.venv/bin:$PATH"
 # Many processes share few cores here.

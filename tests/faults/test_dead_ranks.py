@@ -72,6 +72,12 @@ def test_an_individual_runs_again_soon_after_its_rank_died(terminal: Terminal) -
     terminal.campaign("", evaluations=40)
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 3, "a few evaluations")
+
+    def at_work() -> bool:
+        own = [record for record in terminal.records("started") if record["worker"] == 2]
+        return bool(own) and own[-1]["id"] not in {record["id"] for record in terminal.records("finished")}
+
+    wait_until(at_work, "the third worker's next evaluation")
     kill(terminal, 2)
     died = time.time()
     assert command.wait(120).returncode == 0
