@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
 OPTUNA_KINDS = ("tpe", "gp", "optuna-cmaes")
-_MOST_TOLD = {"tpe": 400, "gp": 50, "optuna-cmaes": 400}
+_MOST_TOLD = {"tpe": 400, "gp": 40, "optuna-cmaes": 400}
 """Observations that a study holds, the best and the latest: fitting a Gaussian process anew for each proposal stays
 under 200 ms with so many."""
 _LATEST = 0.5

@@ -12,7 +12,10 @@ from hpo.seams import Breeder, Offspring
 _WINDOW = 60
 _DECAY = 0.9
 _LEAST = 0.05
-_DOUBT = 3.0
+_DOUBT = 6.0
+_BELIEF = 3.0
+_HALF_LIFE = 100
+"""How much more the first is believed in at the beginning, and after how many individuals half as much."""
 _CONTRAST = 3.0
 
 
@@ -23,8 +26,8 @@ class PortfolioBreeder:
     probability is in proportion to the cube of that, and 5 % at least. Only ranks count, and as the window moves, a
     breeder that has stopped to find anything loses its share.
 
-    ``breeders``: by the name of the operator that individuals carry; the first is believed in twice as much as the
-    others before anything is known, and proposes in place of one that would draw at random. All of them see all
+    ``breeders``: by the name of the operator that individuals carry; the first is believed in four times as much as
+    the others at the beginning, and proposes in place of one that would draw at random. All of them see all
     observations, also those of peers and migrants, and the credit comes from the same: the operator of each member.
     So nothing has to be stored, and a resumed campaign goes on with it."""
 
@@ -33,6 +36,7 @@ class PortfolioBreeder:
         # Of the latest by id the operator and the loss, and the age from which on members are new.
         self._known: dict[str, tuple[str, float]] = {}
         self._next = 0
+        self._judged = 0
 
     def learn(self, member: Member) -> None:
         for breeder in self._breeders.values():
@@ -60,9 +64,10 @@ class PortfolioBreeder:
         total = sum(uses.values())
         mean = sum(credit.values()) / total if total else 1.0
         first = next(iter(credit))
+        belief = 1.0 + _BELIEF * 0.5 ** (self._judged / _HALF_LIFE)
         # The mean of its own, and of a few more that were worth what it is believed to be.
         quality = {
-            name: (credit[name] + _DOUBT * mean * (2.0 if name == first else 1.0)) / (uses[name] + _DOUBT)
+            name: (credit[name] + _DOUBT * mean * (belief if name == first else 1.0)) / (uses[name] + _DOUBT)
             for name in credit
         }
         weights = {name: one**_CONTRAST for name, one in quality.items()}
@@ -77,5 +82,6 @@ class PortfolioBreeder:
                 complete = member.status == COMPLETED and member.losses is not None
                 self._known[member.id] = (member.operator, member.rank if complete else float("inf"))
         self._next = population.seen
+        self._judged = population.judged
         while len(self._known) > _WINDOW:
             del self._known[next(iter(self._known))]
