@@ -1,6 +1,6 @@
 """Chaos on the real thing: a campaign of eight ranks with evaluators, to which everything happens at random.
 
-    python tests/faults/chaos.py [--seed 0] [--actions 30] [--evaluations 400] [--ranks 8] [--healthy]
+    python tests/faults/chaos.py [--seed 0] [--actions 30] [--evaluations 400] [--ranks 8] [--healthy SECONDS]
 
 Two islands of workers of two ranks evaluate a task of some 0.2 s, one of ten evaluations of which goes wrong in one
 of nine ways. Meanwhile evaluators, ranks, mpirun and the whole job are killed, processes are stopped and continued,
@@ -12,8 +12,9 @@ nothing recorded is lost, changed or recorded twice; no configuration is evaluat
 completed did end, with the value that the task had; the budget is used to the unit. AssertionError with the line that
 begins the same chaos again, else one line of JSON.
 
-``--healthy`` then runs the same campaign twice without chaos, with and without the tasks that go wrong: how many
-evaluations a second remain, over the share that is healthy."""
+``--healthy SECONDS`` then runs a campaign of evaluations of so many seconds twice without chaos, with and without the
+tasks that go wrong: how many evaluations a second remain, over the share that is healthy. One that dies costs a new
+start of its evaluators, one that hangs four times the median evaluation."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ restarts = 1000
 islands = 2
 ranks_per_worker = {ranks_per_worker}
 [evaluation]
-timeout = 3.0
+timeout = {timeout}
 grace = 5
 """
 
@@ -310,9 +311,13 @@ def workplace(disk_mib: int) -> Iterator[tuple[Path, Path | None]]:
                 subprocess.run(["umount", "-l", str(run)], check=True, timeout=20)
 
 
-def prepare(terminal: Terminal, *, evaluations: int, ranks_per_worker: int, unhealthy: float) -> None:
-    terminal.write("task.py", TASK.replace("UNHEALTHY", repr(unhealthy)).replace("SECONDS", "0.2"))
-    terminal.campaign(CAMPAIGN.format(ranks_per_worker=ranks_per_worker), evaluations=evaluations)
+def prepare(
+    terminal: Terminal, *, evaluations: int, ranks_per_worker: int, unhealthy: float, seconds: float = 0.2
+) -> None:
+    """``seconds``: the median of an evaluation's; hardly any takes four times as long."""
+    terminal.write("task.py", TASK.replace("UNHEALTHY", repr(unhealthy)).replace("SECONDS", repr(seconds)))
+    text = CAMPAIGN.format(ranks_per_worker=ranks_per_worker, timeout=max(3.0, 4.0 * seconds))
+    terminal.campaign(text, evaluations=evaluations)
 
 
 def chaos(
@@ -353,20 +358,28 @@ def chaos(
         }
 
 
-def healthy_share(*, evaluations: int, ranks: int, ranks_per_worker: int = 2) -> dict[str, float]:
+def healthy_share(
+    *, evaluations: int, ranks: int, seconds: float, ranks_per_worker: int = 2
+) -> dict[str, float]:
     """Completed evaluations a second with one of ten going wrong, over those where none does, over 0.9."""
     rates = []
     for unhealthy in (0.0, 0.1):
         with workplace(64) as (directory, _):
             terminal = Terminal(directory)
-            prepare(terminal, evaluations=evaluations, ranks_per_worker=ranks_per_worker, unhealthy=unhealthy)
+            prepare(
+                terminal,
+                evaluations=evaluations,
+                ranks_per_worker=ranks_per_worker,
+                unhealthy=unhealthy,
+                seconds=seconds,
+            )
             try:
                 done = terminal.hpo("run", "c.toml", "--ranks", ranks, seconds=600)
                 assert done.returncode == 0, done.stderr
             finally:
                 terminal.kill()
             records = terminal.records("finished")
-            times = [record["time"] for record in records]
+            times = [record["finished"] for record in records]
             completed = sum(record["status"] == "completed" for record in records)
             begun = min(record["time"] for record in terminal.records("started"))
             rates.append(completed / (max(times) - begun))
@@ -385,7 +398,9 @@ def main() -> None:
     parser.add_argument("--actions", type=int, default=30, help="things that happen")
     parser.add_argument("--evaluations", type=int, default=400)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--healthy", action="store_true", help="also measure throughput with failing tasks")
+    parser.add_argument(
+        "--healthy", type=float, help="also measure throughput with failing tasks of these seconds"
+    )
     options = parser.parse_args()
     arguments = {"evaluations": options.evaluations, "ranks": options.ranks}
     try:
@@ -398,7 +413,7 @@ def main() -> None:
         )
         raise
     if options.healthy:
-        found |= healthy_share(**arguments)
+        found |= healthy_share(seconds=options.healthy, **arguments)
     print(json.dumps(found))
 
 
