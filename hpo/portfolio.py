@@ -13,8 +13,8 @@ _WINDOW = 60
 _DECAY = 0.9
 _LEAST = 0.05
 _DOUBT = 6.0
-_BELIEF = 3.0
-_HALF_LIFE = 100
+_BELIEF = 7.0
+_HALF_LIFE = 60
 """How much more the first is believed in at the beginning, and after how many individuals half as much."""
 _CONTRAST = 3.0
 
@@ -26,7 +26,7 @@ class PortfolioBreeder:
     probability is in proportion to the cube of that, and 5 % at least. Only ranks count, and as the window moves, a
     breeder that has stopped to find anything loses its share.
 
-    ``breeders``: by the name of the operator that individuals carry; the first is believed in four times as much as
+    ``breeders``: by the name of the operator that individuals carry; the first is believed in eight times as much as
     the others at the beginning, and proposes in place of one that would draw at random. All of them see all
     observations, also those of peers and migrants, and the credit comes from the same: the operator of each member.
     So nothing has to be stored, and a resumed campaign goes on with it."""

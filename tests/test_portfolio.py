@@ -73,9 +73,9 @@ def test_only_ranks_count_and_failures_are_worst():
 def test_nothing_is_stored_and_what_peers_bred_counts():
     """One that has bred nothing itself knows from the population alone whom to believe."""
     population = Population()
-    for number in range(80):
+    for number in range(240):
         name = ("a", "b", "random")[number % 3]
-        loss = {"a": 1.0, "b": 0.0, "random": -1.0}[name] + number / 1000
+        loss = {"a": 1.0, "b": 0.0, "random": -1.0}[name] + number / 10_000
         population.add(Member(f"0-{number % 5}-{number}", (0.5,), (loss,), COMPLETED, operator=name))
     shares = []
     for _ in range(2):
