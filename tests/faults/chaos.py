@@ -5,7 +5,8 @@
 Two islands of workers of two ranks evaluate a task of some 0.2 s, one of ten evaluations of which goes wrong in one
 of nine ways. Meanwhile evaluators, ranks, mpirun and the whole job are killed, processes are stopped and continued,
 the command is told to end by signal and by ``hpo stop``, and the disk fills up (a tmpfs, where this user may mount
-one). The command is typed again whenever it has ended before the budget is used.
+one). The command is typed again whenever it has ended before the budget is used; where the budget is used before all
+the actions have happened, it is raised and the campaign goes on.
 
 After every launch, and in the end, the journals are compared with what the tasks themselves wrote down elsewhere:
 nothing recorded is lost, changed or recorded twice; no configuration is evaluated under two ids; what is recorded as
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,13 +110,17 @@ grace = 5
 MOST_LAUNCHES = 200
 LAUNCH_LIMIT_S = 240.0
 FILLED_S = 0.5
+MORE_EVALUATIONS = 40
 
 
 class Chaos:
     """One campaign in one directory, and what has been done to it."""
 
-    def __init__(self, terminal: Terminal, *, seed: int, ranks: int, disk: Path | None) -> None:
+    def __init__(
+        self, terminal: Terminal, *, seed: int, ranks: int, evaluations: int, disk: Path | None
+    ) -> None:
         self.terminal = terminal
+        self.evaluations = evaluations
         self.rng = random.Random(seed)
         self.ranks = ranks
         self.disk = disk
@@ -122,7 +128,6 @@ class Chaos:
         self.launches = 0
         self.before: dict[str, tuple[object, ...]] = {}
         self.command: Command | None = None
-        self.last: subprocess.CompletedProcess[str] | None = None
         self.actions: dict[str, tuple[int, Callable[[], bool]]] = {
             "evaluator killed": (6, lambda: self._signal(self.terminal.evaluators(), signal.SIGKILL)),
             "rank killed": (5, lambda: self._signal(self._ranks(but=0), signal.SIGKILL)),
@@ -234,8 +239,12 @@ class Chaos:
                     # Only the disk is an error of the environment here.
                     assert "No space left" in done.stderr, done.stderr
                 if done.returncode == 0:
-                    self.last = done
-                    return 0
+                    assert len(self.before) == self.evaluations, (
+                        f"{len(self.before)} of {self.evaluations} are on record\n{done}"
+                    )
+                    if sum(self.done.values()) >= actions:
+                        return 0
+                    self._raise_budget()
                 self.terminal.kill()
                 self.launch()
                 began = time.monotonic()
@@ -249,6 +258,13 @@ class Chaos:
             else:
                 self._wait(0.2)
             assert time.monotonic() - began < LAUNCH_LIMIT_S, "one launch takes too long: it hangs"
+
+    def _raise_budget(self) -> None:
+        path = self.terminal.directory / "c.toml"
+        before, text = f"evaluations = {self.evaluations}\n", path.read_text()
+        assert text.count(before) == 1
+        self.evaluations += MORE_EVALUATIONS
+        path.write_text(text.replace(before, f"evaluations = {self.evaluations}\n"))
 
     def _wait(self, seconds: float) -> None:
         assert self.command is not None
@@ -328,16 +344,19 @@ def chaos(
     with workplace(24) as (directory, disk):
         terminal = Terminal(directory)
         prepare(terminal, evaluations=evaluations, ranks_per_worker=ranks_per_worker, unhealthy=0.1)
-        one = Chaos(terminal, seed=seed, ranks=ranks, disk=disk)
+        one = Chaos(terminal, seed=seed, ranks=ranks, evaluations=evaluations, disk=disk)
         try:
             one.run(actions)
-            final = one.check()
-            assert len(final) == evaluations, f"{len(final)} of {evaluations} are on record\n{one.last}"
             checked = terminal.hpo("check", "run")
             assert checked.returncode == 0, checked.stdout
             counts = terminal.status()["evaluations"]
             assert isinstance(counts, dict)
-            assert sum(counts.values()) == evaluations
+            assert sum(counts.values()) == one.evaluations
+        except AssertionError:
+            kept = tempfile.mkdtemp(prefix="chaos-kept-")
+            shutil.copytree(directory, kept, dirs_exist_ok=True)
+            print(f"the campaign and what the tasks noted are kept in {kept}", file=sys.stderr)
+            raise
         finally:
             terminal.kill()
         ended = one.noted("ended")
@@ -349,7 +368,7 @@ def chaos(
             "actions": dict(sorted(one.done.items())),
             "commands": one.launches,
             "launches": launched,
-            "evaluations": evaluations,
+            "evaluations": one.evaluations,
             "statuses": {name: count for name, count in counts.items() if count},
             "recorded_then_lost": 0,
             "recorded_twice": 0,

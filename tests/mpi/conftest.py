@@ -22,9 +22,10 @@ def mpirun() -> Run:
     """``mpirun(ranks, script, *arguments)``; fails on a non-zero return code unless ``check=False``."""
 
     def run(
-        ranks: int, *arguments: object, check: bool = True, timeout: float = 120
+        ranks: int, *arguments: object, check: bool = True, timeout: float = 120, tolerant: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        line = command(find_mpirun(), "Open MPI 5", ranks, [sys.executable, *map(str, arguments)])
+        rest = [sys.executable, *map(str, arguments)]
+        line = command(find_mpirun(), "Open MPI 5", ranks, rest, tolerant=tolerant)
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         variables = environment(base)

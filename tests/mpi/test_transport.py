@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+GIVES_UP = Path(__file__).with_name("one_gives_up.py")
 LATE = Path(__file__).with_name("late_messages.py")
 
 
@@ -13,3 +14,11 @@ LATE = Path(__file__).with_name("late_messages.py")
 def test_leaving_ranks_receive_what_nobody_polled_for(mpirun, ranks):
     done = mpirun(ranks, LATE)
     assert sorted(done.stdout.split("\n")) == ["", *["complete=True waiting=False soon=True"] * ranks]
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+@pytest.mark.parametrize("who", [("0",), ("2",), ("0", "2")])
+def test_who_gives_up_ends_all_whether_or_not_mpi_tolerates_deaths(mpirun, tolerant, who):
+    done = mpirun(4, GIVES_UP, *who, tolerant=tolerant, check=False, timeout=50)
+    assert done.returncode == 65, done.stderr
+    assert "was not ended" not in done.stdout
