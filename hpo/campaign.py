@@ -43,6 +43,7 @@ from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.signals import Signals
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
+from hpo.startup import bounded
 from hpo.task import MAXIMIZE, Task, TaskSource, load_task
 from hpo.transport import LocalTransport, MpiTransport, Transport
 from hpo.workforce import Workforce
@@ -670,7 +671,8 @@ def connect() -> Transport:
     if launcher.rank is None or launcher.size == 1:
         return LocalTransport()
     try:
-        from mpi4py import MPI
+        with bounded():
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise CampaignError(
             f"this process is rank {launcher.rank} of an MPI launch, and MPI cannot be used: {error}. Install "

@@ -23,6 +23,7 @@ from hpo.hosts import Fleet, Host
 from hpo.layout import Layout, smallest
 from hpo.messages import End, Hello, encode
 from hpo.signals import Requests, Signals, stop_signals
+from hpo.startup import wait_for_start
 from hpo.transport import MpiTransport, Transport
 
 _IN_VAIN = 3
@@ -310,6 +311,15 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
+    def _wait(self) -> int:
+        """mpirun's return code."""
+        if self._process is None:
+            return -1
+        if self._fleet.hosts is None and "SLURM_JOB_ID" not in self._environment:
+            wait_for_start(self._process, self._fleet.ranks, self._begun)
+        # No time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks.
+        return self._process.wait()
+
     def _launch(self, leg: int) -> tuple[int, bool]:
         """One launch: its exit code, and whether it ended because ranks died."""
         # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
@@ -317,8 +327,7 @@ class Supervisor:
         self._start()
         if self._asked:
             self._forward()
-        # No time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks.
-        code = -1 if self._process is None else self._process.wait()
+        code = self._wait()
         if code in (EXIT_TOLD + 1, EXIT_TOLD + 2):
             return code - EXIT_TOLD, False
         end = last_end(self._directory, since=leg)

@@ -162,3 +162,16 @@ def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
     assert terminal.records("ended")[-1]["time"] - first["time"] < 8 + 3
     assert second["time"] > first["time"]
     assert time.monotonic() - begun < 60
+
+
+def test_a_rank_that_dies_while_mpi_starts_costs_one_launch(terminal: Terminal) -> None:
+    terminal.task(0.01)
+    terminal.campaign("", evaluations=20)
+    command = terminal.start("run", "c.toml", "--ranks", 4)
+    # As soon as there are all: they import for longer than it takes to find them, and wait for each other then.
+    wait_until(lambda: len(terminal.ranks()) == 4, "all ranks")
+    kill(terminal, 2)
+    done = command.wait(90)
+    assert done.returncode == 0, done.stderr
+    assert "starting again (1 of" in done.stderr, done.stderr
+    check_complete(terminal, 20, victims=0)
