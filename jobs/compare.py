@@ -30,16 +30,12 @@ def main(file: Path) -> int:
         campaign = hpo.Campaign.from_file(file)
         settings, default = campaign.settings, campaign.task.default
         result = hpo.Result(settings.directory)
-        # Of several objectives the first counts, of those that are better than the default in all if there are any.
         chosen = {"best": result.best}
         for one in result.individuals:
             if one.params == default and one.status == COMPLETED:
                 chosen["default"] = one
-        if "default" in chosen and len(campaign.task.objectives) > 1:
-            better = [
-                one for one in result.front if dominates(one, chosen["default"], campaign.task.objectives)
-            ]
-            chosen["best"] = (better or [result.best])[0]
+        if "default" in chosen:
+            chosen["best"] = best_beside(result, chosen["default"], campaign.task.objectives)
         flags = [
             f"--{name.replace('_', '-')}={value}"
             for name, value in settings.task_options.items()
@@ -61,6 +57,16 @@ def main(file: Path) -> int:
     print()
     print(places(file, settings.directory))
     return 0
+
+
+def best_beside(result: hpo.Result, default: Individual, objectives: Mapping[str, str]) -> Individual:
+    """The campaign's best. Of several objectives that is the one of the front that is best in the first, the default
+    in nothing worse, and somewhere better; where there is none such, the best in the first.
+    """
+    if len(objectives) == 1:
+        return result.best
+    better = [one for one in result.front if dominates(one, default, objectives)]
+    return (better or [result.best])[0]
 
 
 def dominates(one: Individual, other: Individual, objectives: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from itertools import pairwise
@@ -30,10 +31,12 @@ space = hpo.SearchSpace(
     sync_delay=hpo.Ordinal(0, 1, 2, 4, 8, 16, 32),  # S; 0 waits for the result
 )
 
-default: dict[str, Scalar] = {"sync_every": 1, "sync_delay": 0}
-"""Synchronous training. The source's own choice after its grid was B = 4, S = 1."""
+default: dict[str, Scalar] = {"sync_every": 4, "sync_delay": 1}
+"""The source's choice after its grid."""
 
-SOURCES_CHOICE: dict[str, Scalar] = {"sync_every": 4, "sync_delay": 1}
+SYNCHRONOUS: dict[str, Scalar] = {"sync_every": 1, "sync_delay": 0}
+
+NETWORKS = ("resnet20", "perceptron")
 
 
 def one_at_a_time(params: Mapping[str, Any]) -> bool:
@@ -50,38 +53,70 @@ def time_and_accuracy(result: trainers.Result) -> dict[str, float]:
     return {"seconds": each[len(each) // 4] * len(each), "accuracy": result.metrics["accuracy"]}
 
 
+def steps_and_accuracy(result: trainers.Result, *, steps: int, steps_on_link: float) -> dict[str, float]:
+    """``steps``: the time of a run of so many steps, in steps, where one synchronisation takes ``steps_on_link`` of
+    them on the link between the nodes. S of these are hidden; at the end of an epoch, and while DASO warms up and
+    cools down, none are. How many synchronisations there were is counted by the run itself. ``accuracy``: validation,
+    last epoch.
+    """
+    waited, before = 0.0, 0.0
+    for entry in result.history:
+        count, before = entry["synchronisations"] - before, entry["synchronisations"]
+        waited += min(count, 1) * steps_on_link
+        waited += max(count - 1, 0) * max(0.0, steps_on_link - entry["sync_delay"])
+    return {"steps": steps + waited, "accuracy": result.metrics["accuracy"]}
+
+
 def make_task(
     *,
     data: str = "digits",
+    network: str = "perceptron",
     epochs: int = 8,
-    batch_size: int = 32,
+    batch_size: int = 8,
     validation_part: float = 0.5,
     augmentation: str = "none",
     precision: str = "fp32",
     loader_processes: int = 0,
     train_samples: int | None = None,
-    lr: float = 0.05,
+    lr: float = 0.005,
     warmup_epochs: int = 1,
     cooldown_epochs: int = 1,
     ranks_per_node: int | None = None,
-    width: int = 4,
+    width: int = 32,
+    steps_on_link: float = 8.0,
 ) -> ImageTask:
     """The task for these options, the ``[task_options]`` of a campaign file; see ``ImageOptions``.
 
-    ``lr`` is for
-    ``batch_size``; ``warmup_epochs`` and ``cooldown_epochs`` are DASO's, synchronous; ``ranks_per_node``: as if so many
-    shared a node, None: as it is; ``width``: filters of the ResNet-20's first stage. The defaults are a small run;
-    jobs/daso_intervals.toml has the source's settings.
+    ``lr`` is for ``batch_size``; ``warmup_epochs`` and ``cooldown_epochs`` are DASO's, synchronous; ``ranks_per_node``:
+    as if so many shared a node, None: as it is; ``network``: "resnet20" with ``width`` filters in its first stage, or
+    "perceptron" with ``width`` units in its one hidden layer. ``steps_on_link``: 0, and time is measured; or how many
+    steps a synchronisation takes on the link between the nodes, and time is counted in steps, see
+    ``steps_and_accuracy``: for machines that do other things meanwhile, or where the nodes are made up. The defaults
+    are a small run; jobs/daso_intervals.toml has the source's settings.
     """
+    if network not in NETWORKS:
+        raise hpo.UsageError(f"network = {network!r}: must be {' or '.join(NETWORKS)}. Correct it.")
+    if not 0 <= steps_on_link < math.inf:
+        raise hpo.UsageError(
+            f"steps_on_link = {steps_on_link}: must be a number of steps, or 0 to measure time. Correct it."
+        )
 
     def recipe(p: dict[str, Any], classes: int, ranks: int) -> Recipe:
         import torch
+        from torch import nn
 
         import trainers
         from search_spaces.networks.resnet import ResNet20
 
+        model: nn.Module
+        if network == "resnet20":
+            model = ResNet20(classes=classes, width=width)
+        else:
+            model = nn.Sequential(
+                nn.Flatten(), nn.Linear(3 * 32 * 32, width), nn.ReLU(), nn.Linear(width, classes)
+            )
         return Recipe(
-            network=ResNet20(classes=classes, width=width),
+            network=model,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=1e-4),
             schedule=trainers.ReduceOnPlateau(warmup_epochs=warmup_epochs, patience=5, factor=0.5),
             method=trainers.DASO(
@@ -104,15 +139,20 @@ def make_task(
         loader_processes=loader_processes,
         train_samples=train_samples,
     )
+
+    def counted(result: trainers.Result) -> dict[str, float]:
+        steps = epochs * -(-len(options.parts().train) // batch_size)
+        return steps_and_accuracy(result, steps=steps, steps_on_link=steps_on_link)
+
     return ImageTask(
         space,
         recipe,
         options,
         default=default,
-        points=[SOURCES_CHOICE],
+        points=[SYNCHRONOUS],
         constraints=[one_at_a_time],
-        judge=time_and_accuracy,
-        objectives={"seconds": "minimize", "accuracy": "maximize"},
+        judge=counted if steps_on_link else time_and_accuracy,
+        objectives={"steps" if steps_on_link else "seconds": "minimize", "accuracy": "maximize"},
     )
 
 

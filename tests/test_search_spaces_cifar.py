@@ -35,7 +35,13 @@ FAST: dict[str, Any] = {
 SMALL: dict[ModuleType, dict[str, Any]] = {
     vit_oialr: {"dim": 24, "depth": 1},
     vit_ab: {"dim": 24, "depth": 1},
-    daso_intervals: {"width": 2, "warmup_epochs": 0, "cooldown_epochs": 0, "ranks_per_node": 1},
+    daso_intervals: {
+        "network": "resnet20",
+        "width": 2,
+        "warmup_epochs": 0,
+        "cooldown_epochs": 0,
+        "ranks_per_node": 1,
+    },
     assignment: {"width": 2},
 }
 
@@ -171,6 +177,38 @@ def test_seconds_leave_out_what_held_up_some_epochs() -> None:
     history = tuple({"train_s": total, "accuracy": 0.5} for total in totals)
     result = trainers.Result(metrics=dict(history[-1]), history=history, reason="finished")
     assert daso_intervals.time_and_accuracy(result) == {"seconds": 5.0, "accuracy": 0.5}
+
+
+def fitted(rank: int, params: list[dict[str, int]], options: dict[str, Any]) -> list[Any]:
+    """Of each run the result, and its judgement by counting."""
+    torch.set_num_threads(1)
+    task = daso_intervals.make_task(**options)
+    runs = [task.fit(one, seed=0, ranks=2, device="cpu")[1] for one in params]
+    return [(run.metrics["synchronisations"], task.judge(run)) for run in runs]
+
+
+def test_steps_count_what_the_link_makes_wait() -> None:
+    # Three epochs of 20 steps; the first and the last synchronise at each step and wait for all of it.
+    options: dict[str, Any] = {
+        "epochs": 3, "batch_size": 2, "train_samples": 40, "validation_part": 0.05, "width": 4,
+        "ranks_per_node": 1, "steps_on_link": 3.0,
+    }  # fmt: skip
+    # B, S and, of the cycling epoch, how often nodes synchronise and the steps waited: at its end always all three.
+    expected = [(1, 0, 20, 60), (1, 1, 20, 41), (4, 1, 5, 11), (4, 4, 5, 3), (8, 2, 3, 5), (32, 0, 1, 3)]
+    params = [{"sync_every": every, "sync_delay": delay} for every, delay, _, _ in expected]
+    found = run_ranks(2, fitted, params, options)[0]
+    for (every, delay, synchronisations, waited), (counted, judged) in zip(expected, found, strict=True):
+        assert counted == 40 + synchronisations, (every, delay)
+        assert judged["steps"] == 60 + 40 * 3 + waited, (every, delay)
+
+
+def test_time_of_daso_is_measured_or_counted() -> None:
+    assert [*daso_intervals.make_task(steps_on_link=0.0).objectives] == ["seconds", "accuracy"]
+    assert [*daso_intervals.make_task(steps_on_link=2.0).objectives] == ["steps", "accuracy"]
+    with pytest.raises(hpo.UsageError, match="steps_on_link = -1: must be"):
+        daso_intervals.make_task(steps_on_link=-1)
+    with pytest.raises(hpo.UsageError, match="network = 'vgg': must be resnet20 or perceptron"):
+        daso_intervals.make_task(network="vgg")
 
 
 def test_a_task_for_four_ranks_says_so() -> None:
