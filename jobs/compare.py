@@ -69,6 +69,11 @@ def best_beside(result: hpo.Result, default: Individual, objectives: Mapping[str
     return (better or [result.best])[0]
 
 
+def tested(objectives: Mapping[str, str]) -> tuple[str, str]:
+    """The objective that a test measures too, and its direction: of several the last, after what a run costs."""
+    return [*objectives.items()][-1]
+
+
 def dominates(one: Individual, other: Individual, objectives: Mapping[str, str]) -> bool:
     """Whether ``one`` is at least as good as ``other`` in all objectives, and better in one."""
     signs = {name: 1 if way == "maximize" else -1 for name, way in objectives.items()}
@@ -119,7 +124,7 @@ def test_accuracy(
 
 def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, float]) -> str:
     """The configurations side by side, with what they reach: an accuracy, or, where it is minimised, an error."""
-    direction = next(iter(result.record.objectives.values()))
+    direction = tested(result.record.objectives)[1]
     what = "accuracy" if direction == "maximize" else "error"
     counts = result.record.individuals
     completed = sum(one.status == COMPLETED for one in counts)

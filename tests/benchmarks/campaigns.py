@@ -4,7 +4,7 @@
 
 Each seed is a campaign of its own in DIRECTORY-seed-N, which goes on where it was. The best is chosen by its value on
 the validation part alone; then best and default are trained anew, three times each, and measured on the test part.
-Of several objectives the first is a cost and one is the accuracy: the best is the cheapest of the front that is at
+Of several objectives the first is a cost and the last the accuracy: the best is the cheapest of the front that is at
 least as accurate as the default on the validation part. What is said then is by how much it is more accurate on the
 test part, and what it costs of the default's cost, both as the campaign recorded them. Ends in a line of JSON.
 """
@@ -40,10 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--evaluations", type=int, help="of each campaign (default: as in the file)")
     told = parser.parse_args(arguments)
     rows = [found(told.file, seed, told.evaluations) for seed in told.seeds]
-    # Of several objectives the first is the cost, and accuracy is to be maximised.
-    (cost, direction), *others = hpo.Campaign.from_file(told.file).task.objectives.items()
-    if others:
-        direction = others[0][1]
+    objectives = hpo.Campaign.from_file(told.file).task.objectives
+    (cost, *others), direction = objectives, compare.tested(objectives)[1]
     for row in rows:
         best, default, test_best, test_default = (
             compare.reached(row[name], direction) for name in ("best", "default", "test_best", "test_default")
@@ -109,7 +107,7 @@ def found(file: Path, seed: int, evaluations: int | None) -> dict[str, Any]:
     }
     if len(objectives) == 1:
         return {**row, "best": best.value, "default": default.value}
-    cost, judged = objectives
+    cost, judged = next(iter(objectives)), compare.tested(objectives)[0]
     return {
         **row,
         "best": best.objectives[judged],
