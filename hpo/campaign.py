@@ -35,6 +35,7 @@ from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
+from hpo.mpirun import bounded
 from hpo.node import Node, Parts
 from hpo.pbt import kept_for_others
 from hpo.progress import Display
@@ -43,7 +44,6 @@ from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.signals import Signals
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
-from hpo.startup import bounded
 from hpo.task import MAXIMIZE, Task, TaskSource, load_task
 from hpo.transport import LocalTransport, MpiTransport, Transport
 from hpo.workforce import Workforce

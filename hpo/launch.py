@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpo import config, hosts, journal, slurm
+from hpo import mpirun as processes
 from hpo.campaign import Campaign, connect
 from hpo.coordinator import LOST
 from hpo.directory import acquire
@@ -23,7 +24,6 @@ from hpo.hosts import Fleet, Host
 from hpo.layout import Layout, smallest
 from hpo.messages import End, Hello, encode
 from hpo.signals import Requests, Signals, stop_signals
-from hpo.startup import wait_for_start
 from hpo.transport import MpiTransport, Transport
 
 _IN_VAIN = 3
@@ -316,9 +316,11 @@ class Supervisor:
         if self._process is None:
             return -1
         if self._fleet.hosts is None and "SLURM_JOB_ID" not in self._environment:
-            wait_for_start(self._process, self._fleet.ranks, self._begun)
-        # No time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks.
-        return self._process.wait()
+            code = processes.wait(self._process, self._fleet.ranks, self._begun)
+        else:
+            code = self._process.wait()
+        processes.end_rest(self._process.pid)
+        return code
 
     def _launch(self, leg: int) -> tuple[int, bool]:
         """One launch: its exit code, and whether it ended because ranks died."""

@@ -1,7 +1,13 @@
-"""Ranks that die while MPI itself starts: nobody tells the others, which would wait in MPI_Init for ever.
+"""What mpirun leaves undone about its processes.
 
-Fault tolerance begins after MPI_Init. On one machine mpirun's parent sees that a rank has gone, and ends the launch
-within seconds; elsewhere each rank ends by itself after a time that no healthy start takes."""
+*Ranks that die while MPI itself starts.* Nobody tells the others, which would wait in MPI_Init for ever, as fault
+tolerance begins after it. On one machine mpirun's parent sees that a rank has gone, and ends the launch within
+seconds; elsewhere each rank ends by itself after a time that no healthy start takes.
+
+*An mpirun that outlives its ranks*, as that of Open MPI 5.0.11 sometimes does where they ended in an unusual way.
+
+*Ranks that outlive their mpirun.* Where that was killed, they end as soon as they see it, which may be after the next
+launch has read the journals: what one of them recorded then would be evaluated again."""
 
 from __future__ import annotations
 
@@ -37,29 +43,45 @@ def bounded(seconds: int = START_S) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def wait_for_start(mpirun: subprocess.Popen[bytes], ranks: int, begun: Path) -> None:
-    """Return once ``begun`` exists or ``mpirun`` has ended. Where some of its ``ranks`` are gone, and the others
-    neither begin nor end within 10 s, kill them all; so only for ranks of this machine."""
+def wait(mpirun: subprocess.Popen[bytes], ranks: int, begun: Path) -> int:
+    """The return code of ``mpirun``, whose ``ranks`` are all on this machine. ``begun`` exists once all have met.
+
+    Where some are gone before that, and the others neither begin nor end within 10 s, or where all are gone and mpirun
+    stays, it and they are killed. Otherwise without a time-out: a campaign lasts as long as it lasts, and its deadline
+    is kept by its ranks."""
+    seen = False
     missing_since: float | None = None
-    while not begun.exists():
+    while True:
         try:
-            mpirun.wait(_LOOK_S)
-            return
+            return mpirun.wait(_LOOK_S)
         except subprocess.TimeoutExpired:
             pass
         children = _children(mpirun.pid)
+        seen |= bool(children)
         now = time.monotonic()
-        if not 0 < len(children) < ranks:
+        if not seen or len(children) == ranks or (children and begun.exists()):
             missing_since = None
         elif missing_since is None:
             missing_since = now
-        elif now - missing_since > _REST_S and not begun.exists():
+        elif now - missing_since > _REST_S:
             for pid in (*children, mpirun.pid):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-            return
+            return mpirun.wait(_REST_S)
+
+
+def end_rest(mpirun: int) -> None:
+    """Kill what is left on this machine of the session of ``mpirun``, which has ended: its ranks, and with each its
+    evaluator."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(session) == mpirun and state not in ("Z", "X"):
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+        except (OSError, ValueError):  # it ended meanwhile
+            continue
 
 
 def _children(pid: int) -> list[int]:

@@ -1,0 +1,109 @@
+"""Starts that would never end, and ranks that would outlive their mpirun."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpo.mpirun import bounded, end_rest, wait
+
+WAITS = """
+import ctypes, signal
+from hpo.mpirun import bounded
+
+with bounded(1):
+    {first}
+    ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as MPI_Init does
+print("it went on")
+"""
+
+
+def test_a_wait_inside_a_library_ends_the_process_when_its_time_is_over() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS.format(first="pass")], capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == -signal.SIGALRM and not done.stdout
+
+
+def test_what_is_over_in_time_leaves_alarm_and_handler_as_they_were() -> None:
+    def handler(number: int, frame: object) -> None:
+        raise AssertionError("too late")
+
+    former = signal.signal(signal.SIGALRM, handler)
+    before = signal.setitimer(signal.ITIMER_REAL, 100.0)  # those who run the tests may have one
+    try:
+        with bounded(50):
+            assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+            assert 49 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
+        assert signal.getsignal(signal.SIGALRM) is handler
+        assert 50 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_another_thread_has_no_bound_and_no_error() -> None:
+    done = []
+
+    def inside() -> None:
+        before = signal.getsignal(signal.SIGALRM)
+        with bounded(1):
+            done.append(signal.getsignal(signal.SIGALRM) is before)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join(10)
+    assert done == [True]
+
+
+def test_what_is_left_of_a_session_ends_and_nothing_else() -> None:
+    # A shell that leaves a process behind, as a killed mpirun does, in a process group of its own.
+    line = "set -m; sleep 60 & echo $!; kill -STOP $!"
+    mpirun = subprocess.Popen(["bash", "-c", line], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        assert mpirun.stdout is not None
+        rank = psutil.Process(int(mpirun.stdout.readline()))
+        mpirun.wait(10)
+        end_rest(mpirun.pid)
+        assert rank.wait(10) is None  # no child of this process, so its code is not known
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait(10)
+        mpirun.stdout.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_mpirun_whose_ranks_have_gone_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    monkeypatch.setattr("hpo.mpirun._REST_S", 1.5)
+    began = tmp_path / "began"
+    if begun:
+        began.touch()
+    text = "import subprocess, time; [one.wait() for one in [subprocess.Popen(['sleep', '1'])] * 2]; time.sleep(60)"
+    mpirun = subprocess.Popen([sys.executable, "-c", text])
+    assert wait(mpirun, 2, began) == -signal.SIGKILL
+
+
+def test_ranks_of_which_one_is_missing_end_unless_they_have_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.mpirun._REST_S", 0.6)
+    line = "sleep {} & echo $!; wait; exit 7"
+    mpirun = subprocess.Popen(["bash", "-c", line.format(60)], stdout=subprocess.PIPE, text=True)
+    assert mpirun.stdout is not None
+    rank = psutil.Process(int(mpirun.stdout.readline()))
+    assert wait(mpirun, 2, tmp_path / "began") == -signal.SIGKILL
+    assert rank.wait(10) is None
+    mpirun.stdout.close()
+    began = tmp_path / "began"
+    began.touch()
+    assert wait(subprocess.Popen(["bash", "-c", line.format(2)], stdout=subprocess.DEVNULL), 2, began) == 7
