@@ -11,11 +11,11 @@ from hpo.seams import Breeder, Offspring
 
 _WINDOW = 60
 _DECAY = 0.9
-_LEAST = 0.05
-_DOUBT = 6.0
-_BELIEF = 7.0
-_HALF_LIFE = 60
-"""How much more the first is believed in at the beginning, and after how many individuals half as much."""
+_LEAST = 0.03
+_DOUBT = 12.0
+"""So many individuals that were worth what a breeder is believed to be count beside its own."""
+_BELIEF = 8.0
+"""How many times as much as of the others is believed of the first, until they have shown more."""
 _CONTRAST = 3.0
 
 
@@ -23,20 +23,22 @@ class PortfolioBreeder:
     """Draws the breeder of each individual with a probability that grows with the area under its curve of ranks, the
     comparison-based credit of Fialho et al. 2010 (doi:10.1145/1830483.1830574): of the latest 60 individuals, sorted
     by loss, the one in place r is worth 0.9^r, a breeder's credit is what its own are worth in the mean, and its
-    probability is in proportion to the cube of that, and 5 % at least. Only ranks count, and as the window moves, a
+    probability is in proportion to the cube of that, and 3 % at least. Only ranks count, and as the window moves, a
     breeder that has stopped to find anything loses its share.
 
-    ``breeders``: by the name of the operator that individuals carry; the first is believed in eight times as much as
-    the others at the beginning, and proposes in place of one that would draw at random. All of them see all
-    observations, also those of peers and migrants, and the credit comes from the same: the operator of each member.
-    So nothing has to be stored, and a resumed campaign goes on with it."""
+    ``breeders``: by the name of the operator that individuals carry. The first is the incumbent, which is believed to
+    be worth as much as the window's individuals in the mean, and the others an eighth of that, with the weight of
+    twelve individuals: so one that has hardly been tried, or was lucky once, costs its 3 % and no more, and one
+    that keeps finding better ones than the first has most of the budget after two or three of them. The first also
+    proposes in place of one that would draw at random. All of them see all observations, also those of peers and
+    migrants, and the credit comes from the same: the operator of each member. So nothing has to be stored, and a
+    resumed campaign goes on with it."""
 
     def __init__(self, breeders: Mapping[str, Breeder]) -> None:
         self._breeders = dict(breeders)
         # Of the latest by id the operator and the loss, and the age from which on members are new.
         self._known: dict[str, tuple[str, float]] = {}
         self._next = 0
-        self._judged = 0
 
     def learn(self, member: Member) -> None:
         for breeder in self._breeders.values():
@@ -64,10 +66,9 @@ class PortfolioBreeder:
         total = sum(uses.values())
         mean = sum(credit.values()) / total if total else 1.0
         first = next(iter(credit))
-        belief = 1.0 + _BELIEF * 0.5 ** (self._judged / _HALF_LIFE)
         # The mean of its own, and of a few more that were worth what it is believed to be.
         quality = {
-            name: (credit[name] + _DOUBT * mean * (belief if name == first else 1.0)) / (uses[name] + _DOUBT)
+            name: (credit[name] + _DOUBT * mean / (1.0 if name == first else _BELIEF)) / (uses[name] + _DOUBT)
             for name in credit
         }
         weights = {name: one**_CONTRAST for name, one in quality.items()}
@@ -82,6 +83,5 @@ class PortfolioBreeder:
                 complete = member.status == COMPLETED and member.losses is not None
                 self._known[member.id] = (member.operator, member.rank if complete else float("inf"))
         self._next = population.seen
-        self._judged = population.judged
         while len(self._known) > _WINDOW:
             del self._known[next(iter(self._known))]

@@ -86,6 +86,23 @@ def test_nothing_is_stored_and_what_peers_bred_counts():
     assert shares[0] == shares[1] and shares[0]["b"] > 0.8
 
 
+def test_the_first_is_believed_in_until_others_have_shown_more_than_luck():
+    def share(*places):
+        """Of b, whose individuals are in these places of 60."""
+        population = Population()
+        for number in range(60):
+            name = "b" if number in places else "a"
+            population.add(Member(f"0-0-{number}", (0.5,), (number / 60,), COMPLETED, operator=name))
+        portfolio = PortfolioBreeder({"a": Fixed(0.1), "b": Fixed(0.5), "c": Fixed(0.9)})
+        portfolio.breed(population, random.Random(0))
+        assert portfolio.shares()["c"] < 0.05
+        return portfolio.shares()["b"]
+
+    assert share() < 0.05 and share(20, 40) < 0.05, "who was hardly tried cost more than its least share"
+    assert share(0, 40) < 0.25 < share(0, 1) and share(0, 1, 2) > 0.6
+    assert PortfolioBreeder({"a": Fixed(0.1), "b": Fixed(0.5)}).shares()["b"] < 0.05
+
+
 def test_its_members_fit_the_space():
     def members(space):
         return set(make_breeder(space, SearchSettings(kind="portfolio"))._breeders)
