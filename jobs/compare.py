@@ -60,13 +60,15 @@ def main(file: Path) -> int:
 
 
 def best_beside(result: hpo.Result, default: Individual, objectives: Mapping[str, str]) -> Individual:
-    """The campaign's best. Of several objectives that is the one of the front that is best in the first, the default
-    in nothing worse, and somewhere better; where there is none such, the best in the first.
+    """The campaign's best. Of several objectives that is, of the front's points that dominate the default, the one that
+    is best in what a test measures; of the whole front where none does.
     """
     if len(objectives) == 1:
         return result.best
+    name, direction = tested(objectives)
+    sign = 1 if direction == "maximize" else -1
     better = [one for one in result.front if dominates(one, default, objectives)]
-    return (better or [result.best])[0]
+    return max(better or result.front, key=lambda one: sign * (one.objectives or {})[name])
 
 
 def tested(objectives: Mapping[str, str]) -> tuple[str, str]:

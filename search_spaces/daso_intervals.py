@@ -31,10 +31,10 @@ space = hpo.SearchSpace(
     sync_delay=hpo.Ordinal(0, 1, 2, 4, 8, 16, 32),  # S; 0 waits for the result
 )
 
-default: dict[str, Scalar] = {"sync_every": 4, "sync_delay": 1}
-"""The source's choice after its grid."""
+default: dict[str, Scalar] = {"sync_every": 1, "sync_delay": 0}
+"""Synchronous training. The source's own choice after its grid was B = 4, S = 1."""
 
-SYNCHRONOUS: dict[str, Scalar] = {"sync_every": 1, "sync_delay": 0}
+SOURCES_CHOICE: dict[str, Scalar] = {"sync_every": 4, "sync_delay": 1}
 
 NETWORKS = ("resnet20", "perceptron")
 
@@ -149,7 +149,7 @@ def make_task(
         recipe,
         options,
         default=default,
-        points=[SYNCHRONOUS],
+        points=[SOURCES_CHOICE],
         constraints=[one_at_a_time],
         judge=counted if steps_on_link else time_and_accuracy,
         objectives={"steps" if steps_on_link else "seconds": "minimize", "accuracy": "maximize"},

@@ -8,7 +8,7 @@ import json
 import math
 import random
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -247,6 +247,30 @@ def test_an_interrupted_evaluation_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_options_are_plain_values_that_a_file_and_a_command_line_can_give(module: ModuleType) -> None:
     for keyword in inspect.signature(module.make_task).parameters.values():
         assert keyword.default is None or type(keyword.default) in (str, int, float), keyword
+
+
+def test_the_best_beside_a_default_is_the_most_accurate_that_costs_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(JOBS))
+    compare = importlib.import_module("compare")
+    objectives = {"steps": "minimize", "accuracy": "maximize"}
+    front = [
+        SimpleNamespace(objectives={"steps": steps, "accuracy": accuracy})
+        for steps, accuracy in ((1.0, 0.5), (2.0, 0.7), (3.0, 0.8), (4.0, 0.9))
+    ]
+
+    def chosen(steps: float, accuracy: float) -> float:
+        default = SimpleNamespace(objectives={"steps": steps, "accuracy": accuracy})
+        found = compare.best_beside(SimpleNamespace(front=front), default, objectives)
+        return float(found.objectives["steps"])
+
+    assert chosen(3.5, 0.6) == 3.0
+    assert chosen(2.0, 0.6) == 2.0  # costs as much and is more accurate
+    assert chosen(3.0, 0.8) == 4.0  # is on the front itself: nothing dominates it
+    assert compare.tested(objectives) == ("accuracy", "maximize")
+    best = SimpleNamespace()
+    assert compare.best_beside(SimpleNamespace(best=best), None, {"value": "maximize"}) is best
 
 
 # From search to use
