@@ -108,7 +108,8 @@ grace = 5
 """
 
 MOST_LAUNCHES = 200
-LAUNCH_LIMIT_S = 240.0
+STILL_LIMIT_S = 150.0
+"""For so long nothing may be recorded, the start of new launches included."""
 FILLED_S = 0.5
 MORE_EVALUATIONS = 40
 
@@ -227,9 +228,11 @@ class Chaos:
     def run(self, actions: int) -> int:
         """The command's last exit code; chaos until ``actions`` have happened, then peace."""
         self.launch()
-        began = time.monotonic()
+        moved, size = time.monotonic(), self._recorded()
         while True:
             assert self.command is not None
+            if size != (size := self._recorded()):
+                moved = time.monotonic()
             if self.command.process.poll() is not None:
                 done = self.command.wait(30)
                 self.check()
@@ -247,7 +250,7 @@ class Chaos:
                     self._raise_budget()
                 self.terminal.kill()
                 self.launch()
-                began = time.monotonic()
+                moved = time.monotonic()
             elif sum(self.done.values()) < actions:
                 self._wait(self.rng.expovariate(1 / 1.5))
                 names = list(self.actions)
@@ -257,7 +260,11 @@ class Chaos:
                     print(f"{sum(self.done.values()):3} {name}", file=sys.stderr, flush=True)
             else:
                 self._wait(0.2)
-            assert time.monotonic() - began < LAUNCH_LIMIT_S, "one launch takes too long: it hangs"
+            assert time.monotonic() - moved < STILL_LIMIT_S, "nothing is recorded any more: it hangs"
+
+    def _recorded(self) -> int:
+        """Bytes in the journals."""
+        return sum(path.stat().st_size for path in (self.terminal.directory / "run" / "journal").glob("*"))
 
     def _raise_budget(self) -> None:
         path = self.terminal.directory / "c.toml"
