@@ -735,8 +735,19 @@ def test_refuses_what_cannot_be_trained_so() -> None:
         train(model(), method=method(groups=False, warmup_steps=1.0))
 
 
-def test_the_defaults_are_the_guidelines() -> None:
-    driven = Driven(model(), trainers.AB(groups=False), steps=3000)
+@pytest.mark.parametrize(
+    ("settings", "phases"),
+    [
+        ({}, (900, 200, 20, 50)),
+        ({"warmup_steps": 600, "ab_steps": 100}, (600, 100, 10, 25)),
+        ({"ab_steps": 0.1, "rebound_steps": 7, "lr_rebound_steps": 0.01}, (900, 300, 7, 30)),
+    ],
+    ids=["none", "a phase in groups", "all but the warm-up"],
+)
+def test_what_is_not_set_follows_from_the_run_and_the_phase_in_groups(
+    settings: dict[str, Any], phases: tuple[int, ...]
+) -> None:
+    driven = Driven(model(), trainers.AB(groups=False, **settings), steps=3000)
     strategy: Any = driven.strategy
-    assert (strategy._warmup, strategy._ab, strategy._rebound, strategy._lr_rebound) == (600, 100, 25, 50)
+    assert (strategy._warmup, strategy._ab, strategy._rebound, strategy._lr_rebound) == phases
     driven.close()
