@@ -549,13 +549,21 @@ def draw(path: Path, curves: dict[str, dict[str, list[list[float]]]]) -> None:
             mean = [statistics.fmean(column) for column in zip(*all_)]
             style = "--" if system in PEERS else "-"
             shown = range(0, len(mean), 2)
-            panel.plot([1 + n for n in shown], [mean[n] for n in shown], style, label=system, linewidth=1.2)
+            colour = f"C{[*SYSTEMS, 'island'].index(system)}"  # the same in all panels
+            panel.plot(
+                [1 + n for n in shown],
+                [mean[n] for n in shown],
+                style,
+                color=colour,
+                label=system,
+                linewidth=1.2,
+            )
         panel.set_title(family, fontsize=9)
         panel.set_xlabel("evaluations", fontsize=8)
         panel.tick_params(labelsize=7)
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("mean log10 of normalised regret", fontsize=8)
-    panels[0][-1].legend(fontsize=7)
+    max(panels[0], key=lambda panel: len(panel.lines)).legend(fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 
