@@ -35,7 +35,7 @@ from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
-from hpo.mpirun import bounded
+from hpo.mpirun import bounded, set_alarm
 from hpo.node import Node, Parts
 from hpo.pbt import kept_for_others
 from hpo.progress import Display
@@ -253,9 +253,11 @@ class Campaign:
                 raise
         self.exit_code = end.exit_code
         if isinstance(transport, MpiTransport):
-            transport.leave(10.0)
-            if transport.failed():
+            left = transport.leave(60.0)
+            if not left or transport.failed():
                 atexit.register(_leave_without_mpi, self)
+            else:  # one that dies from now on would hold the others in MPI's own end
+                atexit.register(set_alarm)
         if end.reason == UNFIT:
             raise CampaignError(
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "

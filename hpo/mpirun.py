@@ -4,6 +4,8 @@
 tolerance begins after it. On one machine mpirun's parent sees that a rank has gone, and ends the launch within
 seconds; elsewhere each rank ends by itself after a time that no healthy start takes.
 
+*Ranks that die while MPI ends.* The others would wait in MPI_Finalize: they end after a minute.
+
 *An mpirun that outlives its ranks*, as that of Open MPI 5.0.11 sometimes does where they ended in an unusual way.
 
 *Ranks that outlive their mpirun.* Where that was killed, they end as soon as they see it, which may be after the next
@@ -22,6 +24,8 @@ from pathlib import Path
 
 START_S = 300
 """For MPI to connect all ranks, the slowest one's imports included."""
+END_S = 60
+"""For MPI to take leave, once no message is under way."""
 _LOOK_S = 0.5
 _REST_S = 10.0
 """Ranks that end of their own accord at the start, as all do where the campaign is refused, are all gone by then."""
@@ -41,6 +45,12 @@ def bounded(seconds: int = START_S) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler)
+
+
+def set_alarm(seconds: int = END_S) -> None:
+    """End this process after ``seconds``, whatever it does: for MPI_Finalize, in which ranks wait for each other."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
 
 
 def wait(mpirun: subprocess.Popen[bytes], ranks: int, begun: Path) -> int:
