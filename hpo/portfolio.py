@@ -29,10 +29,11 @@ class PortfolioBreeder:
     ``breeders``: by the name of the operator that individuals carry. The first is the incumbent, which is believed to
     be worth as much as the window's individuals in the mean, and the others an eighth of that, with the weight of
     twelve individuals: so one that has hardly been tried, or was lucky once, costs its 3 % and no more, and one
-    that keeps finding better ones than the first has most of the budget after two or three of them. The first also
-    proposes in place of one that would draw at random. All of them see all observations, also those of peers and
-    migrants, and the credit comes from the same: the operator of each member. So nothing has to be stored, and a
-    resumed campaign goes on with it."""
+    that keeps finding better ones than the first has most of the budget after two or three of them. The first
+    proposes as long as nothing is known of anybody, from the same random numbers as if it were alone, and in place
+    of one that would draw at random. All of them see all observations, also those of peers and migrants, and the
+    credit comes from the same: the operator of each member. So nothing has to be stored, and a resumed campaign
+    goes on with it."""
 
     def __init__(self, breeders: Mapping[str, Breeder]) -> None:
         self._breeders = dict(breeders)
@@ -46,11 +47,14 @@ class PortfolioBreeder:
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         self._observe(population)
-        shares = self.shares()
-        (name,) = rng.choices(list(shares), list(shares.values()))
+        first = next(iter(self._breeders))
+        name = first
+        if self._known:
+            shares = self.shares()
+            (name,) = rng.choices(list(shares), list(shares.values()))
         child = self._breeders[name].breed(population, rng)
-        if child.operator == "random":  # it knows too little yet
-            name = next(iter(shares))
+        if child.operator == "random" and name != first:  # it knows too little yet
+            name = first
             child = self._breeders[name].breed(population, rng)
         if child.operator == "random":  # nobody's merit
             return child

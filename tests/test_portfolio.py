@@ -103,6 +103,20 @@ def test_the_first_is_believed_in_until_others_have_shown_more_than_luck():
     assert PortfolioBreeder({"a": Fixed(0.1), "b": Fixed(0.5)}).shares()["b"] < 0.05
 
 
+def test_it_begins_as_its_first_does_alone():
+    def begun(kind):
+        search = hpo.Search(SPACE, seed=3, kind=kind)
+        asked = []
+        for number in range(14):  # the first four that the model proposes are pending
+            asked.append(search.ask())
+            if number < 10:
+                search.tell(asked[-1], float(asked[-1].params["x"]) ** 2)
+        return [(one.params, one.operator) for one in asked]
+
+    assert begun("portfolio") == begun("surrogate")
+    assert begun("portfolio")[-1][1] == "surrogate"
+
+
 def test_its_members_fit_the_space():
     def members(space):
         return set(make_breeder(space, SearchSettings(kind="portfolio"))._breeders)
