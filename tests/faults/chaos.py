@@ -200,6 +200,8 @@ class Chaos:
 
     def _fill(self) -> bool:
         assert self.disk is not None
+        if not (self.disk / "campaign.json").exists():  # a directory with a file of others is refused
+            return False
         filler = self.disk / "filler"
         try:
             with open(filler, "wb", buffering=0) as file:
