@@ -19,7 +19,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 START_S = 300
@@ -54,59 +54,54 @@ def set_alarm(seconds: int = END_S) -> None:
 
 
 def wait(mpirun: subprocess.Popen[bytes], ranks: int, begun: Path) -> int:
-    """The return code of ``mpirun``, whose ``ranks`` are all on this machine. ``begun`` exists once all have met.
+    """The return code of ``mpirun``, which leads a session and whose ``ranks`` are all on this machine. ``begun``
+    exists once all have met.
 
     Where some are gone before that, and the others neither begin nor end within 10 s, or where all are gone and mpirun
     stays, it and they are killed. Otherwise without a time-out: a campaign lasts as long as it lasts, and its deadline
-    is kept by its ranks."""
+    is kept by its ranks. Of MPIs other than Open MPI the ranks are not known, and nothing is done."""
     seen = False
     missing_since: float | None = None
     while True:
         try:
-            return mpirun.wait(_LOOK_S)
+            return mpirun.wait(_REST_S if begun.exists() and missing_since is None else _LOOK_S)
         except subprocess.TimeoutExpired:
             pass
-        children = _children(mpirun.pid)
-        seen |= bool(children)
+        living = sum(map(_is_rank, _session(mpirun.pid)))
+        seen |= living > 0
         now = time.monotonic()
-        if not seen or len(children) == ranks or (children and begun.exists()):
+        if not seen or living >= ranks or (living and begun.exists()):
             missing_since = None
         elif missing_since is None:
             missing_since = now
         elif now - missing_since > _REST_S:
-            for pid in (*children, mpirun.pid):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            end_rest(mpirun.pid)
             return mpirun.wait(_REST_S)
 
 
 def end_rest(mpirun: int) -> None:
-    """Kill what is left on this machine of the session of ``mpirun``, which has ended: its ranks, and with each its
-    evaluator."""
+    """Kill what there is on this machine of the session of ``mpirun``: where that has ended its ranks, and with each
+    its evaluator."""
+    for pid in _session(mpirun):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that have not ended; none where the system has no /proc."""
+    found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
-            if int(session) == mpirun and state not in ("Z", "X"):
-                os.kill(int(stat.parent.name), signal.SIGKILL)
         except (OSError, ValueError):  # it ended meanwhile
             continue
+        if int(session) == leader and state not in ("Z", "X"):
+            found.append(int(stat.parent.name))
+    return found
 
 
-def _children(pid: int) -> list[int]:
-    """Those that have not ended; none where the system has no /proc."""
-    found = []
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(one) for one in listed.read_text().split()]
-        except OSError:
-            continue
-    return [one for one in found if not _ended(one)]
-
-
-def _ended(pid: int) -> bool:
+def _is_rank(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+        return b"\0OMPI_COMM_WORLD_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return True
+        return False

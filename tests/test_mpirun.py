@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from terminal import wait_until
 
-from hpo.mpirun import bounded, end_rest, wait
+from hpo.mpirun import _session, bounded, end_rest, wait
 
 WAITS = """
 import ctypes, signal
@@ -80,30 +81,43 @@ def test_what_is_left_of_a_session_ends_and_nothing_else() -> None:
         mpirun.stdout.close()
 
 
+RANK = ["env", "OMPI_COMM_WORLD_RANK=0", "sleep"]
+
+
+def start(ranks: list[float], then: str) -> subprocess.Popen[bytes]:
+    """What stands for mpirun: starts processes that end after so many seconds, waits for them and does ``then``."""
+    text = (
+        f"import subprocess, sys, time; ranks = [subprocess.Popen({RANK} + [str(one)]) for one in {ranks}]; "
+        f"[one.wait() for one in ranks]; {then}"
+    )
+    return subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_an_mpirun_whose_ranks_have_gone_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     monkeypatch.setattr("hpo.mpirun._REST_S", 1.5)
-    began = tmp_path / "began"
     if begun:
-        began.touch()
-    text = "import subprocess, time; [one.wait() for one in [subprocess.Popen(['sleep', '1'])] * 2]; time.sleep(60)"
-    mpirun = subprocess.Popen([sys.executable, "-c", text])
-    assert wait(mpirun, 2, began) == -signal.SIGKILL
+        (tmp_path / "begun").touch()
+    # It is seen with its ranks, and then without.
+    assert wait(start([3, 3], "time.sleep(100)"), 2, tmp_path / "begun") == -signal.SIGKILL
 
 
 def test_ranks_of_which_one_is_missing_end_unless_they_have_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpo.mpirun._REST_S", 0.6)
-    line = "sleep {} & echo $!; wait; exit 7"
-    mpirun = subprocess.Popen(["bash", "-c", line.format(60)], stdout=subprocess.PIPE, text=True)
-    assert mpirun.stdout is not None
-    rank = psutil.Process(int(mpirun.stdout.readline()))
-    assert wait(mpirun, 2, tmp_path / "began") == -signal.SIGKILL
-    assert rank.wait(10) is None
-    mpirun.stdout.close()
-    began = tmp_path / "began"
-    began.touch()
-    assert wait(subprocess.Popen(["bash", "-c", line.format(2)], stdout=subprocess.DEVNULL), 2, began) == 7
+    mpirun = start([60], "sys.exit(7)")
+    assert wait(mpirun, 2, tmp_path / "begun") == -signal.SIGKILL
+    wait_until(lambda: not _session(mpirun.pid), "the end of its rank", seconds=10)
+    (tmp_path / "begun").touch()
+    assert wait(start([2], "sys.exit(7)"), 2, tmp_path / "begun") == 7
+
+
+def test_an_mpirun_that_hides_its_ranks_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.mpirun._REST_S", 0.1)
+    mpirun = subprocess.Popen(["sleep", "2"], start_new_session=True)
+    assert wait(mpirun, 2, tmp_path / "begun") == 0
