@@ -35,7 +35,7 @@ from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.migration import MigrationSettings
-from hpo.mpirun import bounded, set_alarm
+from hpo.mpirun import tolerates_deaths
 from hpo.node import Node, Parts
 from hpo.pbt import kept_for_others
 from hpo.progress import Display
@@ -254,10 +254,9 @@ class Campaign:
         self.exit_code = end.exit_code
         if isinstance(transport, MpiTransport):
             left = transport.leave(60.0)
-            if not left or transport.failed():
+            # One of which is not yet known that it died would hold the others in MPI's own end, too.
+            if transport.failed() or (not left and tolerates_deaths()):
                 atexit.register(_leave_without_mpi, self)
-            else:  # one that dies from now on would hold the others in MPI's own end
-                atexit.register(set_alarm)
         if end.reason == UNFIT:
             raise CampaignError(
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
@@ -673,8 +672,7 @@ def connect() -> Transport:
     if launcher.rank is None or launcher.size == 1:
         return LocalTransport()
     try:
-        with bounded():
-            from mpi4py import MPI
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise CampaignError(
             f"this process is rank {launcher.rank} of an MPI launch, and MPI cannot be used: {error}. Install "

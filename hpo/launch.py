@@ -3,6 +3,7 @@ from the journal."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -65,7 +67,11 @@ def _as_rank(file: Path, *, started_by_us: bool) -> int:
     death of the job."""
     # From the start: before there are handlers a signal ends the rank, and with it the job.
     with Signals() as signals:
-        transport = connect()
+        # Where MPI tolerates deaths it neither starts nor ends without those that died meanwhile.
+        with processes.bounded() if processes.tolerates_deaths() else nullcontext():
+            transport = connect()
+        if processes.tolerates_deaths():
+            atexit.register(processes.set_alarm)
         try:
             campaign = Campaign.from_file(file)
         except HpoError as error:
@@ -315,10 +321,7 @@ class Supervisor:
         """mpirun's return code."""
         if self._process is None:
             return -1
-        if self._fleet.hosts is None and "SLURM_JOB_ID" not in self._environment:
-            code = processes.wait(self._process, self._fleet.ranks, self._begun)
-        else:
-            code = self._process.wait()
+        code = processes.wait(self._process, self._fleet.ranks, self._begun)
         processes.end_rest(self._process.pid)
         return code
 

@@ -1,8 +1,8 @@
 """What mpirun leaves undone about its processes.
 
 *Ranks that die while MPI itself starts.* Nobody tells the others, which would wait in MPI_Init for ever, as fault
-tolerance begins after it. On one machine mpirun's parent sees that a rank has gone, and ends the launch within
-seconds; elsewhere each rank ends by itself after a time that no healthy start takes.
+tolerance begins after it. mpirun's parent sees that a rank of its host has gone, and ends the launch within seconds;
+for those of other hosts each rank ends by itself after a time that no healthy start takes.
 
 *Ranks that die while MPI ends.* The others would wait in MPI_Finalize: they end after a minute.
 
@@ -26,25 +26,37 @@ START_S = 300
 """For MPI to connect all ranks, the slowest one's imports included."""
 END_S = 60
 """For MPI to take leave, once no message is under way."""
+_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 _LOOK_S = 0.5
 _REST_S = 10.0
 """Ranks that end of their own accord at the start, as all do where the campaign is refused, are all gone by then."""
+_STAY_S = 60.0
+"""For an mpirun without ranks: what reads its output may be slow."""
+
+
+def tolerates_deaths() -> bool:
+    """Whether this process is a rank of an Open MPI that was started with fault tolerance (``--with-ft ulfm``). Under
+    any other a rank's death ends all others."""
+    return os.environ.get(_TOLERANT) == "1"
 
 
 @contextmanager
-def bounded(seconds: int = START_S) -> Iterator[None]:
+def bounded(seconds: float = START_S) -> Iterator[None]:
     """End this process if what is inside takes longer. By SIGALRM's default action: no handler in Python runs, and
     no other thread, while a library's C code holds the interpreter."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    before = signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    began = time.monotonic()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *before)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, left - (time.monotonic() - began)), interval)
 
 
 def set_alarm(seconds: int = END_S) -> None:
@@ -54,41 +66,55 @@ def set_alarm(seconds: int = END_S) -> None:
 
 
 def wait(mpirun: subprocess.Popen[bytes], ranks: int, begun: Path) -> int:
-    """The return code of ``mpirun``, which leads a session and whose ``ranks`` are all on this machine. ``begun``
-    exists once all have met.
+    """The return code of ``mpirun``, which leads a session and starts ``ranks`` ranks. ``begun`` exists once all have
+    met.
 
-    Where some are gone before that, and the others neither begin nor end within 10 s, or where all are gone and mpirun
-    stays, it and they are killed. Otherwise without a time-out: a campaign lasts as long as it lasts, and its deadline
-    is kept by its ranks. Of MPIs other than Open MPI the ranks are not known, and nothing is done."""
-    seen = False
-    missing_since: float | None = None
+    Where some of this host's are gone before that, and the others neither begin nor end within 10 s, it and they are
+    killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone. Otherwise without a
+    time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks. Of MPIs other than Open MPI
+    the ranks are not known, and nothing is done."""
+    known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later
+    here = 0
+    since: float | None = None
     while True:
         try:
-            return mpirun.wait(_REST_S if begun.exists() and missing_since is None else _LOOK_S)
+            return mpirun.wait(_REST_S if begun.exists() and since is None else _LOOK_S)
         except subprocess.TimeoutExpired:
             pass
-        living = sum(map(_is_rank, _session(mpirun.pid)))
-        seen |= living > 0
+        session = _session(mpirun.pid)
+        if not here or len(known) < here:
+            for pid in session:
+                number, local = _rank(pid)
+                if number is not None:
+                    known.setdefault(number, pid)
+                    here = local
+        living = sum(pid in session for pid in known.values())
         now = time.monotonic()
-        if not seen or living >= ranks or (living and begun.exists()):
-            missing_since = None
-        elif missing_since is None:
-            missing_since = now
-        elif now - missing_since > _REST_S:
+        alone = bool(known) and here == ranks and not living
+        if not alone and (not known or living >= here or begun.exists()):
+            since = None
+        elif since is None:
+            since = now
+        elif now - since > (_STAY_S if alone and begun.exists() else _REST_S):
             end_rest(mpirun.pid)
-            return mpirun.wait(_REST_S)
+            with suppress(subprocess.TimeoutExpired):
+                mpirun.wait(_REST_S)
+            return -signal.SIGKILL
 
 
 def end_rest(mpirun: int) -> None:
     """Kill what there is on this machine of the session of ``mpirun``: where that has ended its ranks, and with each
     its evaluator."""
     for pid in _session(mpirun):
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # it has ended, or is another user's
             os.kill(pid, signal.SIGKILL)
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session that have not ended; none where the system has no /proc."""
+    """The processes of a session that have not ended; none where the system has no /proc of its own."""
+    with suppress(OSError):
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return []
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -100,8 +126,11 @@ def _session(leader: int) -> list[int]:
     return found
 
 
-def _is_rank(pid: int) -> bool:
+def _rank(pid: int) -> tuple[int | None, int]:
+    """Which rank it is, and how many there are on this host; None and 0 of what is no rank of Open MPI."""
     try:
-        return b"\0OMPI_COMM_WORLD_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+        variables = dict(one.split(b"=", 1) for one in content.split(b"\0") if b"=" in one)
+        return int(variables[b"OMPI_COMM_WORLD_RANK"]), int(variables[b"OMPI_COMM_WORLD_LOCAL_SIZE"])
+    except (OSError, KeyError, ValueError):
+        return None, 0

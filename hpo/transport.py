@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from hpo.mpirun import tolerates_deaths
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -26,9 +28,6 @@ the next."""
 
 _ABORT = b"\0"
 """Begins a message that no protocol sends: whoever receives it ends at once, with the code that follows."""
-
-_TOLERANT = "OMPI_MCA_mpi_ft_enable"
-"""What mpirun --with-ft ulfm sets for its ranks."""
 
 _LOOK_S = 0.1
 """How often to ask MPI for deaths; an answer takes a microsecond, and evaluations may be as short."""
@@ -185,7 +184,7 @@ class MpiTransport(LocalTransport):
                 if source in blocked or not self._is_done(request, source):
                     blocked.add(source)
                     unfinished.append((request, source, buffer))
-                elif buffer.startswith(_ABORT):
+                elif buffer.startswith(_ABORT) and buffer[1:].isdigit():  # a dead one's may be all zeros
                     _end_process(int(buffer[len(_ABORT) :]))
                 elif source not in self._failed:
                     arrived.append((source, bytes(buffer)))
@@ -233,13 +232,15 @@ class MpiTransport(LocalTransport):
         MPI_Abort does not do it where Open MPI 5.0.11 was started with fault tolerance: the other ranks run on and do
         not hear of it, and its mpirun sometimes never ends. So they are told here, and end when they next poll.
         """
-        for rank in range(self.size):
-            if rank != self.rank:
-                self.send(rank, _ABORT + b"%d" % code)
-        self.flush(2.0)
-        if os.environ.get(_TOLERANT) == "1":
-            _end_process(code)
-        self._comm.Abort(code)
+        try:
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self.send(rank, _ABORT + b"%d" % code)
+            self.flush(2.0)
+        finally:  # whatever MPI or the user's Ctrl-C say to that
+            if tolerates_deaths():
+                _end_process(code)
+            self._comm.Abort(code)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all sends have completed, at most ``timeout_s``; False when some have not.

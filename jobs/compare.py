@@ -145,8 +145,9 @@ def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, fl
     lines = [f"{len(counts)} configurations evaluated, {completed} of them to the end:", ""]
     lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
     lines.append("")
+    by = "alone" if result.best.value is not None else "among those that dominate the default there"
     lines.append(
-        f"The best is chosen by validation {what} alone; the test {what} is the mean of three trainings."
+        f"The best is chosen by validation {what} {by}; the test {what} is the mean of three trainings."
     )
     return "\n".join(lines)
 

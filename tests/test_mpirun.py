@@ -81,15 +81,19 @@ def test_what_is_left_of_a_session_ends_and_nothing_else() -> None:
         mpirun.stdout.close()
 
 
-RANK = ["env", "OMPI_COMM_WORLD_RANK=0", "sleep"]
-
-
-def start(ranks: list[float], then: str) -> subprocess.Popen[bytes]:
-    """What stands for mpirun: starts processes that end after so many seconds, waits for them and does ``then``."""
-    text = (
-        f"import subprocess, sys, time; ranks = [subprocess.Popen({RANK} + [str(one)]) for one in {ranks}]; "
-        f"[one.wait() for one in ranks]; {then}"
-    )
+def start(ranks: list[float], then: str, here: int = 2) -> subprocess.Popen[bytes]:
+    """What stands for mpirun: starts processes that end after so many seconds, waits for them and does ``then``.
+    ``here``: how many ranks they are told to be on their host."""
+    text = f"""
+import os, subprocess, sys, time
+variables = [{{"OMPI_COMM_WORLD_RANK": str(n), "OMPI_COMM_WORLD_LOCAL_SIZE": "{here}"}} for n in range(9)]
+ranks = [
+    subprocess.Popen(["sleep", str(seconds)], env=os.environ | one) for seconds, one in zip({ranks}, variables)
+]
+for one in ranks:
+    one.wait()
+{then}
+"""
     return subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
 
 
@@ -98,6 +102,7 @@ def test_an_mpirun_whose_ranks_have_gone_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     monkeypatch.setattr("hpo.mpirun._REST_S", 1.5)
+    monkeypatch.setattr("hpo.mpirun._STAY_S", 1.5)
     if begun:
         (tmp_path / "begun").touch()
     # It is seen with its ranks, and then without.
@@ -121,3 +126,11 @@ def test_an_mpirun_that_hides_its_ranks_is_waited_for(
     monkeypatch.setattr("hpo.mpirun._REST_S", 0.1)
     mpirun = subprocess.Popen(["sleep", "2"], start_new_session=True)
     assert wait(mpirun, 2, tmp_path / "begun") == 0
+
+
+def test_ranks_of_other_hosts_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpo.mpirun._REST_S", 0.1)
+    monkeypatch.setattr("hpo.mpirun._STAY_S", 0.1)
+    assert wait(start([2], "sys.exit(7)", here=1), 2, tmp_path / "begun") == 7
+    (tmp_path / "begun").touch()
+    assert wait(start([1], "time.sleep(1); sys.exit(7)", here=1), 2, tmp_path / "begun") == 7

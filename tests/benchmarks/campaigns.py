@@ -92,6 +92,8 @@ def found(file: Path, seed: int, evaluations: int | None, test_default: float | 
     subprocess.run([program, "run", own], check=True, timeout=_CAMPAIGN_S, stdout=sys.stderr)
     result, campaign = hpo.Result(directory), hpo.Campaign.from_file(own)
     (default,) = [one for one in result.individuals if one.params == campaign.task.default]
+    if default.status != COMPLETED:
+        raise SystemExit(f"campaigns: the default ended as {default.status} in {directory}: {default.error}")
     objectives = campaign.task.objectives
     best = compare.best_beside(result, default, objectives)
     module = str(settings.task).split(":")[0]
