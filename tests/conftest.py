@@ -1,8 +1,10 @@
-"""What all tests share: one thread a process, set before anything that starts threads is imported; a terminal."""
+"""What all tests share: one thread a process, set before anything that starts threads is imported; signals as at a
+terminal; and a terminal."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,11 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from terminal import Terminal
+
+# Under nohup or in a shell's background they are ignored, and by all that the tests start, which test them.
+for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 
 @pytest.fixture

@@ -94,7 +94,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = Path(pytest.importorskip("bigearthnet_common").__file__).parent
     root = tmp_path_factory.mktemp("real")
     with tarfile.open(package / "BigEarthNet-S2-Example.tar.bz2") as file:
-        file.extractall(root, filter="data")
+        # Pythons before 3.10.12 and 3.11.4 have no filter and need none: it is the package's own archive.
+        file.extractall(root, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return root / "BigEarthNet-S2-Example"
 
 
