@@ -209,7 +209,8 @@ def test_what_ignores_a_stop_is_ended_when_the_grace_is_over(terminal: Terminal)
 def test_interrupted_while_it_starts(terminal: Terminal, ranks: int) -> None:
     """At any moment of the start: a sentence, 75, and the next start is as if nothing had been."""
     terminal.task(0.02)
-    terminal.campaign(evaluations=30)
+    evaluations = 1200 if ranks > 1 else 200  # more than are over in six times as long as is slept
+    terminal.campaign(evaluations=evaluations)
     rng = random.Random(ranks)
     for _ in range(6):
         command = terminal.start("run", "c.toml", "--ranks", ranks)
@@ -220,7 +221,7 @@ def test_interrupted_while_it_starts(terminal: Terminal, ranks: int) -> None:
         assert done.returncode == 75, done.stderr
         assert "Traceback" not in done.stderr and "ive the same command again" in done.stderr, done.stderr
         wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=5)
-    completed(terminal, 30, "--ranks", ranks)
+    completed(terminal, evaluations, "--ranks", ranks)
 
 
 def test_the_journal_appears_and_the_signal_comes(terminal: Terminal) -> None:

@@ -30,15 +30,19 @@ def mpirun() -> Run:
         base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         variables = environment(base)
         del variables[config.STARTED_BY]  # as a user's own mpirun
-        done = subprocess.run(
-            line,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        for _ in range(5):
+            done = subprocess.run(
+                line,
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+            # Where a killed mpirun had the same process id and left its directory, this one cannot start.
+            if "listener thread failed to start" not in done.stderr:
+                break
         assert not check or done.returncode == 0, (
             f"mpirun returned {done.returncode}\n{done.stdout}\n{done.stderr}"
         )
