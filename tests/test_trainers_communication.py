@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -318,3 +320,22 @@ def test_a_dead_peer_ends_the_wait_with_a_sentence() -> None:
     assert survivor[0] == "returned", survivor[1]
     assert "Rank 0 of 2 on " in survivor[1]
     assert "Most likely another rank ended" in survivor[1]
+
+
+LEFT = """
+from pathlib import Path
+import torch, torch.distributed as dist
+import trainers
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+dist.destroy_process_group()
+print(*(path.joinpath("comm").read_text().strip() for path in Path("/proc/self/task").iterdir()))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are found in /proc")
+def test_nothing_keeps_a_destroyed_group_alive() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "gloo" not in done.stdout

@@ -17,6 +17,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the default group as a default argument. Imported once there is one, as the first optimizer
+# does through torch._dynamo, it keeps that group and gloo's threads alive, which may abort the process at its exit.
+import torch.distributed.nn.functional
 from torch import Tensor, nn
 
 BUCKET_BYTES = 25 * 2**20
