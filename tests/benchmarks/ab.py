@@ -12,8 +12,9 @@ they were drawn: hardly any is dropped, the worst case for the factors' size.
   the decompositions and the merges are among them. ``fewer`` is 1 − AB / DDP in single precision, for AB and for
   AB whose full-rank phases send bf16. DDP, whose steps all send alike, runs a tenth of the steps; each further
   one counts as the mean of those. ``expected`` is methods.md's w + (1 − w) r / p, the full-rank steps alone.
-- Between groups: the counters before each step of the group phases, three steps at either end left out, where a
-  node may still be in what the other has behind it. The most bytes in any one step, of either node.
+- Between groups: the counters before each step of the group phases, the first and the last left out, where
+  weights are decomposed and merged; at both ends of what is left all ranks wait for each other, so that neither
+  node is still in what the other has behind it. The most bytes in any one step, of either node.
 - Decompositions: processor seconds of each, in models whose weights are of one size, of many, or of which one is
   the dearest by far. The busiest rank's against the larger of an equal share and the dearest weight's alone.
   Medians over repeats, and of the models the worst.
@@ -30,7 +31,7 @@ import time
 from typing import Any
 
 import torch
-from training import Watch, course, load_average, perceptron
+from training import Fenced, Watch, course, load_average, perceptron
 from two_nodes import RANKS, entered, settled
 
 import trainers
@@ -47,7 +48,7 @@ DECOMPOSED = {
     "equal weights": (64,) + 15 * (320,) + (10,),
 }
 BATCH_SIZE = 16
-MARGIN = 3
+MARGIN = 1
 LARGEST_OWN_SHARE = 1.3
 
 
@@ -69,6 +70,11 @@ def group_steps(steps: int) -> list[range]:
     return [range(first, min(first + length, steps)) for first in range(warmup, steps, cycle)]
 
 
+def apart(steps: int) -> list[range]:
+    """Of each group phase, the steps in which nothing should cross."""
+    return [range(phase.start + MARGIN, phase.stop - MARGIN) for phase in group_steps(steps)]
+
+
 def transmit(rank: int, *, steps: int, ddp_steps: int, widths: list[int]) -> dict[str, dict[str, float]]:
     """What this rank's node sends in a run of ``steps`` with each method."""
     found = {}
@@ -80,7 +86,13 @@ def transmit(rank: int, *, steps: int, ddp_steps: int, widths: list[int]) -> dic
     for name, (one, length) in methods.items():
         before = settled()
         watch, result = course(
-            one, widths=widths, steps=length, batch_size=BATCH_SIZE, optimizer=torch.optim.AdamW, lr=1e-3
+            one,
+            widths=widths,
+            steps=length,
+            batch_size=BATCH_SIZE,
+            optimizer=torch.optim.AdamW,
+            lr=1e-3,
+            watch=Watch() if name == "ddp" else Fenced(apart(steps)),
         )
         row = {
             "run_bytes": float(settled() - before),
@@ -105,9 +117,7 @@ def transmit(rank: int, *, steps: int, ddp_steps: int, widths: list[int]) -> dic
 
 def between_groups(watch: Watch, steps: int) -> dict[str, float]:
     """The most bytes that this node sent in a step inside a group phase, and how many steps were looked at."""
-    inside = [
-        step for phase in group_steps(steps) for step in range(phase.start + MARGIN, phase.stop - MARGIN)
-    ]
+    inside = [step for stretch in apart(steps) for step in stretch]
     return {
         "group_phase_bytes": float(max(watch.sent[step + 1] - watch.sent[step] for step in inside)),
         "group_phase_bytes_in_all": float(sum(watch.sent[step + 1] - watch.sent[step] for step in inside)),

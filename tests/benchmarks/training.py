@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
-from two_nodes import RANKS, RANKS_PER_NODE, bytes_sent
+from two_nodes import RANKS, RANKS_PER_NODE, bytes_sent, settled
 
 import trainers
 
@@ -26,11 +27,21 @@ class Watch:
         """Seconds at which each step began."""
         self.sent: list[int] = []
         """Bytes that the node had sent by then."""
+        self._stood_s = 0.0
+        """What the steps do not count, seconds."""
 
     def __call__(self) -> bool:
-        self.begun.append(time.perf_counter())
+        self._before(len(self.begun))
+        self.begun.append(time.perf_counter() - self._stood_s)
         self.sent.append(self._count())
+        self._after(len(self.begun) - 1)
         return False
+
+    def _before(self, step: int) -> None:
+        """What comes before the readings of a step."""
+
+    def _after(self, step: int) -> None:
+        """What comes after them."""
 
     def step_s(self, first: int, last: int) -> float:
         """Mean seconds of the steps from ``first`` up to, not including, ``last``."""
@@ -39,6 +50,28 @@ class Watch:
     def step_bytes(self, first: int, last: int) -> float:
         """Mean bytes sent by this node in these steps."""
         return (self.sent[last] - self.sent[first]) / (last - first)
+
+
+class Fenced(Watch):
+    """Of some stretches of steps, what the node sends in them and nothing of what comes before or after: all ranks
+    stand still at both ends, where the faster of two nodes may else be steps ahead of the other's receipts."""
+
+    def __init__(self, stretches: Collection[range]) -> None:
+        super().__init__()
+        self._firsts = {stretch.start for stretch in stretches}
+        self._stops = {stretch.stop for stretch in stretches}
+
+    def _before(self, step: int) -> None:
+        if step in self._firsts:
+            begin = time.perf_counter()
+            settled()
+            self._stood_s += time.perf_counter() - begin
+
+    def _after(self, step: int) -> None:
+        if step in self._stops:
+            begin = time.perf_counter()
+            dist.barrier()
+            self._stood_s += time.perf_counter() - begin
 
 
 def perceptron(widths: Sequence[int]) -> nn.Sequential:
@@ -65,9 +98,10 @@ def course(
     batch_size: int,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     lr: float = 0.01,
+    watch: Watch | None = None,
 ) -> tuple[Watch, trainers.Result]:
     """One epoch of ``steps`` with ``method`` on four ranks of two nodes, watched."""
-    watch = Watch()
+    watch = watch or Watch()
     result = trainers.train(
         perceptron(widths),
         noise(steps * batch_size * RANKS, widths[0]),
