@@ -267,9 +267,10 @@ def _best(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from hpo import check
+    from hpo.check import check
+    from hpo.repair import repair
 
-    report = (check.repair if options.repair else check.check)(options.directory)
+    report = (repair if options.repair else check)(options.directory)
     print(json.dumps(report.to_json(), indent=2) if options.json else report)
     return report.exit_code
 

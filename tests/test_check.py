@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 import hpo
 from hpo import cli, directory, journal, results
-from hpo.check import DAMAGE, LOST, NOTE, Report, check, repair
+from hpo.check import check
 from hpo.errors import CampaignError
+from hpo.findings import DAMAGE, LOST, NOTE, Report
+from hpo.repair import repair
 
 EVALUATIONS = 12
 SPACE = hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8), kind=hpo.Categorical("a", "b"))

@@ -16,8 +16,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpo import check, config, directory, journal, messages, reports, results, tables
+from hpo import config, directory, journal, messages, reports, results, tables
+from hpo.check import check
 from hpo.errors import CampaignError, HpoError, UsageError
+from hpo.repair import repair
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY_KEY = re.findall(r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[
@@ -301,7 +303,7 @@ def _journal(home: Path, content: bytes) -> None:
     path = journal.journal_path(home, leg=1, island=0, worker=0)
     path.write_bytes(content)
     read = reads(lambda: list(journal.read_directory(home, [])), CampaignError)
-    report = check.check(home)
+    report = check(home)
     orjson.dumps(report.to_json())
     assert str(report)
     if not isinstance(read, HpoError):
@@ -338,7 +340,7 @@ def test_repairs_of_any_bytes(home: Path, content: bytes, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     path = journal.journal_path(home, leg=1, island=0, worker=0)
     path.write_bytes(content)
-    report = check.repair(home)
+    report = repair(home)
     whole = not report.damaged or "version" in str(report)
     assert whole, str(report)
     shutil.rmtree(home / "damaged", ignore_errors=True)
@@ -384,7 +386,7 @@ def test_records_that_fit_their_checksums_and_not_their_types(
     if value is None:
         del lines[which][name]
     journal.journal_path(home, leg=1, island=0, worker=0).write_bytes(b"".join(map(journal.encode, lines)))
-    assert check.check(home).damaged
+    assert check(home).damaged
     _inspected(home)
 
 
@@ -434,7 +436,7 @@ def test_campaign_json_of_any_bytes(home: Path, content: bytes) -> None:
     try:
         reads(lambda: directory.read_identity(home), CampaignError)
         reads(lambda: directory.check_identity(home, IDENTITY), CampaignError)
-        report = check.check(home)
+        report = check(home)
         orjson.dumps(report.to_json())
         if not report.damaged:
             _inspected(home)
@@ -453,7 +455,7 @@ def test_locks_of_any_bytes(home: Path, content: bytes) -> None:
     (home / "lock").write_bytes(content)
     try:
         reads(lambda: str(directory.holder(home)), CampaignError)
-        str(check.check(home))
+        str(check(home))
     finally:
         (home / "lock").unlink()
 
@@ -474,7 +476,7 @@ def test_locks_that_make_no_sense(home: Path, fields: dict[str, object]) -> None
     (home / "lock").write_bytes(orjson.dumps({**_LOCK, **fields}))
     try:
         reads(lambda: str(directory.holder(home)), CampaignError)
-        str(check.check(home))
+        str(check(home))
     finally:
         (home / "lock").unlink()
 

@@ -12,7 +12,8 @@ import pandas
 import pytest
 
 import hpo
-from hpo import check, journal, results, resume
+from hpo import journal, results, resume
+from hpo.check import check
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
 from hpo.known import KnownPoints, is_known, known_points
@@ -298,7 +299,7 @@ def test_a_campaign_knows_them_and_does_not_evaluate_them(earlier, tmp_path, cap
     assert len(record.known) == 61 and len(record.individuals) == 15
     keys = [SPACE.key(one.params) for one in (*record.known, *record.individuals)]
     assert len(set(keys)) == len(keys)
-    report = check.check(tmp_path / "run")
+    report = check(tmp_path / "run")
     assert not report.findings and report.finished == 15, report
     # And a campaign may be told of one that was told itself.
     assert len(known_points(tmp_path / "run", SPACE)) == 76
