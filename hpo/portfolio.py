@@ -29,11 +29,10 @@ class PortfolioBreeder:
     ``breeders``: by the name of the operator that individuals carry. The first is the incumbent, which is believed to
     be worth as much as the window's individuals in the mean, and the others an eighth of that, with the weight of
     twelve individuals: one that was lucky once gets 4 to 20 % while that is among the latest 60, and one that has
-    found the best three of 60 the larger part of the budget. The first
-    proposes as long as nothing is known of anybody, from the same random numbers as if it were alone, and in place
-    of one that would draw at random. All of them see all observations, also those of peers and migrants, and the
-    credit comes from the same: the operator of each member. So nothing has to be stored, and a resumed campaign
-    goes on with it."""
+    found the best three of 60 the larger part of the budget. The first proposes as long as nothing is known of
+    anybody, from the same random numbers as if it were alone, and in place of one that would draw at random. All of
+    them see all observations, also those of peers and migrants, and the credit comes from the same: the operator of
+    each member. So nothing has to be stored, and a resumed campaign goes on with it."""
 
     def __init__(self, breeders: Mapping[str, Breeder]) -> None:
         self._breeders = dict(breeders)

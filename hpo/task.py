@@ -6,7 +6,7 @@ import base64
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,8 @@ MAXIMIZE = "maximize"
 _DIRECTIONS = (MINIMIZE, MAXIMIZE)
 
 Constraint = Callable[[Params], object]
+
+_MOST_LISTED = 1_000_000
 
 
 class Task:
@@ -81,6 +83,17 @@ class Task:
     def allows(self, params: Params) -> bool:
         """Whether all constraints hold; CampaignError that names the constraint if one of them raises."""
         return self._refusing(params) is None
+
+    @property
+    def listable(self) -> bool:
+        """Whether the space is finite and small enough to be gone through where random draws find nothing new."""
+        return self.space.size is not None and self.space.size <= _MOST_LISTED
+
+    def configurations(self) -> Iterator[tuple[Params, str]]:
+        """All configurations of a finite space that the constraints allow, with their keys."""
+        for params in self.space.enumerate():
+            if self.allows(params):
+                yield params, self.space.key(params)
 
     def _refusing(self, params: Params) -> Constraint | None:
         for constraint in self.constraints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import hpo
 from hpo import results
+from hpo.assembly import Assembly
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.journal import read_directory
@@ -17,6 +19,7 @@ from hpo.layout import Layout
 from hpo.pbt import PbtBreeder, kept_for_others
 from hpo.population import Member, Population
 from hpo.proposals import key_of
+from hpo.signals import Signals
 from hpo.simulation import MemoryJournal
 from hpo.transport import LocalTransport
 
@@ -304,8 +307,17 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
     journal = MemoryJournal()
     layout = Layout.plan(ranks=2, islands=2, ranks_per_worker=1)
     groups = [[one.leader for one in layout.of_island(island)] for island in range(2)]
+    assembly = Assembly(
+        settings=campaign.settings,
+        task=CLIMB,
+        source=None,
+        transport=LocalTransport(),
+        layout=layout,
+        signals=Signals(),
+        closing=ExitStack(),
+    )
     for place, migrates in zip(layout.workers, (True, False)):
-        leader = campaign._leader(LocalTransport(), groups, place, Idle(), journal)  # type: ignore[arg-type]
+        leader = assembly.leader(place, groups, Idle(), journal)  # type: ignore[arg-type]
         chances = [Member(f"{place.island}-0-{number}", (0.5, 0), (1.0,), COMPLETED) for number in range(20)]
         for one in chances:
             leader._migration.own(one)

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, TensorDataset
 import trainers
 from trainers.checkpoint import Checkpoint
 from trainers.communication import Communicator
-from trainers.loop import smoothed
+from trainers.label_smoothing import smoothed
 from trainers.strategy import Setup, Strategy
 
 STEPS_PER_EPOCH = 5

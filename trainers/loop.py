@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from numbers import Real
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -24,13 +23,13 @@ from trainers.data import Assignment, Batch, Disjoint, length_of, load
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping, recorded
 from trainers.evaluation import Metric, autocast, device_of, outputs_of, scores
+from trainers.label_smoothing import smoothed
+from trainers.names import plain, plain_name, renamed
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.schedules import Constant, ReduceOnPlateau, Schedule
+from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings
 from trainers.strategy import Method, Setup, State, Strategy
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-Metrics = dict[str, float]
 
 
 class Interrupted(Exception):
@@ -116,7 +115,7 @@ def train(
     for settings that cannot be, or a checkpoint of other ones; ``CommunicationError`` when a rank is lost.
     Python's, numpy's and torch's global generators are afterwards as they were before.
     """
-    settings = _Settings(
+    settings = Settings(
         model=model,
         train_set=train_set,
         validation_set=validation_set,
@@ -161,102 +160,6 @@ def train(
                 run.progress.close()
     finally:
         communicator.close()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    model: nn.Module
-    train_set: Dataset[object]
-    validation_set: Dataset[object] | None
-    loss: Loss
-    epochs: int
-    batch_size: int
-    metrics: dict[str, Metric]
-    schedule: Schedule
-    precision: str
-    clip_norm: float | None
-    accumulate: int
-    label_smoothing: float
-    early_stopping: EarlyStopping | None
-    assignment: Assignment
-    checkpoint_every: int | None
-    report: Callable[[int, Metrics], None] | None
-    interrupt: Callable[[], bool] | None
-    loader_processes: int
-    evaluation_batch_size: int
-    seed: int
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("evaluation_batch_size", 1),
-            ("accumulate", 1),
-            ("loader_processes", 0),
-        ):
-            if not _is_whole(getattr(self, name), least):
-                raise ValueError(
-                    f"{name} = {getattr(self, name)!r}: must be a whole number of at least {least}. Correct it."
-                )
-        if self.checkpoint_every is not None and not _is_whole(self.checkpoint_every, 1):
-            raise ValueError(
-                f"checkpoint_every = {self.checkpoint_every!r}: must be a whole number of steps of at least 1, "
-                "or None for every epoch. Correct it."
-            )
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f'precision = {self.precision!r}: must be "fp32" or "bf16". Correct it.')
-        if self.clip_norm is not None and not (_is_number(self.clip_norm) and self.clip_norm > 0):
-            raise ValueError(
-                f"clip_norm = {self.clip_norm!r}: must be a number above 0, or None for no clipping. Correct it."
-            )
-        if not (_is_number(self.label_smoothing) and 0 <= self.label_smoothing < 1):
-            raise ValueError(
-                f"label_smoothing = {self.label_smoothing!r}: must be at least 0 and below 1. Correct it."
-            )
-        taken = sorted(self.metrics.keys() & _RECORDED)
-        if taken:
-            raise ValueError(f"metrics: the loop itself records {taken[0]!r}. Choose another name.")
-        taken = sorted(n for n in self.metrics if n in _OF_METHODS or n.startswith(_OF_LAYERS))
-        if taken:
-            raise ValueError(f"metrics: methods record {taken[0]!r}. Choose another name.")
-        if self.validation_set is None and self.metrics:
-            raise ValueError("metrics need a validation set. Pass one, or no metrics.")
-
-    def identity(self) -> dict[str, str]:
-        """What a checkpoint must have been written with to be gone on from."""
-        return {
-            "epochs": str(self.epochs),
-            "batch_size": str(self.batch_size),
-            "accumulate": str(self.accumulate),
-            "samples": str(length_of(self.train_set)),
-            "schedule": repr(self.schedule),
-            "precision": self.precision,
-            "clip_norm": repr(self.clip_norm),
-            "label_smoothing": repr(self.label_smoothing),
-            "assignment": repr(self.assignment),
-            "seed": str(self.seed),
-        }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-_TOTALS = ("bytes_between_nodes", "bytes_inside_nodes", "wait_s", "train_s", "evaluation_s")
-_RECORDED = {
-    "epoch", "lr", "train_loss", "validation_loss",
-    "trainable_fraction", "compression_ratio", "decomposition_s", *_TOTALS,
-}  # fmt: skip
-_OF_METHODS = {
-    "synchronisations", "sync_every", "sync_delay", "world_every", "effective_batch_size",
-    "mean_rank_fraction", "factored_compression_ratio",
-}  # fmt: skip
-_OF_LAYERS = ("rank/", "stability/")
 
 
 @dataclass(kw_only=True)
@@ -304,7 +207,7 @@ class _Saved(TypedDict):
 class _Run:
     def __init__(
         self,
-        settings: _Settings,
+        settings: Settings,
         communicator: Communicator,
         optimizer: Optimizer,
         method: Method,
@@ -335,7 +238,7 @@ class _Run:
             epochs=settings.epochs,
             steps_per_epoch=self.steps_per_epoch,
         )
-        self.names = {_plain_name(name): name for name, _ in self.model.named_parameters()}
+        self.names = {plain_name(name): name for name, _ in self.model.named_parameters()}
         """The model's names, which strategies know weights by, of those in checkpoints."""
         self.strategy: Strategy = method.strategy(
             Setup(
@@ -364,12 +267,12 @@ class _Run:
         names = ["epoch", "lr", "train_loss"]
         if settings.validation_set is not None:
             names += ["validation_loss", *settings.metrics]
-        names += [*_TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s"]
+        names += [*TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s"]
         known = dict.fromkeys([*names, *of_strategy], 0.0)
         for asking in (settings.early_stopping, settings.schedule):
             # A layer's are recorded from the step on at which a method changes it.
             if isinstance(asking, (EarlyStopping, ReduceOnPlateau)) and not asking.metric.startswith(
-                _OF_LAYERS
+                OF_LAYERS
             ):
                 recorded(known, asking.metric, type(asking).__name__)
 
@@ -463,7 +366,7 @@ class _Run:
                 and stopping.restore_best
                 and stopping.best_epoch(position.history) == position.epoch - 1
             ):
-                state = _plain(self.model.state_dict())
+                state = plain(self.model.state_dict())
                 weights = {name: value.clone() for name, value in state.items()}
                 self.best = {"model": weights, "strategy": self._strategy_state()}
         self.progress.epoch(entry)
@@ -489,7 +392,7 @@ class _Run:
             self._fill(self.best)
             best_epoch = stopping.best_epoch(history)
             if best_epoch is not None:
-                metrics = {**history[best_epoch], **{name: metrics[name] for name in _TOTALS}}
+                metrics = {**history[best_epoch], **{name: metrics[name] for name in TOTALS}}
         return Result(metrics=metrics, history=tuple(history), reason=self.position.reason)
 
     # Parts of a step
@@ -587,7 +490,7 @@ class _Run:
             return
         position = self.position
         model_and_optimizer = {
-            "model": _plain(self.model.state_dict()),
+            "model": plain(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
         }
         replicated = self.strategy.replicated
@@ -604,7 +507,7 @@ class _Run:
             },
             own={
                 # Running means are each rank's own until the epoch's end, whatever the method.
-                "buffers": _plain(dict(self.model.named_buffers())),
+                "buffers": plain(dict(self.model.named_buffers())),
                 "strategy": self._strategy_state(),
                 "loss_sum": position.loss_sum,
                 "train_s": position.train_s,
@@ -634,7 +537,7 @@ class _Run:
         self.optimizer.load_state_dict(saved["optimizer"])
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
-                buffer.copy_(saved["buffers"][_plain_name(name)])
+                buffer.copy_(saved["buffers"][plain_name(name)])
         self.communicator.set_counters(saved["counters"])
         self.best = saved["best"]
         position = self.position
@@ -644,64 +547,17 @@ class _Run:
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
 
     def _strategy_state(self) -> State:
-        return cast(State, _renamed(dict(self.strategy.state()), _plain_name))
+        return cast(State, renamed(dict(self.strategy.state()), plain_name))
 
     def _fill(self, saved: _Best) -> None:
         # First the strategy: it may have to give the model other shapes.
-        self.strategy.load(cast(State, _renamed(saved["strategy"], lambda name: self.names.get(name, name))))
+        self.strategy.load(cast(State, renamed(saved["strategy"], lambda name: self.names.get(name, name))))
         # The model's own, as it also says which versions its modules' states are of.
         state = self.model.state_dict()
-        names = {_plain_name(name): name for name in state}
+        names = {plain_name(name): name for name in state}
         state.clear()
         state.update({names.get(name, name): value for name, value in saved["model"].items()})
         self.model.load_state_dict(state)
-
-
-def _plain_name(name: str) -> str:
-    """``name`` of a tensor as it is where the model, or a part of it, is not compiled."""
-    return name.replace("_orig_mod.", "")
-
-
-def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``state`` by plain names: a compiled model's checkpoint is one of the plain model, and the reverse."""
-    return {_plain_name(name): value for name, value in state.items()}
-
-
-def _renamed(value: object, rename: Callable[[str], str]) -> object:
-    """``value`` with the names in it, the keys of dictionaries, changed."""
-    if isinstance(value, dict):
-        return {
-            rename(name) if isinstance(name, str) else name: _renamed(part, rename)
-            for name, part in value.items()
-        }
-    if isinstance(value, list):
-        return [_renamed(part, rename) for part in value]
-    return value
-
-
-def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
-    """Class indices, of shape (N, ...), as probabilities in the shape of ``outputs``, (N, classes, ...), in
-    single precision at least.
-
-    TypeError if targets are no class indices, ValueError if one is of no class.
-    """
-    if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
-        raise TypeError(
-            f"label_smoothing needs class indices; targets are {targets.dtype} of shape {tuple(targets.shape)} "
-            f"for outputs of shape {tuple(outputs.shape)}. Set it to 0, and smooth in the loss."
-        )
-    targets, classes = targets.long(), outputs.shape[1]
-    wrong = targets[(targets < 0) | (targets >= classes)]
-    if len(wrong):
-        raise ValueError(
-            f"label_smoothing: a target is {wrong[0].item()}, with outputs for classes 0 to {classes - 1}. "
-            "Correct the data, or, where a loss ignores some targets, set it to 0, and smooth in the loss."
-        )
-    # In the eight bits of bf16 a row would not sum to 1.
-    dtype = torch.promote_types(outputs.dtype, torch.float32)
-    probabilities = torch.full_like(outputs, amount / classes, dtype=dtype, requires_grad=False)
-    peak = torch.full_like(targets, 1 - amount, dtype=dtype)
-    return probabilities.scatter_add_(1, targets.unsqueeze(1), peak.unsqueeze(1))
 
 
 def _described(optimizer: Optimizer) -> dict[str, str]:

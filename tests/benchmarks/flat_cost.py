@@ -56,8 +56,8 @@ def serve(directory: Path, evaluations: int, kind: str, out: Path) -> None:
     from mpi4py import MPI
 
     import hpo
+    import hpo.assembly
     import hpo.breeding
-    import hpo.campaign
 
     hpo.breeding._propagators()
     imported = peak_mib()

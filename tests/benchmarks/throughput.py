@@ -84,7 +84,7 @@ def ours(directory: Path, evaluations: int, kind: str, profile: bool) -> None:
     )
     if profile:
         from hpo import breeding
-        from hpo.campaign import connect
+        from hpo.ranks import connect
 
         breeding._propagators()
         transport = connect()
