@@ -6,8 +6,8 @@ The curves are those of ``curves.csv.gz``: random configurations of search_space
 handwritten digits, 24 epochs each, with the processor time that they took; ``curves.py`` trained them. Eight workers
 of the island protocol itself in simulated time, an epoch lasting as long as it did.
 
-"random" takes rows of the table in a random order, the same with and without early stopping; "evolution" breeds, and
-evaluates the nearest row that it has not had yet. A search
+"random" takes rows of the table in a random order, the same with and without early stopping; "evolution" and
+"surrogate" propose as those kinds do, and evaluate the nearest row that they have not had yet. A search
 without early stopping evaluates 100 of them; those with it have the same hours, and evaluate what fits into them.
 
 "hours": after which share of the hours the best of those with it is as good, in the mean over all seeds, as that of
@@ -25,7 +25,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from hpo.population import Member, Population
 from hpo.pruning import PruningSettings
 from hpo.seams import Breeder, Genome, Offspring
 from hpo.simulation import Curve, Simulation
+from hpo.surrogate import SurrogateBreeder
 
 sys.path.insert(0, str(Path(__file__).parent))
 import curves
@@ -56,6 +57,12 @@ RULES = {
     "halving, min_steps = 4": PruningSettings(rule="halving", min_steps=WARM_UP),
     "halving, min_steps = 4, reduction = 4": PruningSettings(rule="halving", min_steps=WARM_UP, reduction=4),
     "median, min_steps = 4": PruningSettings(rule="median", min_steps=WARM_UP, startup=5),
+}
+
+
+BREEDERS: dict[str, Callable[[hpo.SearchSpace], Breeder]] = {
+    "evolution": TypedBreeder,
+    "surrogate": SurrogateBreeder,
 }
 
 
@@ -169,7 +176,7 @@ def search(
     stream = Stream(table, seed)
 
     def breeder(rank: int) -> Breeder:
-        return stream if kind == "random" else OfTheTable(TypedBreeder(space), table)
+        return stream if kind == "random" else OfTheTable(BREEDERS[kind](space), table)
 
     simulation = Simulation(
         space,
@@ -209,7 +216,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--evaluations", type=int, default=100)
-    parser.add_argument("--kinds", nargs="*", default=["random", "evolution"])
+    parser.add_argument("--kinds", nargs="*", default=["random", *BREEDERS])
     parser.add_argument("--rules", nargs="*", default=list(RULES), help="by their names in the report")
     options = parser.parse_args()
     table = Table()
