@@ -51,6 +51,7 @@ WARM_UP = 4
 
 RULES = {
     "halving": PruningSettings(rule="halving"),
+    "halving, reduction = 4": PruningSettings(rule="halving", reduction=4),
     "halving, promote = false": PruningSettings(rule="halving", promote=False),
     "halving, patience = 1": PruningSettings(rule="halving", patience=1),
     "halving, min_steps = 2": PruningSettings(rule="halving", min_steps=2),
@@ -274,7 +275,7 @@ def compare(plain: dict[int, Found], stopped: dict[int, Found], evaluations: int
         "best": statistics.median(shares),
         "never": float(sum(map(math.isinf, shares))),
         "points": statistics.mean(gains),
-        "se": statistics.stdev(gains) / math.sqrt(len(gains)),
+        "se": statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0,
         "points_after_as_many": statistics.mean(same),
         "share_of_hours": statistics.mean(part),
     }
