@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hpo.clockwork import Clockwork
 from hpo.coordinator import LOST, UNFIT
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Scalar, make_id
 from hpo.messages import (
@@ -42,6 +43,7 @@ from hpo.migration import Migration, MigrationSettings
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.pruning import PAUSE, STOP, EarlyStopping, PruningSettings
+from hpo.rooms import Kept
 from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Lineages, Outcome
 from hpo.transport import Transport
 
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
 
 COMMIT_INTERVAL_S = 0.02
 """Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
-MOST_AHEAD = 64
 _START_ATTEMPTS = 3
 _MOST_DEATHS = 3
 """An individual whose ranks have died so often, beside its retries, is to blame: it would take all workers with it."""
@@ -78,32 +79,6 @@ class LeaderSettings:
     sign: float = 1.0
     lineages: int = 0
     reference: tuple[float, ...] | None = None
-
-
-@dataclass
-class Clockwork:
-    """Running means that decide how many individuals to claim ahead. Seconds."""
-
-    cycle_s: float | None = None
-    answer_s: float | None = None
-
-    @staticmethod
-    def _mean(old: float | None, new: float) -> float:
-        return new if old is None else 0.8 * old + 0.2 * new
-
-    def evaluated(self, seconds: float) -> None:
-        self.cycle_s = self._mean(self.cycle_s, seconds)
-
-    def answered(self, seconds: float) -> None:
-        self.answer_s = self._mean(self.answer_s, seconds)
-
-    @property
-    def ahead(self) -> int:
-        """Individuals to hold beyond the running one: none while an answer costs under a hundredth of an
-        evaluation, since what is bred later knows more; else enough to bridge two answers."""
-        if self.cycle_s is None or self.answer_s is None or self.answer_s < 0.01 * self.cycle_s:
-            return 0
-        return min(MOST_AHEAD, math.ceil(2.0 * self.answer_s / max(self.cycle_s, 1e-6)))
 
 
 @dataclass(frozen=True)
@@ -168,8 +143,7 @@ class Leader:
             journal=journal,
             clock=transport.now,
         )
-        self._kept: list[tuple[float, str]] = []
-        self._latest: deque[tuple[str, list[float]]] = deque()
+        self._kept = Kept(settings.keep, latest=settings.lineages)
         self._stopping = EarlyStopping(
             settings.pruning,
             sign=settings.sign,
@@ -540,7 +514,7 @@ class Leader:
             if rests:
                 self._stopping.rest(candidate, member.progress[0] if member.progress else 0)
             else:
-                self._tidy(candidate.id, losses)
+                self._unpublished.forgotten += self._kept.add(candidate.id, losses)
 
     def _bench(self, candidate: Candidate, outcome: Outcome) -> None:
         """Evaluators could not be started: that is not the individual's fault, and must not use up the
@@ -555,25 +529,6 @@ class Leader:
         self._halt(Stop(UNFIT, False))
         error = outcome.error or "no evaluator could be started"
         self._send(self._coordinator, Unfit(error, [_begun(candidate, candidate.retries, candidate.resumed)]))
-
-    def _tidy(self, identity: str, losses: list[float] | None) -> None:
-        """Let go of the checkpoints of all but the best few; those of failures at once.
-
-        With several objectives the best are a front, which is known at the end only: all stay until then.
-        """
-        if self._settings.lineages and losses is not None:
-            self._latest.append((identity, losses))
-            if len(self._latest) <= self._settings.lineages:
-                return
-            identity, losses = self._latest.popleft()
-        if losses is None:
-            self._unpublished.forgotten.append(identity)
-        if losses is None or len(losses) > 1:
-            return
-        self._kept.append((losses[0], identity))
-        if len(self._kept) > self._settings.keep:
-            self._kept.sort()
-            self._unpublished.forgotten.append(self._kept.pop()[1])
 
     # --- telling --------------------------------------------------------------------------------------------
 

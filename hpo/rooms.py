@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,35 @@ def clear_directory(path: Path) -> None:
             shutil.rmtree(entry.path)
         elif not entry.name.startswith(OUTPUT):
             os.unlink(entry.path)
+
+
+class Kept:
+    """Whose checkpoints one leader leaves: those of the ``best`` of its own, and of the ``latest`` so many.
+
+    With several objectives the best are a front, which is known at the end only: all stay until then."""
+
+    def __init__(self, best: int, *, latest: int = 0) -> None:
+        self._most = best
+        self._most_latest = latest
+        self._best: list[tuple[float, str]] = []
+        self._latest: deque[tuple[str, list[float]]] = deque()
+
+    def add(self, identity: str, losses: list[float] | None) -> list[str]:
+        """One has ended, without ``losses`` if it failed; the ids of those that are let go of for it."""
+        if losses is None:
+            return [identity]
+        if self._most_latest:
+            self._latest.append((identity, losses))
+            if len(self._latest) <= self._most_latest:
+                return []
+            identity, losses = self._latest.popleft()
+        if len(losses) > 1:
+            return []
+        self._best.append((losses[0], identity))
+        if len(self._best) <= self._most:
+            return []
+        self._best.sort()
+        return [self._best.pop()[1]]
 
 
 class Rooms:
