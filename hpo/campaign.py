@@ -13,8 +13,8 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import orjson
@@ -119,17 +119,35 @@ class Campaign:
             UsageError: no configuration meets the constraints, or a kind of search does not suit the space.
             CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
         """
-        self._check_constraints()
-        reference_losses(self.settings.search.reference, self.task.objectives)
+        problems: dict[str, None] = {}  # in order; what all islands share is told once
+        with _noted(problems):
+            self._check_constraints()
+        with _noted(problems):
+            reference_losses(self.settings.search.reference, self.task.objectives)
+        shared = self._problems_of(self.settings.search)
         for island in range(self.settings.layout.islands):
-            search = self.settings.search_of(island)
-            make_breeder(restricted(self.task.space, search.only), search)
-            pruning.of_search(search, self.task.objectives)
+            for problem in self._problems_of(self.settings.search_of(island)):
+                own = problem.replace("[search]", f"[[island]] number {island + 1},")
+                problems[problem if problem in shared else own] = None
         directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
-        self._points = [point for entry in self.settings.points for point in read_points(entry, self.task)]
-        self._known = self._new_known()
+        self._points = []
+        for number, entry in enumerate(self.settings.points, start=1):
+            with _noted(problems):
+                self._points += read_points(entry, self.task, number)
+        self._known = self._new_known(problems)
+        if problems:
+            raise UsageError("\n".join(problems))
 
-    def _new_known(self) -> list[KnownPoints]:
+    def _problems_of(self, search: config.SearchSettings) -> dict[str, None]:
+        """What does not suit the task in the settings of an island."""
+        found: dict[str, None] = {}
+        with _noted(found):
+            make_breeder(restricted(self.task.space, search.only), search)
+        with _noted(found):
+            pruning.of_search(search, self.task.objectives)
+        return found
+
+    def _new_known(self, problems: dict[str, None]) -> list[KnownPoints]:
         """The known points of sources that are not on record: of others the source may be gone by now."""
         home = self.settings.directory
         if not self.settings.known:
@@ -150,8 +168,9 @@ class Campaign:
                     f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
                 )
             if entry.recorded_as not in recorded:
-                found.append(of_entry(entry, self.task))
-                found[-1].source = entry.recorded_as or found[-1].source
+                with _noted(problems):
+                    found.append(of_entry(entry, self.task))
+                    found[-1].source = entry.recorded_as or found[-1].source
         return found
 
     def _enter_known(self, earlier: resume.Earlier, islands: int) -> list[journal.Record]:
@@ -212,11 +231,18 @@ class Campaign:
         """
         transport = transport or connect()
         settings = self.settings
-        layout = Layout.plan(
-            ranks=transport.size,
-            islands=settings.layout.islands,
-            ranks_per_worker=settings.layout.ranks_per_worker,
-        )
+        try:
+            layout = Layout.plan(
+                ranks=transport.size,
+                islands=settings.layout.islands,
+                ranks_per_worker=settings.layout.ranks_per_worker,
+            )
+        except UsageError as error:
+            if transport.size > 1:
+                raise
+            raise UsageError(
+                f"{error} This process was started as one rank: start as many by mpirun -n N python …, or by `hpo run`."
+            ) from None
         if settings.evaluation.isolation != "inline":
             _ = self.source  # an unpicklable function is reported before anything starts
         with nullcontext(signals) if signals else Signals() as signals:
@@ -422,6 +448,15 @@ class Campaign:
         # Lineages may go on from any of the latest; a front keeps all until the end.
         if start.leg > 1 and "pbt" not in kinds and len(self.task.objectives) == 1:
             Rooms(settings.directory).keep_only_best(settings.keep, needed=earlier.resting)
+
+
+@contextmanager
+def _noted(problems: dict[str, None]) -> Iterator[None]:
+    """Put what a check finds wrong with the rest, to be told all at once."""
+    try:
+        yield
+    except UsageError as error:
+        problems.update(dict.fromkeys(str(error).splitlines()))
 
 
 def _refusal(end: End) -> HpoError:

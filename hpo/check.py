@@ -273,7 +273,11 @@ class Inspection:
 
     def _individuals(self) -> None:
         by_params: dict[bytes, int] = {}
-        for params, _ in self.begun.values():
+        # One that goes on with another's training may have its parameters, too.
+        inheriting = {entry.id for file in self.files for entry in file.entries if entry.inherits}
+        for name, (params, _) in self.begun.items():
+            if name in inheriting:
+                continue
             by_params[params] = by_params.get(params, 0) + 1
         twice = sum(1 for count in by_params.values() if count > 1)
         if twice:

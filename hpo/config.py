@@ -300,7 +300,9 @@ class _Reader:
             return
         rule, choices = _RULES[section][key], _choices(section, key)
         near = (
-            f" {suggestion(detail['input'], choices)}" if choices and isinstance(detail["input"], str) else ""
+            f" {suggestion(detail['input'], choices)}"
+            if isinstance(detail["input"], str) and nearest(detail["input"], choices) is not None
+            else ""  # the rule names them all
         )
         shown_key = ".".join(map(str, place[:2])) if key == "task_options" else key
         self._note(self._start(section, island), shown_key, detail["input"], f"must be {rule}.{near}")

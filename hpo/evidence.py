@@ -117,13 +117,14 @@ class Gap:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What a whole record says of an individual; ``result``: of its end, if it has ended for good; ``turn``: steps
-    after which it had paused and went on."""
+    after which it had paused and went on; ``inherits``: it goes on from another's checkpoint."""
 
     id: str
     start: int
     params: bytes
     result: bytes | None
     turn: int
+    inherits: bool
 
 
 class JournalFile:
@@ -206,6 +207,7 @@ class JournalFile:
                 _digest(record["params"]),
                 _digest([record["status"], record["objectives"]]) if final else None,
                 record.get("promoted", 0),
+                bool(record.get("inherits")),
             )
         )
 

@@ -476,6 +476,7 @@ class Leader:
             else:  # a later launch evaluates it again: its start is on record, its end is not
                 self._send(self._coordinator, Returned([candidate.token]))
             return
+        steps = self._stopping.last[0] if self._stopping.last is not None else None
         self._journal.append(
             {
                 "type": "finished",
@@ -487,6 +488,7 @@ class Leader:
                 "metrics": outcome.metrics,
                 "error": outcome.error,
                 **({"resting": True} if rests else {}),
+                **({"steps": steps} if outcome.status == COMPLETED and steps is not None else {}),
             }
         )
         self.clockwork.evaluated(now - candidate.started + self._breeding_s)
@@ -502,7 +504,7 @@ class Leader:
                 candidate.genome,
                 None if losses is None else tuple(losses),
                 outcome.status,
-                progress=self._stopping.progress() if outcome.status == PRUNED else None,
+                progress=self._stopping.progress() if outcome.status in (PRUNED, COMPLETED) else None,
                 operator=candidate.operator,
             )
             self.population.add(member)
@@ -583,6 +585,8 @@ class Leader:
         if record.progress is not None:
             step, loss = record.progress
             member.progress = (step, math.inf if loss is None else loss)
+            if member.status == COMPLETED:
+                self._stopping.learn_end(step)
         (self.population.enter if earlier else self.population.add)(member)
         return member
 

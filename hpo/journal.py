@@ -315,6 +315,8 @@ def flaw(record: Record) -> str | None:
             return f"the id {record['id']} does not fit island, worker and sequence"
         if type(record.get("promoted", 0)) is not int or type(record.get("inherits", "")) is not str:
             return "what it goes on from is no number of steps or no id"
+        if type(record.get("steps", 0)) is not int:
+            return "how far it came is no number of steps"
         for value in (record.get("objectives") or {}).values():
             if type(value) not in _NUMBER:
                 return f"an objective is {str(value)[:80]!r}"

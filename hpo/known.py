@@ -113,15 +113,15 @@ def of_entry(entry: KnownSettings, task: Task) -> KnownPoints:
     return KnownPoints(source=BY_HAND, points=[point])
 
 
-def read_points(entry: str | Mapping[str, object], task: Task) -> list[Params]:
+def read_points(entry: str | Mapping[str, object], task: Task, number: int) -> list[Params]:
     """The configurations that an entry of the campaign's key ``points`` asks to evaluate first: itself, or the rows of
-    a table.
+    a table. ``number``: of the entry, from 1.
 
     Raises:
         UsageError: the table cannot be read, or a configuration is not allowed; each is there because it is wanted.
     """
     if not isinstance(entry, str):
-        return [_wanted("points", entry, task)]
+        return [_wanted(f"points, number {number}", entry, task)]
     table = sources.read(entry)
     prefix = sources.PARAMS if table.exported else ""
     found = []

@@ -21,7 +21,7 @@ from hpo import mpirun as processes
 from hpo.campaign import Campaign
 from hpo.coordinator import LOST
 from hpo.directory import acquire
-from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
+from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
 from hpo.hosts import Fleet, Host
 from hpo.layout import Layout, smallest
 from hpo.messages import End, Hello, encode
@@ -45,6 +45,13 @@ def run(file: Path, ranks: int | None, hostfile: Path | None = None) -> int:
     """
     launcher = config.launcher()
     if launcher.rank is not None:
+        if ranks is not None and launcher.size not in (None, ranks):
+            if launcher.rank:
+                return 0
+            raise UsageError(
+                f"--ranks {ranks}: this launch has {launcher.size} ranks already. Leave --ranks out under mpirun or "
+                "srun, or start `hpo run` without them"
+            )
         return _as_rank(file, started_by_us=launcher.started_by_hpo)
     campaign = Campaign.from_file(file)
     layout = campaign.settings.layout

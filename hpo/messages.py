@@ -21,8 +21,9 @@ class Evaluated(NamedTuple):
     """What an island knows of a finished individual: all that breeding needs, and nothing else.
 
     ``losses`` holds one number an objective, to be minimised; None unless the individual completed.
-    ``history`` lists the islands that it left, oldest first. ``progress``: of a pruned one the steps and the loss of
-    its last report, None where that was not finite; None of others. ``operator``: what proposed it."""
+    ``history`` lists the islands that it left, oldest first. ``progress``: the steps and the loss of the last
+    report of one that was pruned or completed, the loss None where that was not finite; None of others.
+    ``operator``: what proposed it."""
 
     id: str
     genome: list[float]

@@ -22,8 +22,9 @@ class Member:
 
     ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be
     minimised, None unless completed. ``history``: islands that it left. ``progress``: steps and loss of the last
-    report of a pruned one. ``operator``: what proposed it. ``age``: how many members this population had seen before
-    it. ``rank``: by what the population sorts it, lowest first. ``dominators``: how many of the best dominate it."""
+    report of one that was pruned or completed. ``operator``: what proposed it. ``age``: how many members this
+    population had seen before it. ``rank``: by what the population sorts it, lowest first. ``dominators``: how many of
+    the best dominate it."""
 
     id: str
     genome: tuple[float | int, ...]

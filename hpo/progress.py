@@ -25,6 +25,7 @@ class Display:
     """Writes to standard error, so that standard output is the task's and the results'."""
 
     def __init__(self, settings: Settings, task: Task, *, workers: int) -> None:
+        self._directory = settings.directory
         self._evaluations = settings.evaluations
         self._deadline_s = settings.deadline_s
         self._directions = list(task.objectives.values())
@@ -70,21 +71,24 @@ class Display:
 
     def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
         """One line: done, best, rate, failures, and while it runs workers busy and time left."""
-        tally, counts = coordinator.tally, coordinator.counts
+        tally = coordinator.tally
         final = tally.final
         seconds = now - (self._began or now)
         rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
         parts = [f"{final}/{self._evaluations} evaluated" if self._evaluations else f"{final} evaluated"]
         parts.append(f"best {self._best(tally.best)}")
         parts.append(f"{_rate(rate)}")
-        failures = sum(counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
-        parts.append(f"{failures} failed")
+        parts.append(f"{self._failures(coordinator)} failed")
         if not ended:
             parts.append(f"{coordinator.busy}/{self._workers} workers busy")
             parts.append(self._left(final, rate, seconds))
             if coordinator.stopping:
                 parts.append(f"stopping ({coordinator.stopping})")
         return "  ".join(part for part in parts if part)
+
+    @staticmethod
+    def _failures(coordinator: Coordinator) -> int:
+        return sum(coordinator.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
 
     def _best(self, best: tuple[tuple[float, ...], str] | None) -> str:
         if best is None:
@@ -107,6 +111,13 @@ class Display:
             None if self._evaluations is None else max(self._evaluations, coordinator.tally.final)
         )
         text = f"{reason}: {self.line(coordinator, now, ended=True)}"
+        if coordinator.tally.best is None and self._failures(coordinator):
+            # It looks like success, and nothing was found.
+            from hpo import results, tables
+
+            text += f"\n{tables.nothing(results.load(self._directory))}"
+        elif self._failures(coordinator):
+            text += f"\n`hpo status {self._directory}` tells why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."
         self._show(text)

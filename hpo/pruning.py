@@ -260,7 +260,8 @@ def make_rule(settings: PruningSettings) -> Rule:
 
 @dataclass
 class _Evaluation:
-    """The one that runs here. ``judged``: its last rung that was decided on."""
+    """The one that runs here. ``judged``: its last rung that was decided on. ``doubted``: it failed there before
+    anybody had completed, so that this may have been its end: it is stopped when it reports again."""
 
     id: str
     judged: int
@@ -270,6 +271,7 @@ class _Evaluation:
     best: float = math.inf
     last: tuple[int, float] | None = None
     condemned: bool = False
+    doubted: bool = False
 
 
 class EarlyStopping:
@@ -319,25 +321,36 @@ class EarlyStopping:
         rule = self._rule
         rung = None if rule is None else rule.rung(step)
         if rule is None or rung is None or rung <= running.judged or rule.steps(rung) >= self._whole:
+            if running.doubted and step < self._whole:
+                return self._condemn(running), None
             return GO, None
         running.judged = rung
         told = (identity, rule.steps(rung), running.total / running.count if self._means else loss)
         rule.observe(rung, identity, told[2])
         self.news.append(told)
         if rule.passes(rung, identity, running.best):
-            running.strikes = 0
+            running.strikes, running.doubted = 0, False
             return GO, told
         running.strikes += 1
         if running.strikes <= self._patience:
             return GO, told
+        if self._whole == math.inf and not running.doubted:
+            running.doubted = True
+            return GO, told
+        return self._condemn(running), told
+
+    def _condemn(self, running: _Evaluation) -> Verdict:
         running.condemned = True
-        return PAUSE if rule.resumes else STOP, told
+        return PAUSE if self._rule is not None and self._rule.resumes else STOP
 
     def completed(self) -> None:
         """The running evaluation has: nobody is judged where it ends, when nothing is to be saved any more."""
-        last = self.last
-        if last is not None:
-            self._whole = last[0] if self._whole == math.inf else max(self._whole, last[0])
+        if self.last is not None:
+            self.learn_end(self.last[0])
+
+    def learn_end(self, steps: int) -> None:
+        """Somebody of the island completed after so many steps."""
+        self._whole = steps if self._whole == math.inf else max(self._whole, steps)
 
     @property
     def pausing(self) -> bool:

@@ -27,13 +27,14 @@ def best(directory: Path, top: int | None) -> str:
     record = results.load(directory)
     found = _top(record, top)
     if not found:
-        return f"{directory}: no evaluation has completed yet"
+        return tables.nothing(record)
     if len(record.objectives) < 2:
-        parts = [tables.best(directory, found)]
+        parts = [tables.best(found)]
     else:
         front = fronts.front(record)
         knee = fronts.knee(front, record.objectives)
-        parts = [tables.front(directory, found, knee, fronts.hypervolume(record), len(front))]
+        assert knee is not None  # as something was found
+        parts = [tables.front(found, knee, fronts.hypervolume(record), len(front))]
     return "\n".join([*parts, *map(str, _importance(record).values())])
 
 

@@ -54,20 +54,23 @@ def restricted(space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> Sear
 
 def _indices(space: SearchSpace, name: str, choices: Sequence[Scalar]) -> tuple[int, ...]:
     if name not in space.parameters:
-        raise UsageError(f"only: {name!r} is no parameter. {suggestion(name, space.names)}")
+        raise UsageError(f"[search] only: {name!r} is no parameter. {suggestion(name, space.names)}")
     parameter = space.parameters[name]
     if not isinstance(parameter, Categorical):
         raise UsageError(
-            f"only: {name} is a range, and choices alone can be restricted. Leave it out, or make it an Ordinal."
+            f"[search] only: {name} is a range, and choices alone can be restricted. Leave it out, or make it an "
+            "Ordinal."
         )
     indices = []
     for choice in choices:
         try:
             indices.append(parameter.choices.index(parameter.canonical(choice)))
         except ValueError as rule:
-            raise UsageError(f"only: {name} = {choice!r}: must be {rule}") from None
+            raise UsageError(f"[search] only: {name} = {choice!r}: must be {rule}") from None
     if not indices:
-        raise UsageError(f"only: {name} = []: at least one choice is needed. Leave {name} out to allow all.")
+        raise UsageError(
+            f"[search] only: {name} = []: at least one choice is needed. Leave {name} out to allow all."
+        )
     return tuple(sorted(set(indices)))
 
 

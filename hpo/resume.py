@@ -255,8 +255,8 @@ def _turn(record: Mapping[str, Any]) -> int:
 def _progress(
     record: Mapping[str, Any], losses: Callable[[dict[str, float]], tuple[float, ...]]
 ) -> tuple[int, float] | None:
-    """Steps and loss of the last report of a pruned individual."""
-    step = record["metrics"].get("pruned_step") if record["status"] == PRUNED else None
+    """Steps and loss of the last report of an individual that was pruned or completed."""
+    step = record["metrics"].get("pruned_step") if record["status"] == PRUNED else record.get("steps")
     if not isinstance(step, int):
         return None
     known = record["objectives"]

@@ -13,6 +13,7 @@ from hpo.breeding import make_breeder
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
 from hpo.known import name_of, single_point
+from hpo.outcome import as_number
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.restriction import restricted
@@ -57,6 +58,8 @@ class Search:
     ) -> None:
         if direction not in ("minimize", "maximize"):
             raise UsageError(f'direction = {direction!r}: must be "minimize" or "maximize"')
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise UsageError(f"seed = {seed!r}: must be a whole number")
         for name in settings:
             if name not in SearchSettings.model_fields:
                 raise UsageError(
@@ -117,13 +120,18 @@ class Search:
         """The value of a suggestion, once; None (or one that is not finite): its evaluation failed.
 
         Raises:
-            UsageError: it was not asked for here, or was told already.
+            UsageError: it was not asked for here, or was told already, or ``value`` is no number.
         """
+        if not isinstance(suggestion, Suggestion):
+            raise UsageError(f"tell({suggestion!r}, …): must be what ask() returned")
+        number = None if value is None else as_number(value)
+        if value is not None and number is None:
+            raise UsageError(f"tell(…, {value!r}): must be one number, or None where the evaluation failed")
         if self._pending.pop(suggestion.id, None) is None:
             raise UsageError(
                 f"{suggestion.id}: was not asked for, or was told already. Tell each suggestion once"
             )
-        losses = (self._sign * value,) if value is not None and isfinite(value) else None
+        losses = (self._sign * number,) if number is not None and isfinite(number) else None
         status = FAILED if losses is None else COMPLETED
         member = Member(suggestion.id, suggestion.genome, losses, status, operator=suggestion.operator)
         self._population.add(member)

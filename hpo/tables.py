@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.individual import Individual
+from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
 from hpo.known import is_known
 
 if TYPE_CHECKING:
     from hpo.fronts import Hypervolume
     from hpo.results import CampaignRecord
+
+
+_MOST = 3
+_WIDEST = 300
 
 
 def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
@@ -27,6 +30,7 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
         ("islands, workers", f"{status['islands']}, {status['workers']}"),
         ("best", _best(status["best"])),
         *([("known points", str(len(record.known)))] if record.known else []),
+        *[("errors" if first else "", line) for first, line in _numbered(errors(record))],
         ("started", _when(status["started"])),
         ("last record", _when(status["updated"])),
     ]
@@ -38,13 +42,41 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
+def _numbered(lines: Sequence[str]) -> list[tuple[bool, str]]:
+    return [(number == 0, line) for number, line in enumerate(lines)]
+
+
+def errors(record: CampaignRecord) -> list[str]:
+    """What went wrong, the most frequent first: how often, the last line of the error, and the latest to meet it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in record.individuals:
+        if one.status in FINAL - {COMPLETED, PRUNED}:
+            told = (one.error or "no message").strip().splitlines()[-1]
+            found.setdefault((one.status, told[:_WIDEST]), []).append(one.id)
+    ordered = sorted(found.items(), key=lambda entry: -len(entry[1]))
+    lines = [f"{len(ids)} {status}, {ids[-1]} the latest: {told}" for (status, told), ids in ordered[:_MOST]]
+    rest = sum(len(ids) for _, ids in ordered[_MOST:])
+    return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
+
+
+def nothing(record: CampaignRecord) -> str:
+    """Where no evaluation has completed: that, and what went wrong."""
+    lines = [f"{record.directory}: no evaluation has completed yet", *errors(record)]
+    return "\n    ".join(lines)
+
+
 def _state(record: CampaignRecord) -> str:
     if record.alive:
         return "at work"
     if record.ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
     reason, code = record.ended
-    return f"{reason}. The same `hpo run` goes on" if code else reason
+    more = {
+        "deadline": "deadline: the time was over. The same `hpo run` goes on for as long again",
+        "exhausted": "exhausted: all configurations that the space and its constraints allow are evaluated",
+        "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
+    }
+    return f"{reason}. The same `hpo run` goes on" if code else more.get(reason, reason)
 
 
 def _budget(budget: Mapping[str, Any]) -> str:
@@ -73,10 +105,8 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def best(directory: Path, individuals: Sequence[Individual]) -> str:
+def best(individuals: Sequence[Individual]) -> str:
     """One block an individual: its value and its parameters in full."""
-    if not individuals:
-        return f"{directory}: no evaluation has completed yet"
     return "\n".join(map(_block, individuals))
 
 
@@ -93,15 +123,12 @@ def _whence(one: Individual) -> str:
 
 
 def front(
-    directory: Path,
     individuals: Sequence[Individual],
-    knee: Individual | None,
+    knee: Individual,
     volume: Hypervolume,
     whole: int,
 ) -> str:
     """A line an individual of the front, the configuration of its knee in full, and the hypervolume."""
-    if not individuals or knee is None:
-        return f"{directory}: no evaluation has completed yet"
     names = list(knee.objectives or {})
     head = ["", "id", *names, "configuration"]
     rows = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -157,7 +158,10 @@ class Trial:
         if number is None:
             kind = type(value).__name__
             raise TypeError(f"trial.report takes one number as value, not {value!r} of type {kind}.")
-        step = operator.index(step)
+        try:
+            step = operator.index(step)
+        except TypeError as error:
+            raise TypeError(f"trial.report takes a whole number of steps, not {step!r}.") from error
         if abs(step) > _MOST_STEPS:  # a journal's numbers have 64 bits
             raise ValueError(f"trial.report: step {step} must be a number of steps, at most 2**53.")
         self.last_report = (step, number)
@@ -195,9 +199,19 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
             status=FAILED, error=f"the task called sys.exit({error.code!r}): return or raise instead."
         )
     except Exception as error:
-        outcome = Outcome(status=FAILED, error=describe_exception(error))
+        outcome = (
+            Outcome(status=INTERRUPTED)
+            if _of_trainers(error)
+            else Outcome(status=FAILED, error=describe_exception(error))
+        )
     seconds = time.perf_counter() - begun
     return replace(outcome, metrics={**trial.metrics, **outcome.metrics}, seconds=seconds)
+
+
+def _of_trainers(error: Exception) -> bool:
+    """Whether ``trainers.train`` has saved and stopped, as its ``interrupt=trial.should_checkpoint`` asked it to."""
+    loop = sys.modules.get("trainers.loop")
+    return loop is not None and isinstance(error, loop.Interrupted)
 
 
 def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:

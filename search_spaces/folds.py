@@ -198,14 +198,16 @@ class _Teams(_Team):
         return _broadcast(text, 0, self._control)
 
     def round(self, evaluate: EvaluateFold, indices: Sequence[int]) -> dict[int, dict[str, float]]:
+        import trainers
+
         trial, text = self.trial, ""
-        interrupted: hpo.Interrupted | None = None
+        interrupted: hpo.Interrupted | trainers.Interrupted | None = None
         if self._mine < len(indices):
             index, rank = indices[self._mine], trial.rank % self._size
             own = _trial(_Link(trial, self), trial, index, rank=rank, size=self._size)
             try:
                 found = evaluate(own, Fold(index=index, folds=self.folds, group=self._group))
-            except hpo.Interrupted as saved:
+            except (hpo.Interrupted, trainers.Interrupted) as saved:
                 interrupted = saved
             else:
                 if rank == 0:

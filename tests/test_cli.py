@@ -53,6 +53,62 @@ def test_a_campaign_file_that_is_wrong(terminal: Terminal, text: str, words: lis
     assert not (terminal.directory / "run").exists()
 
 
+def test_what_does_not_suit_the_task_is_told_at_once(terminal: Terminal) -> None:
+    terminal.task()
+    text = (
+        'points = [{ x = 0.5 }, { x = 9.0 }, { y = 1.0 }]\n[search]\nreported = "loss"\npruner = "median"\n'
+    )
+    terminal.write("c.toml", BASE + text + '[[island]]\nonly = { kind = ["z"] }\n')
+    words = [
+        "[search] reported = 'loss'",
+        "[[island]] number 1, only: 'kind'",
+        "points, number 2: x = 9.0",
+        "points, number 3",
+    ]
+    done = terminal.hpo("run", "c.toml")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert not (terminal.directory / "run").exists()
+
+
+def test_where_nothing_completes_the_error_is_shown(terminal: Terminal) -> None:
+    terminal.write("task.py", FAILING)
+    terminal.campaign(evaluations=6)
+    done = terminal.hpo("run", "c.toml")
+    assert done.returncode == 0
+    told = "KeyError: 'learning_rate'"
+    assert (
+        "no evaluation has completed yet" in done.stderr
+        and f"failed, 0-0-5 the latest: {told}" in done.stderr
+    )
+    assert told in terminal.hpo("status", "run").stdout and told in terminal.hpo("best", "run").stdout
+    terminal.write("task.py", FAILING.replace("0.5", "0.1"))
+    terminal.campaign(evaluations=30)
+    done = terminal.hpo("run", "c.toml")
+    assert "`hpo status run` tells why some failed" in done.stderr.replace(str(terminal.directory) + "/", "")
+
+
+def test_ranks_that_a_launcher_has_started_are_not_asked_for(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.campaign(evaluations=6)
+    done = terminal.mpirun(2, "run", "c.toml", "--ranks", 4)
+    assert done.returncode == 2 and "--ranks 4: this launch has 2 ranks already" in done.stderr
+    assert "Traceback" not in done.stderr and not (terminal.directory / "run").exists()
+
+
+FAILING = """
+import hpo
+
+def evaluate(trial):
+    if trial.params["x"] < 2.0 * 0.5:
+        return trial.params["learning_rate"]
+    return trial.params["x"]
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+
+
 def test_all_that_is_wrong_with_a_file_is_told_at_once(terminal: Terminal) -> None:
     terminal.write("c.toml", 'task = 3\ndirectory = "run"\nevaluations = true\n[evaluation]\nretries = -1\n')
     refused(terminal.hpo("run", "c.toml"), 2, "task = 3", "evaluations = true", "retries = -1", lines=3)

@@ -369,7 +369,7 @@ def test_points_of_a_file_are_evaluated_first(tmp_path):
     write(table, "lr,width,optimizer,momentum,wide\n0.5,9,sgd,0.95,3")
     with pytest.raises(UsageError, match=r"points.csv, row 1: momentum = 0.95: must be"):
         campaign(tmp_path / "other", points=[str(table)])
-    with pytest.raises(UsageError, match=r"points: width is missing"):
+    with pytest.raises(UsageError, match=r"points, number 1: width is missing"):
         campaign(tmp_path / "other", points=[{"lr": 0.1, "optimizer": "adam", "wide": True}])
 
 

@@ -12,6 +12,7 @@ import pytest
 import hpo
 from hpo import results
 from hpo.assembly import Assembly
+from hpo.check import check
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.journal import read_directory
@@ -216,6 +217,7 @@ def settings(directory: Path, **more: Any) -> dict[str, Any]:
 
 def test_lineages_train_on(tmp_path: Path) -> None:
     result = hpo.Campaign(CLIMB, **settings(tmp_path / "run")).run()
+    assert check(tmp_path / "run").findings == []
     rows = {one.id: one for one in result.individuals}
     assert len(rows) == 60 and {one.status for one in rows.values()} == {"completed"}
     parents = inherited(tmp_path / "run")

@@ -30,8 +30,12 @@ def candidate(identity: str) -> Candidate:
     return Candidate(token=0, id=identity, sequence=0, genome=(), params={}, key=identity, operator="random")
 
 
-def stopping(settings: PruningSettings, sign: float = 1.0) -> EarlyStopping:
-    return EarlyStopping(settings, sign=sign, forget=lambda identity: None)
+def stopping(settings: PruningSettings, sign: float = 1.0, *, end: int | None = 10**9) -> EarlyStopping:
+    """``end``: after how many steps somebody is known to have completed."""
+    made = EarlyStopping(settings, sign=sign, forget=lambda identity: None)
+    if end is not None:
+        made.learn_end(end)
+    return made
 
 
 # --- the rules ---------------------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused()
 
 
 def test_nobody_is_stopped_at_the_last_step() -> None:
-    rule = stopping(HALVING)
+    rule = stopping(HALVING, end=None)
     rule.start(candidate("whole"))
     assert [rule.report("whole", step, 0.0)[0] for step in range(1, 10)] == [GO] * 9
     rule.completed()
@@ -164,9 +168,31 @@ def test_nobody_is_stopped_at_the_last_step() -> None:
     assert rule.report("third", 9, 1.0)[0] == PAUSE
 
 
+def test_before_anybody_has_completed_one_is_stopped_only_when_it_reports_again() -> None:
+    """What fails at a rung may have been at its end there."""
+    rule = stopping(HALVING, end=None)
+    rule.observe([("other", step, 0.0) for step in (1, 3, 9)])
+    rule.start(candidate("a"))
+    assert rule.report("a", 1, 1.0) == (GO, ("a", 1, 1.0))
+    assert rule.report("a", 2, 1.0) == (PAUSE, None)
+    rule.start(candidate("sparse"))
+    assert [rule.report("sparse", step, 1.0)[0] for step in (1, 3)] == [GO, PAUSE]
+    rule.start(candidate("recovers"))
+    assert [rule.report("recovers", step, loss)[0] for step, loss in ((1, 1.0), (3, -1.0), (4, 9.0))] == 3 * [
+        GO
+    ]
+    rule.start(candidate("ends"))
+    assert rule.report("ends", 9, 1.0)[0] == GO
+    rule.learn_end(9)
+    assert rule.report("ends", 9, 1.0)[0] == GO
+    rule.start(candidate("known now"))
+    assert rule.report("known now", 3, 1.0)[0] == PAUSE
+
+
 def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
     forgotten: list[str] = []
     rule = EarlyStopping(HALVING, sign=1.0, forget=forgotten.append)
+    rule.learn_end(9)
     rule.start(candidate("best"))
     rule.report("best", 1, 0.0)
     rule.start(candidate("second"))
@@ -183,6 +209,7 @@ def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
 def test_what_paused_ones_saved_is_bounded() -> None:
     forgotten: list[str] = []
     rule = EarlyStopping(HALVING, sign=1.0, forget=forgotten.append)
+    rule.learn_end(9)
     for number in range(200):
         rule.start(candidate(str(number)))
         if rule.report(str(number), 1, 0.01 * number)[0] == PAUSE:
@@ -421,6 +448,34 @@ def test_what_is_killed_while_it_saves_itself_is_interrupted_and_goes_on() -> No
     assert len(killed) == 2 and all(record["error"] and not record.get("resting") for record in killed)
     earlier = fold(records_of(simulation), space=SPACE, islands=1, losses=losses)
     assert {one.id for one in earlier.pending} == {record["id"] for record in killed}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rule", ["halving", "median"])
+def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -> None:
+    """Whoever completes first tells the others how long a run is, also those of the next launch."""
+
+    def curve(params: dict[str, Any]) -> Curve:
+        return Curve(1.0 + abs(params["y"]), [abs(params["x"]) + 1 / (1 + step) for step in range(9)])
+
+    records: list[dict[str, Any]] = []
+    for evaluations in (40, 120):
+        simulation, _ = make(
+            seed,
+            workers=6,
+            islands=1,
+            evaluations=evaluations,
+            curve=curve,
+            pruning=PruningSettings(rule=rule, startup=1),
+            migration=0.0,
+            earlier=fold(records, space=SPACE, islands=1, losses=losses) if records else None,
+        )
+        simulation.run()
+        records += records_of(simulation)
+    ends = [record for record in records if record["type"] == "finished"]
+    pruned = [record["metrics"]["pruned_step"] for record in ends if record["status"] == PRUNED]
+    assert len(pruned) > 20 and max(pruned) < 9
+    assert {record["steps"] for record in ends if record["status"] == COMPLETED} == {9}
 
 
 def test_early_stopping_costs_a_fraction_of_the_steps() -> None:

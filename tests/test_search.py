@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy
 import pytest
 
 import hpo
@@ -123,7 +124,20 @@ def test_a_suggestion_is_told_once():
         search.tell(one, 1.0)
 
 
+@pytest.mark.parametrize("value", ["0.5", {"loss": 1.0}, [1.0]])
+def test_what_is_no_number_is_refused_and_may_be_told_again(value):
+    search = hpo.Search(SPACE)
+    one = search.ask()
+    with pytest.raises(UsageError, match="must be one number"):
+        search.tell(one, value)
+    with pytest.raises(UsageError, match="what ask"):
+        search.tell(one.params, 1.0)
+    search.tell(one, numpy.float32(1.0))
+
+
 def test_bad_settings_are_refused():
+    with pytest.raises(UsageError, match=r"seed = 1\.5"):
+        hpo.Search(SPACE, seed=1.5)
     with pytest.raises(UsageError, match="maximise"):
         hpo.Search(SPACE, "maximise")
     with pytest.raises(UsageError, match=r"kind = 'cmaess'.*cmaes"):

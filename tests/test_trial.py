@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hpo.errors import Pruned, UsageError
-from hpo.trial import Job, Trial
+from hpo.individual import COMPLETED, INTERRUPTED
+from hpo.trial import Job, Trial, attempt
 
 
 class Recorder:
@@ -64,6 +65,39 @@ def test_report_refuses_what_is_no_number(tmp_path: Path, step: object, value: o
     with pytest.raises(TypeError):
         make(link, tmp_path).report(step, value)  # type: ignore[arg-type]
     assert link.reports == []
+
+
+def test_a_training_that_has_saved_is_interrupted_and_has_not_failed(tmp_path: Path) -> None:
+    """``trainers.train(…, interrupt=trial.should_checkpoint)`` needs nothing around it."""
+    import torch
+
+    import trainers
+
+    def evaluate(trial: Trial) -> float:
+        model = torch.nn.Linear(1, 1)
+        data = torch.utils.data.TensorDataset(torch.ones(4, 1), torch.ones(4, 1))
+        result = trainers.train(
+            model,
+            data,
+            loss=torch.nn.functional.mse_loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            epochs=3,
+            batch_size=2,
+            checkpoint=trial.directory / "1-ranks",
+            interrupt=trial.should_checkpoint,
+            report=lambda epoch, metrics: trial.report(epoch, 0.0),
+            progress=False,
+        )
+        return result.metrics["epoch"]
+
+    link = Recorder()
+    first = attempt(evaluate, make(link, tmp_path), ["value"])
+    assert (first.status, first.error) == (INTERRUPTED, None)
+    assert [step for step, _ in link.reports] == [1, 2]
+    link.reports = []
+    second = attempt(evaluate, make(link, tmp_path), ["value"])
+    assert (second.status, second.objectives) == (COMPLETED, {"value": 3.0})
+    assert [step for step, _ in link.reports] == [3]
 
 
 def test_log_keeps_the_last_value(tmp_path: Path) -> None:
