@@ -144,6 +144,8 @@ class Campaign:
         with _noted(found):
             make_breeder(restricted(self.task.space, search.only), search)
         with _noted(found):
+            pruning.reported_objective(search, self.task.objectives)
+        with _noted(found):
             pruning.of_search(search, self.task.objectives)
         return found
 
@@ -163,12 +165,12 @@ class Campaign:
             }
         found = []
         for entry in self.settings.known:
-            if entry.source is not None and Path(entry.source).resolve() == home.resolve():
-                raise UsageError(
-                    f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
-                )
-            if entry.recorded_as not in recorded:
-                with _noted(problems):
+            with _noted(problems):
+                if entry.source is not None and Path(entry.source).resolve() == home.resolve():
+                    raise UsageError(
+                        f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
+                    )
+                if entry.recorded_as not in recorded:
                     found.append(of_entry(entry, self.task))
                     found[-1].source = entry.recorded_as or found[-1].source
         return found

@@ -585,7 +585,8 @@ class Leader:
         if record.progress is not None:
             step, loss = record.progress
             member.progress = (step, math.inf if loss is None else loss)
-            if member.status == COMPLETED:
+            # What other islands use of the space may take other numbers of steps.
+            if member.status == COMPLETED and not member.history:
                 self._stopping.learn_end(step)
         (self.population.enter if earlier else self.population.add)(member)
         return member

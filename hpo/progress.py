@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpo import config
-from hpo.errors import EXIT_RESUMABLE
+from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ class Display:
             # It looks like success, and nothing was found.
             from hpo import results, tables
 
-            text += f"\n{tables.nothing(results.load(self._directory))}"
+            with suppress(HpoError, OSError):
+                text += f"\n{tables.nothing(results.load(self._directory))}"
         elif self._failures(coordinator):
             text += f"\n`hpo status {self._directory}` tells why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:

@@ -260,8 +260,8 @@ def make_rule(settings: PruningSettings) -> Rule:
 
 @dataclass
 class _Evaluation:
-    """The one that runs here. ``judged``: its last rung that was decided on. ``doubted``: it failed there before
-    anybody had completed, so that this may have been its end: it is stopped when it reports again."""
+    """The one that runs here. ``judged``: its last rung that was decided on. ``doubted``: the step at
+    which it failed before anybody had completed, so that this may be its end: it is stopped when it gets further."""
 
     id: str
     judged: int
@@ -271,7 +271,7 @@ class _Evaluation:
     best: float = math.inf
     last: tuple[int, float] | None = None
     condemned: bool = False
-    doubted: bool = False
+    doubted: int | None = None
 
 
 class EarlyStopping:
@@ -320,22 +320,24 @@ class EarlyStopping:
         running.best = min(running.best, loss)
         rule = self._rule
         rung = None if rule is None else rule.rung(step)
-        if rule is None or rung is None or rung <= running.judged or rule.steps(rung) >= self._whole:
-            if running.doubted and step < self._whole:
-                return self._condemn(running), None
+        if rule is None or rung is None or step >= self._whole:
             return GO, None
+        if rung <= running.judged:
+            further = running.doubted is not None and step > running.doubted
+            return (self._condemn(running) if further else GO), None
         running.judged = rung
         told = (identity, rule.steps(rung), running.total / running.count if self._means else loss)
         rule.observe(rung, identity, told[2])
         self.news.append(told)
         if rule.passes(rung, identity, running.best):
-            running.strikes, running.doubted = 0, False
+            running.strikes, running.doubted = 0, None
             return GO, told
         running.strikes += 1
         if running.strikes <= self._patience:
             return GO, told
-        if self._whole == math.inf and not running.doubted:
-            running.doubted = True
+        # Halving's rungs are so far apart that a task may report at them alone, the last of which is its end.
+        if self._whole == math.inf and (running.doubted is None or not self._means):
+            running.doubted = step
             return GO, told
         return self._condemn(running), told
 
@@ -350,6 +352,8 @@ class EarlyStopping:
 
     def learn_end(self, steps: int) -> None:
         """Somebody of the island completed after so many steps."""
+        if steps < 1:
+            return
         self._whole = steps if self._whole == math.inf else max(self._whole, steps)
 
     @property

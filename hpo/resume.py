@@ -256,6 +256,8 @@ def _progress(
     record: Mapping[str, Any], losses: Callable[[dict[str, float]], tuple[float, ...]]
 ) -> tuple[int, float] | None:
     """Steps and loss of the last report of an individual that was pruned or completed."""
+    if record["status"] not in (PRUNED, COMPLETED):
+        return None
     step = record["metrics"].get("pruned_step") if record["status"] == PRUNED else record.get("steps")
     if not isinstance(step, int):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,8 +59,10 @@ class Search:
     ) -> None:
         if direction not in ("minimize", "maximize"):
             raise UsageError(f'direction = {direction!r}: must be "minimize" or "maximize"')
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise UsageError(f"seed = {seed!r}: must be a whole number")
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise UsageError(f"seed = {seed!r}: must be a whole number") from None
         for name in settings:
             if name not in SearchSettings.model_fields:
                 raise UsageError(

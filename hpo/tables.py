@@ -47,16 +47,21 @@ def _numbered(lines: Sequence[str]) -> list[tuple[bool, str]]:
 
 
 def errors(record: CampaignRecord) -> list[str]:
-    """What went wrong, the most frequent first: how often, the last line of the error, and the latest to meet it."""
+    """What went wrong, the most frequent first: how often, the latest to meet it, and a line of the error."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in record.individuals:
         if one.status in FINAL - {COMPLETED, PRUNED}:
-            told = (one.error or "no message").strip().splitlines()[-1]
-            found.setdefault((one.status, told[:_WIDEST]), []).append(one.id)
+            found.setdefault((one.status, _gist(one.error or "")[:_WIDEST]), []).append(one.id)
     ordered = sorted(found.items(), key=lambda entry: -len(entry[1]))
     lines = [f"{len(ids)} {status}, {ids[-1]} the latest: {told}" for (status, told), ids in ordered[:_MOST]]
     rest = sum(len(ids) for _, ids in ordered[_MOST:])
     return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
+
+
+def _gist(error: str) -> str:
+    """The line that says what went wrong: of a traceback the exception's first, else the first."""
+    lines = error.rpartition("Traceback (most recent call last):")[2].splitlines()
+    return next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
 
 
 def nothing(record: CampaignRecord) -> str:

@@ -210,8 +210,8 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
 
 def _of_trainers(error: Exception) -> bool:
     """Whether ``trainers.train`` has saved and stopped, as its ``interrupt=trial.should_checkpoint`` asked it to."""
-    loop = sys.modules.get("trainers.loop")
-    return loop is not None and isinstance(error, loop.Interrupted)
+    kind = getattr(sys.modules.get("trainers.loop"), "Interrupted", None)
+    return isinstance(kind, type) and isinstance(error, kind) and getattr(error, "saved", False)
 
 
 def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:

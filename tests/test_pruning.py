@@ -176,7 +176,9 @@ def test_before_anybody_has_completed_one_is_stopped_only_when_it_reports_again(
     assert rule.report("a", 1, 1.0) == (GO, ("a", 1, 1.0))
     assert rule.report("a", 2, 1.0) == (PAUSE, None)
     rule.start(candidate("sparse"))
-    assert [rule.report("sparse", step, 1.0)[0] for step in (1, 3)] == [GO, PAUSE]
+    assert [rule.report("sparse", step, 1.0)[0] for step in (1, 3, 9)] == 3 * [GO]
+    rule.start(candidate("twice"))
+    assert [rule.report("twice", step, 1.0)[0] for step in (3, 3, 4)] == [GO, GO, PAUSE]
     rule.start(candidate("recovers"))
     assert [rule.report("recovers", step, loss)[0] for step, loss in ((1, 1.0), (3, -1.0), (4, 9.0))] == 3 * [
         GO
@@ -187,6 +189,21 @@ def test_before_anybody_has_completed_one_is_stopped_only_when_it_reports_again(
     assert rule.report("ends", 9, 1.0)[0] == GO
     rule.start(candidate("known now"))
     assert rule.report("known now", 3, 1.0)[0] == PAUSE
+
+
+def test_the_last_step_need_be_no_rung() -> None:
+    rule = stopping(HALVING, end=10)
+    rule.observe([("other", 9, 0.0), ("other", 3, 0.0)])
+    for last, verdict in ((9, PAUSE), (10, GO)):
+        rule.start(candidate(str(last)))
+        assert rule.report(str(last), last, 1.0)[0] == verdict
+
+
+def test_where_the_median_compares_at_each_step_the_first_may_be_stopped_there() -> None:
+    rule = stopping(PruningSettings(rule="median", startup=1), end=None)
+    rule.observe([("other", step, 0.0) for step in (1, 2)])
+    rule.start(candidate("a"))
+    assert [rule.report("a", step, 1.0)[0] for step in (1, 2)] == [GO, STOP]
 
 
 def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
@@ -466,7 +483,7 @@ def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -
             islands=1,
             evaluations=evaluations,
             curve=curve,
-            pruning=PruningSettings(rule=rule, startup=1),
+            pruning=PruningSettings(rule=rule, startup=1, promote=False),
             migration=0.0,
             earlier=fold(records, space=SPACE, islands=1, losses=losses) if records else None,
         )

@@ -138,6 +138,7 @@ def test_what_is_no_number_is_refused_and_may_be_told_again(value):
 def test_bad_settings_are_refused():
     with pytest.raises(UsageError, match=r"seed = 1\.5"):
         hpo.Search(SPACE, seed=1.5)
+    hpo.Search(SPACE, seed=numpy.int64(3))
     with pytest.raises(UsageError, match="maximise"):
         hpo.Search(SPACE, "maximise")
     with pytest.raises(UsageError, match=r"kind = 'cmaess'.*cmaes"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpo.errors import Pruned, UsageError
-from hpo.individual import COMPLETED, INTERRUPTED
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.trial import Job, Trial, attempt
 
 
@@ -98,6 +98,16 @@ def test_a_training_that_has_saved_is_interrupted_and_has_not_failed(tmp_path: P
     second = attempt(evaluate, make(link, tmp_path), ["value"])
     assert (second.status, second.objectives) == (COMPLETED, {"value": 3.0})
     assert [step for step, _ in link.reports] == [3]
+
+
+def test_a_training_that_had_nowhere_to_save_has_failed(tmp_path: Path) -> None:
+    import trainers
+
+    def evaluate(trial: Trial) -> float:
+        raise trainers.Interrupted("nothing is saved, as no checkpoint was named")
+
+    outcome = attempt(evaluate, make(Recorder(), tmp_path), ["value"])
+    assert outcome.status == FAILED and "no checkpoint was named" in (outcome.error or "")
 
 
 def test_log_keeps_the_last_value(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ class Interrupted(Exception):
     from there; without, the message says that nothing is.
     """
 
+    saved = False
+    """Whether the state is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -481,9 +484,11 @@ class _Run:
                 if self.checkpoint is not None
                 else "nothing is saved, as no checkpoint was named"
             )
-            raise Interrupted(
+            stopped = Interrupted(
                 f"stopped in epoch {position.epoch + 1} after {position.step} steps of it; {kept}"
             )
+            stopped.saved = self.checkpoint is not None
+            raise stopped
 
     def _save(self) -> None:
         if self.checkpoint is None:
