@@ -179,7 +179,7 @@ def test_a_campaign_searches_inside_its_reference(tmp_path):
     keywords = {"evaluations": 150, "isolation": "inline", "kind": "evolution"}
     reference = {"gain": 0.8, "cost": 1.2}
     wanted, volumes = {"free": 0, "inside": 0}, {"free": 0.0, "inside": 0.0}
-    for seed in range(3):
+    for seed in range(60):  # what is claimed ahead depends on the clock: single campaigns differ
         for name, point in (("free", {}), ("inside", reference)):
             home = tmp_path / name / str(seed)
             result = hpo.Campaign(task, directory=home, reference=point, seed=seed, **keywords).run()
