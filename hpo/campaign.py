@@ -144,8 +144,6 @@ class Campaign:
         with _noted(found):
             make_breeder(restricted(self.task.space, search.only), search)
         with _noted(found):
-            pruning.reported_objective(search, self.task.objectives)
-        with _noted(found):
             pruning.of_search(search, self.task.objectives)
         return found
 

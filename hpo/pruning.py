@@ -54,14 +54,14 @@ def of_search(search: SearchSettings, objectives: Mapping[str, str]) -> PruningS
     """The early stopping of an island of a task with ``objectives`` (name to direction); None where it has none.
 
     UsageError where it cannot work."""
-    if search.pruner == "none":
-        return None
-    if search.kind == "pbt":
+    if search.kind == "pbt" and search.pruner != "none":
         raise UsageError(
             f'[search] pruner = "{search.pruner}" and kind = "pbt" both decide who goes on training. Set pruner = '
             '"none" for that island, or choose another kind'
         )
     reported_objective(search, objectives)
+    if search.pruner == "none":
+        return None
     startup = search.startup or (1 if search.pruner == "halving" else _MEDIAN_STARTUP)
     return PruningSettings(
         rule=search.pruner,
