@@ -138,21 +138,17 @@ class ForecastTask(hpo.Task):
         super().__init__(space, self._evaluate, "minimize", default=default)
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
-        import trainers
 
-        try:
-            _, result = self.fit(
-                trial.params,
-                seed=trial.seed,
-                ranks=trial.size,
-                device=trial.device,
-                # An individual that goes on with another number of ranks begins anew.
-                checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-                report=lambda epoch, metrics: trial.report(epoch, metrics["validation_loss"]),
-                interrupt=trial.should_checkpoint,
-            )
-        except trainers.Interrupted as saved:
-            raise hpo.Interrupted(str(saved)) from saved
+        _, result = self.fit(
+            trial.params,
+            seed=trial.seed,
+            ranks=trial.size,
+            device=trial.device,
+            # An individual that goes on with another number of ranks begins anew.
+            checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
+            report=lambda epoch, metrics: trial.report(epoch, metrics["validation_loss"]),
+            interrupt=trial.should_checkpoint,
+        )
         return {
             "value": result.metrics["validation_loss"],
             **{name: result.metrics[name] for name in RECORDED},

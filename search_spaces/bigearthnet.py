@@ -174,24 +174,20 @@ def make_task(
     options = _Options(data, small, epochs, batch_size, patches, precision, loader_processes)
 
     def evaluate(trial: hpo.Trial) -> dict[str, float]:
-        import trainers
 
-        try:
-            _, result = _fit(
-                trial.params,
-                options,
-                seed=trial.seed,
-                ranks=trial.size,
-                device=trial.device,
-                # A run of seconds is saved only when it is interrupted, and at its end.
-                checkpoint_every=sys.maxsize if small else None,
-                # An individual that goes on with another number of ranks begins anew.
-                checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-                report=lambda epoch, metrics: trial.report(epoch, metrics["micro_f1"]),
-                interrupt=trial.should_checkpoint,
-            )
-        except trainers.Interrupted as saved:
-            raise hpo.Interrupted(str(saved)) from saved
+        _, result = _fit(
+            trial.params,
+            options,
+            seed=trial.seed,
+            ranks=trial.size,
+            device=trial.device,
+            # A run of seconds is saved only when it is interrupted, and at its end.
+            checkpoint_every=sys.maxsize if small else None,
+            # An individual that goes on with another number of ranks begins anew.
+            checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
+            report=lambda epoch, metrics: trial.report(epoch, metrics["micro_f1"]),
+            interrupt=trial.should_checkpoint,
+        )
         # NaN is no result: the campaign counts it as invalid and goes on.
         fitness = result.metrics["micro_f1"] if result.reason != "diverged" else math.nan
         return {"value": fitness, "epochs": len(result.history), **{n: result.metrics[n] for n in RECORDED}}

@@ -99,7 +99,6 @@ def make_task(
         return cross_validated(trial, evaluate_fold, folds=folds) if folds else evaluate_fold(trial, None)
 
     def evaluate_fold(trial: hpo.Trial, fold: Fold | None) -> dict[str, float]:
-        import trainers
         from search_spaces.readers.small_images import load_images
 
         parent = trial.parent_checkpoint if fold is None else None
@@ -109,26 +108,23 @@ def make_task(
             both = _joined(images)
             parts = fold.split(len(both), classes=both.tensors[1].tolist())
             train, validation = (_chosen(both, indices) for indices in parts)
-        try:
-            _, result = _fit(
-                trial.params,
-                images,
-                train,
-                validation,
-                epochs=epochs,
-                batch_size=batch_size,
-                seed=trial.seed,
-                ranks=trial.size,
-                device=trial.device,
-                # An individual that goes on with another number of ranks begins anew.
-                checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-                parent=None if parent is None else parent / f"checkpoint-{trial.size}-ranks",
-                report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
-                interrupt=trial.should_checkpoint,
-                group=None if fold is None else fold.group,
-            )
-        except trainers.Interrupted as saved:
-            raise hpo.Interrupted(str(saved)) from saved
+        _, result = _fit(
+            trial.params,
+            images,
+            train,
+            validation,
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=trial.seed,
+            ranks=trial.size,
+            device=trial.device,
+            # An individual that goes on with another number of ranks begins anew.
+            checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
+            parent=None if parent is None else parent / f"checkpoint-{trial.size}-ranks",
+            report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
+            interrupt=trial.should_checkpoint,
+            group=None if fold is None else fold.group,
+        )
         accuracy = result.metrics["accuracy"] if result.reason != "diverged" else math.nan
         return {"value": accuracy, **{name: result.metrics[name] for name in RECORDED}}
 

@@ -80,7 +80,7 @@ def cross_validated(trial: hpo.Trial, evaluate: EvaluateFold, *, folds: int) -> 
     rest is not evaluated. The trial that a fold gets has ranks, seed and directory of its own. It need not report:
     after each round of folds the mean so far is reported. All ranks of the worker make this call.
 
-    Raises ``hpo.Interrupted`` as ``evaluate`` does; ValueError for fewer than two folds.
+    Raises ``hpo.Interrupted`` or ``trainers.Interrupted`` as ``evaluate`` does; ValueError for fewer than two folds.
     """
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds = {folds!r}: must be a whole number of at least 2. Correct it.")

@@ -117,21 +117,17 @@ class ImageTask(hpo.Task):
         )
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
-        import trainers
 
-        try:
-            _, result = self.fit(
-                trial.params,
-                seed=trial.seed,
-                ranks=trial.size,
-                device=trial.device,
-                # An individual that goes on with another number of ranks begins anew.
-                checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-                report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
-                interrupt=trial.should_checkpoint,
-            )
-        except trainers.Interrupted as saved:
-            raise hpo.Interrupted(str(saved)) from saved
+        _, result = self.fit(
+            trial.params,
+            seed=trial.seed,
+            ranks=trial.size,
+            device=trial.device,
+            # An individual that goes on with another number of ranks begins anew.
+            checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
+            report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
+            interrupt=trial.should_checkpoint,
+        )
         objectives = self.judge(result)
         if result.reason == "diverged":
             objectives = dict.fromkeys(objectives, math.nan)

@@ -150,7 +150,7 @@ def test_an_interrupted_evaluation_goes_on_bit_for_bit(data: str, tmp_path: Path
     stopped = Stopping.alone(params, directory=tmp_path / "pieces")
     assert isinstance(stopped, Stopping)
     stopped.left = 5
-    with pytest.raises(hpo.Interrupted):
+    with pytest.raises(trainers.Interrupted):
         task.evaluate(stopped)
     found = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "pieces"))
     assert isinstance(found, dict)

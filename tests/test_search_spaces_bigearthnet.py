@@ -14,6 +14,7 @@ from gloo import run_ranks
 from torch.utils.data import TensorDataset
 
 import hpo
+import trainers
 from hpo.config import read_file
 from search_spaces import alone, bigearthnet, losses, optimizers
 from search_spaces.networks.residual import ACTIVATIONS, ORDERS
@@ -147,7 +148,7 @@ def test_an_interrupted_evaluation_goes_on(optimizer: str, tmp_path: Path) -> No
     stopped = Stopping.alone(params, directory=tmp_path / "pieces")
     assert isinstance(stopped, Stopping)
     stopped.left = 3
-    with pytest.raises(hpo.Interrupted):
+    with pytest.raises(trainers.Interrupted):
         task.evaluate(stopped)
     found = task.evaluate(trial(params, tmp_path / "pieces"))
     assert isinstance(found, dict)

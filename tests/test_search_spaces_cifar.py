@@ -235,7 +235,7 @@ def test_an_interrupted_evaluation_goes_on_bit_for_bit(tmp_path: Path) -> None:
     stopped = Stopping.alone(params, directory=tmp_path / "pieces")
     assert isinstance(stopped, Stopping)
     stopped.left = 13
-    with pytest.raises(hpo.Interrupted):
+    with pytest.raises(trainers.Interrupted):
         task.evaluate(stopped)
     found = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "pieces"))
     assert {k: v for k, v in found.items() if k[-2:] != "_s"} == {

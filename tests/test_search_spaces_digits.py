@@ -15,6 +15,7 @@ import torch
 from gloo import run_ranks
 
 import hpo
+import trainers
 from search_spaces import alone, digits
 from search_spaces.networks import small_resnet
 from search_spaces.readers import small_images
@@ -130,7 +131,7 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
     stopped = Stopping.alone(dict(digits.default), directory=tmp_path / "pieces")
     assert isinstance(stopped, Stopping)
     stopped.left = 3
-    with pytest.raises(hpo.Interrupted):
+    with pytest.raises(trainers.Interrupted):
         task.evaluate(stopped)
     found = task.evaluate(trial(dict(digits.default), tmp_path / "pieces"))
     assert isinstance(found, dict)

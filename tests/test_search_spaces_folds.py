@@ -208,7 +208,7 @@ def stopped_and_resumed(rank: int, directory: str) -> tuple[str, int, dict[str, 
     outcome = "finished"
     try:
         task.evaluate(one)
-    except hpo.Interrupted:
+    except (hpo.Interrupted, trainers.Interrupted):
         outcome = "interrupted"
     done = len(list(Path(directory).glob("fold-*/result.json")))
     dist.barrier()
