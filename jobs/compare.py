@@ -86,14 +86,21 @@ def dominates(one: Individual, other: Individual, objectives: Mapping[str, str])
 
 
 def test_accuracy(
-    module: str, directory: Path, individual: Individual, ranks: int, flags: list[str]
+    module: str,
+    directory: Path,
+    individual: Individual,
+    ranks: int,
+    flags: list[str],
+    seeds: int | None = None,
 ) -> float:
-    """Accuracy of ``individual`` on the test part; trained anew unless that was done before.
+    """Accuracy of ``individual`` on the test part; trained anew unless that was done before. ``seeds``: in the mean of
+    so many trainings; None: of as many as the module does, which is three.
 
     Raises:
         CampaignError: the training failed.
     """
-    path = directory / "test" / f"{individual.id}.json"
+    counted = "" if seeds is None else f"-{seeds}-seeds"
+    path = directory / "test" / f"{individual.id}{counted}.json"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile("w", suffix=".json", dir=path.parent) as config:
@@ -103,6 +110,8 @@ def test_accuracy(
             if ranks > 1:
                 start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
             command = [*start, module, f"--config={config.name}", *flags]
+            if seeds is not None:
+                command.append(f"--test-seeds={seeds}")
             threads = str(max(1, (os.cpu_count() or 1) // ranks))
             print(f"compare: measuring the test accuracy of {individual.id}", file=sys.stderr, flush=True)
             done = subprocess.run(

@@ -39,10 +39,10 @@ def main(
 
     Every parameter of the space is an option, and so is every keyword of ``make_task``. What is not given is
     as in the task's default point, or in the file named by --config. With --config, ``test`` is called too:
-    test(params, ranks=…, device=…, **keywords of make_task). With ``network``(params, **keywords of make_task),
-    which makes the untrained network, --export writes the trained one to a file; its checkpoint is looked for in
-    folders checkpoint-* of the trial's directory. With --campaign it is that of a campaign's best, and nothing is
-    trained.
+    test(params, ranks=…, device=…, **keywords of make_task), and with --test-seeds N also seeds=range(N). With
+    ``network``(params, **keywords of make_task), which makes the untrained network, --export writes the trained one
+    to a file; its checkpoint is looked for in folders checkpoint-* of the trial's directory. With --campaign it is
+    that of a campaign's best, and nothing is trained.
     """
     try:
         return _main(module, make_task, test, network, arguments)
@@ -101,7 +101,8 @@ def _main(
         found: dict[str, object] = {"params": params}
         found.update(returned if isinstance(returned, Mapping) else {"value": returned})
         if test is not None and "config" in given:
-            found["test"] = test(params, ranks=place.size, device=place.device, **keywords)
+            repeated = {"seeds": range(given["test_seeds"])} if "test_seeds" in given else {}
+            found["test"] = test(params, ranks=place.size, device=place.device, **repeated, **keywords)
         if place.rank == 0:
             if "export" in given and network is not None:
                 trained = Trained(params=params, options=keywords, directory=directory)
@@ -124,6 +125,12 @@ def _parser(module: str, make_task: MakeTask, *, exports: bool) -> argparse.Argu
         help="a configuration as `hpo best --json` prints it; it is tested, too",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the training (default 0)")
+    parser.add_argument(
+        "--test-seeds",
+        type=_count,
+        metavar="N",
+        help="with --config: the test is the mean of so many trainings (default: as the task has it)",
+    )
     parser.add_argument(
         "--directory", type=Path, help="where the run is saved, for a second call to go on (default: nowhere)"
     )
@@ -158,6 +165,12 @@ def _parser(module: str, make_task: MakeTask, *, exports: bool) -> argparse.Argu
             help=described.replace("%", "%%"),
         )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
+    return int(text)
 
 
 def _truth(text: str) -> bool:

@@ -11,7 +11,7 @@ There each configuration was run with five seeds; here search finds which are wo
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import hpo
@@ -60,6 +60,7 @@ def make_task(
     epochs: int = 8,
     batch_size: int = 32,
     validation_part: float = 0.5,
+    folds: int = 0,
     augmentation: str = "none",
     precision: str = "fp32",
     loader_processes: int = 0,
@@ -103,6 +104,7 @@ def make_task(
         epochs=epochs,
         batch_size=batch_size,
         validation_part=validation_part,
+        folds=folds,
         augmentation=augmentation,
         precision=precision,
         loader_processes=loader_processes,
@@ -148,9 +150,16 @@ def _assignment(p: dict[str, Any], ranks: int) -> Assignment:
     return trainers.FineGrained(copies=p["copies"])
 
 
-def test_accuracy(params: Mapping[str, Scalar], *, ranks: int, device: str, **options: Any) -> float:
+def test_accuracy(
+    params: Mapping[str, Scalar],
+    *,
+    ranks: int,
+    device: str,
+    seeds: Sequence[int] = (0, 1, 2),
+    **options: Any,
+) -> float:
     """As ``ImageTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, ranks=ranks, device=device)
+    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

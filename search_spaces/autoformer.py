@@ -314,9 +314,16 @@ def make_task(
     )
 
 
-def test_error(params: Mapping[str, Scalar], *, ranks: int, device: str, **options: Any) -> float:
+def test_error(
+    params: Mapping[str, Scalar],
+    *,
+    ranks: int,
+    device: str,
+    seeds: Sequence[int] = (0, 1, 2),
+    **options: Any,
+) -> float:
     """As ``ForecastTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, ranks=ranks, device=device)
+    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ def one_at_a_time(params: Mapping[str, Any]) -> bool:
     return bool(params["sync_delay"] <= params["sync_every"])
 
 
-def time_and_accuracy(result: trainers.Result) -> dict[str, float]:
+def time_and_accuracy(result: trainers.Result, steps: int) -> dict[str, float]:
     """``seconds``: those in training steps, as the lower quartile of the epochs' times their number: what else goes on
     on a machine or a network makes some epochs longer and none shorter. ``accuracy``: validation, last epoch.
     """
@@ -53,7 +54,7 @@ def time_and_accuracy(result: trainers.Result) -> dict[str, float]:
     return {"seconds": each[len(each) // 4] * len(each), "accuracy": result.metrics["accuracy"]}
 
 
-def steps_and_accuracy(result: trainers.Result, *, steps: int, steps_on_link: float) -> dict[str, float]:
+def steps_and_accuracy(result: trainers.Result, steps: int, *, steps_on_link: float) -> dict[str, float]:
     """``steps``: the time of a run of so many steps, in steps, where one synchronisation takes ``steps_on_link`` of
     them on the link between the nodes. S of these are hidden; at the end of an epoch, and while DASO warms up and
     cools down, none are. How many synchronisations there were is counted by the run itself. ``accuracy``: validation,
@@ -74,6 +75,7 @@ def make_task(
     epochs: int = 8,
     batch_size: int = 8,
     validation_part: float = 0.5,
+    folds: int = 0,
     augmentation: str = "none",
     precision: str = "fp32",
     loader_processes: int = 0,
@@ -134,16 +136,14 @@ def make_task(
         epochs=epochs,
         batch_size=batch_size,
         validation_part=validation_part,
+        folds=folds,
         augmentation=augmentation,
         precision=precision,
         loader_processes=loader_processes,
         train_samples=train_samples,
     )
 
-    def counted(result: trainers.Result) -> dict[str, float]:
-        steps = epochs * -(-len(options.parts().train) // batch_size)
-        return steps_and_accuracy(result, steps=steps, steps_on_link=steps_on_link)
-
+    counted = functools.partial(steps_and_accuracy, steps_on_link=steps_on_link)
     return ImageTask(
         space,
         recipe,
@@ -156,9 +156,16 @@ def make_task(
     )
 
 
-def test_accuracy(params: Mapping[str, Scalar], *, ranks: int, device: str, **options: Any) -> float:
+def test_accuracy(
+    params: Mapping[str, Scalar],
+    *,
+    ranks: int,
+    device: str,
+    seeds: Sequence[int] = (0, 1, 2),
+    **options: Any,
+) -> float:
     """As ``ImageTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, ranks=ranks, device=device)
+    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

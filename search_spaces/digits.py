@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import hpo
 from search_spaces import alone
-from search_spaces.folds import Fold, cross_validated
+from search_spaces.folds import Fold, check_folds, cross_validated
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
@@ -94,6 +94,7 @@ def make_task(
     With kind = "pbt", ``epochs`` are those of one interval: an individual begins with the weights and the optimizer's
     state of its parent, so perturb = ["lr", …] must not name what the network is made of.
     """
+    check_folds(folds)
 
     def evaluate(trial: hpo.Trial) -> dict[str, float]:
         return cross_validated(trial, evaluate_fold, folds=folds) if folds else evaluate_fold(trial, None)

@@ -68,6 +68,12 @@ class Fold:
         return [sample for sample in range(samples) if sample not in out], held
 
 
+def check_folds(folds: object) -> None:
+    """UsageError where a task's option ``folds`` is neither 0, for none, nor a number of folds."""
+    if isinstance(folds, bool) or not isinstance(folds, int) or (folds != 0 and folds < 2):
+        raise hpo.UsageError(f"folds = {folds!r}: must be 0, or a whole number of at least 2. Correct it.")
+
+
 Returned = float | Mapping[str, float]
 EvaluateFold = Callable[[hpo.Trial, Fold], Returned]
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
+from search_spaces.folds import Fold, check_folds, cross_validated
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torch.optim import Optimizer
 
     import trainers
@@ -39,6 +41,7 @@ class ImageOptions:
 
     - ``data``: a folder or an archive with CIFAR-10 or CIFAR-100, or "digits" or "fashion-mnist", as for
       ``read_cifar``; ``validation_part`` of its training images are those that the fitness is measured on.
+    - ``folds``: instead of that, the fitness is the mean over so many folds of all training images; 0: it is not.
     - ``batch_size``: of all ranks together, so that their number does not matter.
     - ``augmentation``: a name of ``search_spaces.readers.augmentation.AUGMENTATIONS``.
     - ``precision``: "fp32", or "bf16" for autocast.
@@ -50,6 +53,7 @@ class ImageOptions:
     epochs: int
     batch_size: int
     validation_part: float
+    folds: int
     augmentation: str
     precision: str
     loader_processes: int
@@ -59,7 +63,8 @@ class ImageOptions:
         """The data. FileNotFoundError or ValueError, with what to do, where it is not what it should be."""
         from search_spaces.readers.cifar import load_parts
 
-        return load_parts(self.data, validation_part=self.validation_part, train_samples=self.train_samples)
+        part = None if self.folds else self.validation_part
+        return load_parts(self.data, validation_part=part, train_samples=self.train_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +85,15 @@ MakeRecipe = Callable[[dict[str, Any], int, int], Recipe]
 """From parameters, the number of classes, and that of ranks."""
 
 
-def last_accuracy(result: trainers.Result) -> dict[str, float]:
+def last_accuracy(result: trainers.Result, steps: int) -> dict[str, float]:
     """Validation accuracy of the last epoch."""
     return {"value": result.metrics["accuracy"]}
 
 
 class ImageTask(hpo.Task):
-    """A task that trains a network on images by ``recipe`` and judges the result by ``judge``: one objective called
-    "value", to be maximised, or several, ``objectives``. ``ranks``: how many the space is made for; None: any.
+    """A task that trains a network on images by ``recipe`` and judges the result, and in how many steps it was come by,
+    by ``judge``: one objective called "value", to be maximised, or several, ``objectives``. ``ranks``: how many the
+    space is made for; None: any.
 
     A run whose loss is not finite has NaN for every objective, and so is an invalid individual.
     """
@@ -101,10 +107,11 @@ class ImageTask(hpo.Task):
         default: Mapping[str, Scalar],
         points: Iterable[Mapping[str, Scalar]] = (),
         constraints: Iterable[Constraint] = (),
-        judge: Callable[[trainers.Result], dict[str, float]] = last_accuracy,
+        judge: Callable[[trainers.Result, int], dict[str, float]] = last_accuracy,
         objectives: Mapping[str, str] | None = None,
         ranks: int | None = None,
     ) -> None:
+        check_folds(options.folds)
         self.recipe, self.options, self.judge, self._ranks = recipe, options, judge, ranks
         super().__init__(
             space,
@@ -117,9 +124,19 @@ class ImageTask(hpo.Task):
         )
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
+        if self.options.folds:
+            return cross_validated(trial, self._evaluate_fold, folds=self.options.folds)
+        return self._trained(trial, self.options.parts(), None)
 
+    def _evaluate_fold(self, trial: hpo.Trial, fold: Fold) -> dict[str, float]:
+        parts = self.options.parts()
+        training, held = fold.split(len(parts.train), classes=parts.train.classes.tolist())
+        return self._trained(trial, parts.divided(training, held), fold.group)
+
+    def _trained(self, trial: hpo.Trial, parts: Parts, group: ProcessGroup | None) -> dict[str, float]:
         _, result = self.fit(
             trial.params,
+            parts,
             seed=trial.seed,
             ranks=trial.size,
             device=trial.device,
@@ -127,11 +144,16 @@ class ImageTask(hpo.Task):
             checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
             report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
             interrupt=trial.should_checkpoint,
+            group=group,
         )
-        objectives = self.judge(result)
+        objectives = self.judge(result, self.steps(parts))
         if result.reason == "diverged":
             objectives = dict.fromkeys(objectives, math.nan)
         return {**objectives, **{name: result.metrics[name] for name in RECORDED}}
+
+    def steps(self, parts: Parts) -> int:
+        """Of a whole run."""
+        return self.options.epochs * -(-len(parts.train) // self.options.batch_size)
 
     def network(self, params: Mapping[str, Scalar]) -> nn.Module:
         """The network of a configuration, untrained, for ``trainers.load_model`` to fill."""
@@ -146,16 +168,16 @@ class ImageTask(hpo.Task):
         device: str = "cpu",
     ) -> float:
         """Mean accuracy on the test part of ``params`` trained anew with each of ``seeds``; for a chosen
-        configuration only.
+        configuration only. With folds all training images are trained with.
         """
         import trainers
 
-        found = []
+        parts, found = self.options.parts(), []
         for seed in seeds:
-            model, _ = self.fit(params, seed=seed, ranks=ranks, device=device)
+            model, _ = self.fit(params, parts, seed=seed, ranks=ranks, device=device)
             scores = trainers.evaluate(
                 model,
-                self.options.parts().test,
+                parts.test,
                 metrics={"accuracy": accuracy},
                 batch_size=256,
                 precision=self.options.precision,
@@ -166,6 +188,7 @@ class ImageTask(hpo.Task):
     def fit(
         self,
         params: Mapping[str, Scalar],
+        parts: Parts,
         *,
         seed: int,
         ranks: int,
@@ -173,8 +196,11 @@ class ImageTask(hpo.Task):
         checkpoint: Path | None = None,
         report: Callable[[int, dict[str, float]], None] | None = None,
         interrupt: Callable[[], bool] | None = None,
+        group: ProcessGroup | None = None,
     ) -> tuple[nn.Module, trainers.Result]:
-        """The network that ``params`` describe, trained on the training part and watched on the validation part."""
+        """The network that ``params`` describe, trained on the training part and watched on the validation part, by the
+        ranks of ``group``; None: by all there are.
+        """
         import torch
 
         import trainers
@@ -185,7 +211,7 @@ class ImageTask(hpo.Task):
                 f"ranks_per_worker = {self._ranks} is what this task is for, and there are {ranks}. Make the campaign "
                 "file's [layout] and [task_options] agree, or start as many with torchrun."
             )
-        options, parts = self.options, self.options.parts()
+        options = self.options
         torch.manual_seed(seed)
         recipe = self.recipe(dict(params), parts.classes, ranks)
         model = recipe.network.to(device)
@@ -200,7 +226,7 @@ class ImageTask(hpo.Task):
             ),
             parts.validation,
             loss=torch.nn.functional.cross_entropy,
-            metrics={"accuracy": accuracy},
+            metrics={"accuracy": accuracy} if parts.validation is not None else None,
             optimizer=recipe.optimizer,
             schedule=recipe.schedule,
             method=recipe.method,
@@ -216,6 +242,7 @@ class ImageTask(hpo.Task):
             checkpoint=checkpoint,
             report=report,
             interrupt=interrupt,
+            group=group,
             seed=seed,
         )
         return model, result

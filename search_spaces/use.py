@@ -66,6 +66,11 @@ def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, m
 
     found = sorted(trained.directory.glob("checkpoint-*"), key=lambda place: place.stat().st_mtime)
     if not found:
+        if any(trained.directory.glob("fold-*")):
+            raise hpo.UsageError(
+                f"{trained.directory} holds a model of each fold. Train the configuration alone: --config FILE "
+                "--export FILE --folds 0"
+            )
         raise hpo.UsageError(
             f"{trained.directory} has no checkpoint. A campaign keeps those of its best few (keep = 3); train the "
             "configuration alone: --config FILE --export FILE"

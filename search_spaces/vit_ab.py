@@ -11,7 +11,7 @@ What that search found are its guidelines, ``default`` here; the share of group 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import hpo
@@ -63,6 +63,7 @@ def make_task(
     epochs: int = 12,
     batch_size: int = 32,
     validation_part: float = 0.5,
+    folds: int = 0,
     augmentation: str = "none",
     precision: str = "fp32",
     loader_processes: int = 0,
@@ -121,6 +122,7 @@ def make_task(
         epochs=epochs,
         batch_size=batch_size,
         validation_part=validation_part,
+        folds=folds,
         augmentation=augmentation,
         precision=precision,
         loader_processes=loader_processes,
@@ -138,9 +140,16 @@ def _orthogonal(model: nn.Module) -> None:
             init.orthogonal_(parameter)
 
 
-def test_accuracy(params: Mapping[str, Scalar], *, ranks: int, device: str, **options: Any) -> float:
+def test_accuracy(
+    params: Mapping[str, Scalar],
+    *,
+    ranks: int,
+    device: str,
+    seeds: Sequence[int] = (0, 1, 2),
+    **options: Any,
+) -> float:
     """As ``ImageTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, ranks=ranks, device=device)
+    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

@@ -12,7 +12,7 @@ the parameters trained, and with what the search found, ``TUNED``, 86.33 % at 9.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import hpo
@@ -68,6 +68,7 @@ def make_task(
     epochs: int = 16,
     batch_size: int = 32,
     validation_part: float = 0.5,
+    folds: int = 0,
     augmentation: str = "none",
     precision: str = "fp32",
     loader_processes: int = 0,
@@ -121,6 +122,7 @@ def make_task(
         epochs=epochs,
         batch_size=batch_size,
         validation_part=validation_part,
+        folds=folds,
         augmentation=augmentation,
         precision=precision,
         loader_processes=loader_processes,
@@ -129,9 +131,16 @@ def make_task(
     return ImageTask(space, recipe, options, default=default, constraints=[drops_rank])
 
 
-def test_accuracy(params: Mapping[str, Scalar], *, ranks: int, device: str, **options: Any) -> float:
+def test_accuracy(
+    params: Mapping[str, Scalar],
+    *,
+    ranks: int,
+    device: str,
+    seeds: Sequence[int] = (0, 1, 2),
+    **options: Any,
+) -> float:
     """As ``ImageTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, ranks=ranks, device=device)
+    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

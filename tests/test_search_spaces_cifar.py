@@ -162,7 +162,13 @@ def test_steps_are_parts_of_the_source_s_run(tmp_path: Path, monkeypatch: pytest
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(trainers, "train", lambda *given, **named: seen.append(named) or _Nothing())
     task = fast(vit_oialr, epochs=25)
-    task.fit({**vit_oialr.default, "delay": 1225, "update_every": 245}, seed=0, ranks=1, device="cpu")
+    task.fit(
+        {**vit_oialr.default, "delay": 1225, "update_every": 245},
+        task.options.parts(),
+        seed=0,
+        ranks=1,
+        device="cpu",
+    )
     assert seen[0]["method"].delay == pytest.approx(0.2)
     assert seen[0]["method"].update_every == pytest.approx(0.04)
     assert seen[0]["schedule"].warmup_epochs == pytest.approx(10 * 25 / 125)
@@ -176,15 +182,16 @@ def test_seconds_leave_out_what_held_up_some_epochs() -> None:
     totals = [2.0, 3.0, 4.0, 14.0, 15.0]
     history = tuple({"train_s": total, "accuracy": 0.5} for total in totals)
     result = trainers.Result(metrics=dict(history[-1]), history=history, reason="finished")
-    assert daso_intervals.time_and_accuracy(result) == {"seconds": 5.0, "accuracy": 0.5}
+    assert daso_intervals.time_and_accuracy(result, 100) == {"seconds": 5.0, "accuracy": 0.5}
 
 
 def fitted(rank: int, params: list[dict[str, int]], options: dict[str, Any]) -> list[Any]:
     """Of each run the result, and its judgement by counting."""
     torch.set_num_threads(1)
     task = daso_intervals.make_task(**options)
-    runs = [task.fit(one, seed=0, ranks=2, device="cpu")[1] for one in params]
-    return [(run.metrics["synchronisations"], task.judge(run)) for run in runs]
+    parts = task.options.parts()
+    runs = [task.fit(one, parts, seed=0, ranks=2, device="cpu")[1] for one in params]
+    return [(run.metrics["synchronisations"], task.judge(run, task.steps(parts))) for run in runs]
 
 
 def test_steps_count_what_the_link_makes_wait() -> None:
@@ -215,7 +222,8 @@ def test_a_task_for_four_ranks_says_so() -> None:
     with pytest.raises(
         hpo.UsageError, match=r"ranks_per_worker = 4 is what this task is for, and there are 1"
     ):
-        fast(assignment).fit(assignment.default, seed=0, ranks=1, device="cpu")
+        task = fast(assignment)
+        task.fit(assignment.default, task.options.parts(), seed=0, ranks=1, device="cpu")
 
 
 class Stopping(hpo.Trial):
@@ -271,6 +279,60 @@ def test_the_best_beside_a_default_is_the_most_accurate_that_costs_less(
     assert compare.tested(objectives) == ("accuracy", "maximize")
     best = SimpleNamespace()
     assert compare.best_beside(SimpleNamespace(best=best), None, {"value": "maximize"}) is best
+
+
+# K folds
+
+
+def test_the_fitness_is_the_mean_over_folds_of_all_training_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"train_samples": 41, "epochs": 1, "augmentation": "none", "width": 4, "network": "perceptron"}
+    task = fast(daso_intervals, folds=3, **options)
+    seen: list[tuple[list[bytes], list[int]]] = []
+    whole, train = task.options.parts(), trainers.train
+
+    def spied(model: Any, train_set: Any, validation_set: Any, **named: Any) -> Any:
+        back = (validation_set.tensors[0] * whole.deviation + whole.mean).round().to(torch.uint8)
+        seen.append(([image.numpy().tobytes() for image in back], validation_set.tensors[1].tolist()))
+        assert len(train_set) + len(validation_set) == 41
+        return train(model, train_set, validation_set, **named)
+
+    monkeypatch.setattr(trainers, "train", spied)
+    trial = hpo.Trial.alone(dict(task.default), directory=tmp_path)
+    found = task.evaluate(trial)
+    # Each image is held back once, with its own class.
+    held = sorted(
+        (image, one) for images, classes in seen for image, one in zip(images, classes, strict=True)
+    )
+    pixels, classes = whole.train.pixels, whole.train.classes.tolist()
+    assert held == sorted((image.numpy().tobytes(), one) for image, one in zip(pixels, classes, strict=True))
+    # Steps of two images each, of 27 or 28 images; alone no two nodes synchronise.
+    assert found["steps"] == 14
+    assert found["accuracy_deviation"] > 0
+    assert [len(images) for images, _ in seen] == [14, 14, 13]
+    each = [json.loads((tmp_path / f"fold-{one}" / "result.json").read_text()) for one in range(3)]
+    assert found["accuracy"] == pytest.approx(sum(one["accuracy"] for one in each) / 3)
+
+
+def test_with_folds_the_test_part_is_met_by_a_network_trained_on_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = fast(vit_oialr, folds=2, train_samples=None)
+    seen: list[tuple[int, object, object]] = []
+
+    def nothing(model: Any, train_set: Any, validation_set: Any, **named: Any) -> Any:
+        seen.append((len(train_set), validation_set, named["seed"]))
+        return _Nothing()
+
+    monkeypatch.setattr(trainers, "train", nothing)
+    assert 0 <= task.test(task.default, seeds=range(2)) <= 1
+    assert seen == [(900, None, 0), (900, None, 1)]
+
+
+def test_one_fold_is_refused_before_anything_starts() -> None:
+    with pytest.raises(hpo.UsageError, match="folds = 1: must be 0, or a whole number of at least 2"):
+        fast(vit_ab, folds=1)
 
 
 # From search to use
@@ -366,6 +428,35 @@ def test_the_best_of_a_campaign_is_exported(tmp_path: Path, capsys: pytest.Captu
     )
     assert wrong == 2
     assert "python -m search_spaces.vit_oialr" in capsys.readouterr().err
+
+
+def test_the_test_is_the_mean_of_as_many_trainings_as_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(vit_oialr.default))
+    config = ["--config", str(file)]
+    assert main(*QUICK, *config, "--test-seeds", "2") == 0
+    found = json.loads(capsys.readouterr().out)["test"]
+    options = {"epochs": 2, "batch_size": 4, "train_samples": 32, "dim": 24, "depth": 2}
+    each = [
+        vit_oialr.test_accuracy(vit_oialr.default, ranks=1, device="cpu", seeds=[seed], **options)
+        for seed in range(2)
+    ]
+    assert found == pytest.approx(sum(each) / 2)
+    for wrong in ("0", "-1", "many"):
+        with pytest.raises(SystemExit):
+            main(*QUICK, *config, "--test-seeds", wrong)
+        assert f"{wrong}: must be a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_folds_leave_a_model_each_and_say_how_to_come_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--directory", str(tmp_path / "run"), "--export", str(tmp_path / "model.safetensors")]
+    assert main(*QUICK, "--folds", "2", *where) == 2
+    assert "holds a model of each fold" in capsys.readouterr().err
+    assert main(*QUICK, "--folds", "0", *where) == 0
 
 
 def test_the_rate_drops_at_half_and_three_quarters() -> None:

@@ -14,7 +14,7 @@ import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -49,6 +49,15 @@ class Images:
     def __len__(self) -> int:
         return len(self.classes)
 
+    def at(self, places: Tensor | Sequence[int]) -> Images:
+        """Those at these places."""
+        chosen = torch.as_tensor(places)
+        return Images(pixels=self.pixels[chosen], classes=self.classes[chosen])
+
+    def normalised(self, mean: Tensor, deviation: Tensor) -> TensorDataset:
+        """As numbers, of which ``mean`` is subtracted, in units of ``deviation``; both (3, 1, 1)."""
+        return TensorDataset((self.pixels.float() - mean) / deviation, self.classes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar:
@@ -61,29 +70,41 @@ class Cifar:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """A set ready for use. ``train`` holds bytes, which augmentation works on; ``validation`` and ``test`` are
-    normalised by ``mean`` and ``deviation`` (3, 1, 1), those of the bytes in ``train``.
+    """A set ready for use. ``train`` holds bytes, which augmentation works on; ``validation`` (None: nothing is set
+    apart) and ``test`` are normalised by ``mean`` and ``deviation`` (3, 1, 1), those of the bytes in ``train``.
     """
 
     train: Images
-    validation: TensorDataset
+    validation: TensorDataset | None
     test: TensorDataset
     mean: Tensor
     deviation: Tensor
     classes: int
 
+    def divided(self, training: Sequence[int], held: Sequence[int]) -> Parts:
+        """Of ``train`` the images of these places to train with, and of those to validate with; all normalised as
+        before.
+        """
+        return replace(
+            self,
+            train=self.train.at(training),
+            validation=self.train.at(held).normalised(self.mean, self.deviation),
+        )
+
 
 @lru_cache(maxsize=1)
-def load_parts(source: str, *, validation_part: float = 0.1, train_samples: int | None = None) -> Parts:
+def load_parts(
+    source: str, *, validation_part: float | None = 0.1, train_samples: int | None = None
+) -> Parts:
     """The set at ``source``, see ``read_cifar``; ``validation_part`` of its training images, always the same
-    ones, are set apart. ``train_samples`` keeps so many of the first of the others.
+    ones, are set apart: none if it is None. ``train_samples`` keeps so many of the first of the others.
 
     ValueError for numbers that leave a part empty.
     """
     cifar = read_cifar(source)
-    held = round(validation_part * len(cifar.train))
+    held = round((validation_part or 0.0) * len(cifar.train))
     left = len(cifar.train) - held
-    if not 0 < held < len(cifar.train):
+    if validation_part is not None and not 0 < held < len(cifar.train):
         raise ValueError(
             f"validation_part = {validation_part}: must leave some of the {len(cifar.train)} training images of "
             f"{source} on either side. Choose 0.1, say."
@@ -94,7 +115,7 @@ def load_parts(source: str, *, validation_part: float = 0.1, train_samples: int 
         )
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(cifar.train)))
     train, validation = order[held:][:train_samples], order[:held]
-    images = Images(pixels=cifar.train.pixels[train], classes=cifar.train.classes[train])
+    images = cifar.train.at(train)
     # By counting bytes: as floats the set would take four times its size.
     counts = torch.stack([torch.bincount(images.pixels[:, c].flatten(), minlength=256) for c in range(3)])
     shares, values = counts.double() / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64)
@@ -102,13 +123,10 @@ def load_parts(source: str, *, validation_part: float = 0.1, train_samples: int 
     deviation = (shares * (values - mean) ** 2).sum(1).sqrt()
     mean, deviation = mean.view(3, 1, 1).float(), deviation.view(3, 1, 1).clamp(min=1.0).float()
 
-    def normalised(pixels: Tensor, classes: Tensor) -> TensorDataset:
-        return TensorDataset((pixels.float() - mean) / deviation, classes)
-
     return Parts(
         train=images,
-        validation=normalised(cifar.train.pixels[validation], cifar.train.classes[validation]),
-        test=normalised(cifar.test.pixels, cifar.test.classes),
+        validation=cifar.train.at(validation).normalised(mean, deviation) if held else None,
+        test=cifar.test.normalised(mean, deviation),
         mean=mean,
         deviation=deviation,
         classes=cifar.classes,
