@@ -469,6 +469,10 @@ def make_breeder(
     ``clock``: seconds, by which the default kind sees how long evaluations take, and whether to think longer than
     evolution does is worth it; without one it does not. ``workers``: of the island, who share the first individuals."""
     breeder = _breeder_of(space, settings, clock)
+    if settings.reevaluate:
+        from hpo.reevaluation import ReevaluatingBreeder
+
+        breeder = ReevaluatingBreeder(breeder, settings.reevaluate)
     if settings.initial == "random":
         return breeder
     from hpo.designs import Designed

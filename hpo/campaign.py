@@ -19,7 +19,7 @@ from pathlib import Path
 
 import orjson
 
-from hpo import config, directory, journal, pruning, resume
+from hpo import config, directory, journal, pruning, reevaluation, resume
 from hpo.assembly import Assembly, Housekeeping
 from hpo.breeding import make_breeder
 from hpo.coordinator import LOST, STOPPED, UNFIT
@@ -145,6 +145,8 @@ class Campaign:
             make_breeder(restricted(self.task.space, search.only), search)
         with _noted(found):
             pruning.of_search(search, self.task.objectives)
+        with _noted(found):
+            reevaluation.check(search.reevaluate, search.kind, self.task.objectives)
         return found
 
     def _new_known(self, problems: dict[str, None]) -> list[KnownPoints]:

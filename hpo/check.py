@@ -273,10 +273,9 @@ class Inspection:
 
     def _individuals(self) -> None:
         by_params: dict[bytes, int] = {}
-        # One that goes on with another's training may have its parameters, too.
-        inheriting = {entry.id for file in self.files for entry in file.entries if entry.inherits}
+        again = {entry.id for file in self.files for entry in file.entries if entry.again}
         for name, (params, _) in self.begun.items():
-            if name in inheriting:
+            if name in again:
                 continue
             by_params[params] = by_params.get(params, 0) + 1
         twice = sum(1 for count in by_params.values() if count > 1)

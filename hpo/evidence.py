@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from hpo import journal
-from hpo.individual import FINAL
+from hpo.individual import FINAL, REEVALUATION
 
 _LONGEST = 1 << 26
 _RECORD = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
@@ -117,14 +117,15 @@ class Gap:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What a whole record says of an individual; ``result``: of its end, if it has ended for good; ``turn``: steps
-    after which it had paused and went on; ``inherits``: it goes on from another's checkpoint."""
+    after which it had paused and went on; ``again``: others may have its parameters, as it goes on from another's
+    checkpoint or is an evaluation of the same once more."""
 
     id: str
     start: int
     params: bytes
     result: bytes | None
     turn: int
-    inherits: bool
+    again: bool
 
 
 class JournalFile:
@@ -207,7 +208,7 @@ class JournalFile:
                 _digest(record["params"]),
                 _digest([record["status"], record["objectives"]]) if final else None,
                 record.get("promoted", 0),
-                bool(record.get("inherits")),
+                bool(record.get("inherits")) or record["operator"] == REEVALUATION,
             )
         )
 

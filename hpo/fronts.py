@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
+from hpo import repeats
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FINAL
 
@@ -23,10 +24,16 @@ Losses = tuple[float, ...]
 
 def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> list[Individual]:
     """The ``top`` best completed individuals, best first; with several objectives, of the :func:`front` (None: all
-    of it). Known points are among them, unless only the campaign's ``own`` evaluations are asked for."""
+    of it). Known points are among them, unless only the campaign's ``own`` evaluations are asked for.
+
+    Where configurations were evaluated more than once on purpose, one individual a configuration, by what is
+    believed of its mean (``hpo.repeats``)."""
     if len(record.objectives) > 1:
         return front(record, own=own)[:top]
-    ordered = heapq.nsmallest(1 if top is None else top, with_losses(record, own), key=lambda pair: pair[0])
+    pairs, most = with_losses(record, own), 1 if top is None else top
+    if repeats.some(individual for _, individual in pairs):
+        return [one.individual for one in repeats.ranked(pairs)[:most]]
+    ordered = heapq.nsmallest(most, pairs, key=lambda pair: pair[0])
     return [individual for _, individual in ordered]
 
 

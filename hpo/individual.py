@@ -22,6 +22,9 @@ resumed."""
 
 STATUSES = (COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED, LOST, INTERRUPTED, RUNNING)
 
+REEVALUATION = "reevaluation"
+"""The operator of an individual whose configuration was evaluated before, on purpose (``[search] reevaluate``)."""
+
 
 def make_id(island: int, worker: int, sequence: int) -> str:
     """``island-worker-sequence``: where an individual was bred, unique in its campaign and usable as a file

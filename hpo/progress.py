@@ -31,6 +31,7 @@ class Display:
         self._directions = list(task.objectives.values())
         self._names = list(task.objectives)
         self._workers = workers
+        self._repeats = any(settings.search_of(one).reevaluate for one in range(settings.layout.islands))
         self._began: float | None = None
         self._next = 0.0
         self._final_at_start = 0
@@ -117,7 +118,13 @@ class Display:
 
             with suppress(HpoError, OSError):
                 text += f"\n{tables.nothing(results.load(self._directory))}"
-        elif self._failures(coordinator):
+        elif self._repeats:
+            # The best of the line above may have been lucky.
+            from hpo import results, tables
+
+            with suppress(HpoError, OSError):
+                text += tables.steadiest(results.load(self._directory))
+        if coordinator.tally.best is not None and self._failures(coordinator):
             text += f"\n`hpo status {self._directory}` tells why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."

@@ -17,9 +17,12 @@ _BRED = 50
 _MOST = 10_000
 
 
-def key_of(space: Codec, params: dict[str, Scalar], inherits: str) -> str:
-    """What must not come twice: a configuration, and whose checkpoint it goes on from, if from any."""
+def key_of(space: Codec, params: dict[str, Scalar], inherits: str, repeat: int = 0) -> str:
+    """What must not come twice: a configuration, and whose checkpoint it goes on from, if from any; or its
+    ``repeat``-th repetition."""
     key = space.key(params)
+    if repeat:
+        return f"{key}#{repeat}"
     return f"{key}<{inherits}" if inherits else key
 
 
@@ -84,7 +87,7 @@ class Proposals:
                     continue
                 key = ""
                 break
-            key = key_of(self._space, params, child.inherits)
+            key = key_of(self._space, params, child.inherits, child.repeat)
             if candidate.attempts >= bred + STUCK - _BRED or self._duplicates or key not in self.known:
                 break
         candidate.genome, candidate.params, candidate.key = child.genome, params, key

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from hpo.errors import UsageError
+from hpo.individual import REEVALUATION
 from hpo.seams import Candidate
 from hpo.suggest import suggestion
 
@@ -261,7 +262,8 @@ def make_rule(settings: PruningSettings) -> Rule:
 @dataclass
 class _Evaluation:
     """The one that runs here. ``judged``: its last rung that was decided on. ``doubted``: the step at
-    which it failed before anybody had completed, so that this may be its end: it is stopped when it gets further."""
+    which it failed before anybody had completed, so that this may be its end: it is stopped when it gets further.
+    ``spared``: it is never stopped."""
 
     id: str
     judged: int
@@ -272,6 +274,7 @@ class _Evaluation:
     last: tuple[int, float] | None = None
     condemned: bool = False
     doubted: int | None = None
+    spared: bool = False
 
 
 class EarlyStopping:
@@ -305,6 +308,8 @@ class EarlyStopping:
         """``candidate`` is evaluated from now on; one that was promoted has passed the rung at which it paused."""
         passed = None if self._rule is None else self._rule.rung(candidate.promoted)
         self._running = _Evaluation(candidate.id, -1 if passed is None else passed)
+        # Of repetitions that end early the bad ones would be missing in the mean.
+        self._running.spared = candidate.operator == REEVALUATION
 
     def report(self, identity: str, step: int, value: float) -> tuple[Verdict, Report | None]:
         """The verdict on the running evaluation, and its report at a rung if it has just got to one."""
@@ -329,7 +334,7 @@ class EarlyStopping:
         told = (identity, rule.steps(rung), running.total / running.count if self._means else loss)
         rule.observe(rung, identity, told[2])
         self.news.append(told)
-        if rule.passes(rung, identity, running.best):
+        if rule.passes(rung, identity, running.best) or running.spared:
             running.strikes, running.doubted = 0, None
             return GO, told
         running.strikes += 1

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import directory as directories
-from hpo import journal, known
+from hpo import journal, known, repeats
 from hpo.errors import CampaignError, UsageError
-from hpo.fronts import Hypervolume, best, front, hypervolume, knee
+from hpo.fronts import Hypervolume, best, front, hypervolume, knee, with_losses
 from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual
+from hpo.repeats import Repeated
 
 if TYPE_CHECKING:
     import pandas
@@ -237,6 +238,15 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
     )
 
 
+def repeated(record: CampaignRecord) -> dict[str, Repeated]:
+    """Where configurations were evaluated more than once on purpose, what all are worth, best first, by the id of that
+    of their evaluations which looks best; else nothing.
+    """
+    if len(record.objectives) > 1 or not repeats.some(record.individuals):
+        return {}
+    return {one.individual.id: one for one in repeats.ranked(with_losses(record))}
+
+
 def status(record: CampaignRecord) -> dict[str, object]:
     """What ``hpo status --json`` prints.
 
@@ -440,7 +450,8 @@ class Result:
     @property
     def best(self) -> Individual:
         """The best completed individual; with several objectives, that of the front which is best in the
-        first.
+        first. With ``[search] reevaluate`` it is of the configuration which is believed to be the best in the
+        mean, and of its evaluations the one which looks best (``repeated`` has the others).
 
         Raises:
             CampaignError: none has completed.
@@ -452,6 +463,11 @@ class Result:
                 "`hpo export` writes the error of each."
             )
         return found[0]
+
+    @property
+    def repeated(self) -> list[Repeated]:
+        """With ``[search] reevaluate``, each configuration's evaluations and their mean, best first; else empty."""
+        return list(repeated(self.record).values())
 
     def _counts(self) -> str:
         statuses = [one.status for one in self.individuals]

@@ -19,12 +19,14 @@ Genome = tuple[float, ...]
 class Offspring:
     """What a breeder proposes: a genome, the operator's name and the parents' ids.
 
-    ``inherits``: the individual from whose checkpoint it goes on training, if from any."""
+    ``inherits``: the individual from whose checkpoint it goes on training, if from any. ``repeat``: its configuration
+    was evaluated so many times before, and is to be once more."""
 
     genome: Genome
     operator: str
     parents: tuple[str, ...] = ()
     inherits: str = ""
+    repeat: int = 0
 
 
 class Breeder(Protocol):

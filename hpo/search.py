@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import cast
 
-from hpo import config
+from hpo import config, reevaluation
 from hpo.breeding import make_breeder
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
@@ -82,6 +82,7 @@ class Search:
             )
         if checked.kind == "default":
             checked = checked.model_copy(update={"kind": "surrogate"})
+        reevaluation.check(checked.reevaluate, checked.kind, ["value"])
         self._breeder = make_breeder(space, checked)
         self._duplicates = checked.duplicates
         self._proposals = Proposals(

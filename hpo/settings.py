@@ -133,6 +133,7 @@ class SearchSettings(Section):
     exchange: Exchange = Field(default="migration", description=_one_of(Exchange))
     pool: int | None = Field(default=None, ge=2, description="a whole number from 2")
     duplicates: bool = Field(default=False, description="true or false")
+    reevaluate: float = Field(default=0.0, ge=0, le=0.5, description="a number from 0 to 0.5")
     initial: Initial = Field(default="random", description=_one_of(Initial))
     grid_points: int = Field(default=5, ge=2, description="a whole number from 2")
     pruner: Pruner = Field(default="none", description=_one_of(Pruner))

@@ -11,6 +11,7 @@ from hpo.known import is_known
 
 if TYPE_CHECKING:
     from hpo.fronts import Hypervolume
+    from hpo.repeats import Repeated
     from hpo.results import CampaignRecord
 
 
@@ -110,17 +111,38 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def best(individuals: Sequence[Individual]) -> str:
-    """One block an individual: its value and its parameters in full."""
-    return "\n".join(map(_block, individuals))
+def best(individuals: Sequence[Individual], repeated: Mapping[str, Repeated]) -> str:
+    """One block an individual: its value and its parameters in full; ``repeated``: by id, what evaluations of the same
+    configuration were in the mean.
+    """
+    return "\n".join(_block(one, repeated.get(one.id)) for one in individuals)
 
 
-def _block(one: Individual) -> str:
+def _block(one: Individual, repeated: Repeated | None = None) -> str:
     values = ", ".join(f"{name} = {value!r}" for name, value in (one.objectives or {}).items())
-    rows = [f"{one.id}: {values}{_whence(one)}"]
+    rows = [f"{one.id}: {values}{_whence(one)}{_of(repeated)}"]
     width = max((len(name) for name in one.params), default=0)
     rows += [f"    {name:<{width}} = {value!r}" for name, value in one.params.items()]
     return "\n".join(rows)
+
+
+def steadiest(record: CampaignRecord) -> str:
+    """Of configurations that were evaluated more than once the best, on a line; empty where there are none."""
+    from hpo import results
+
+    for identity, one in results.repeated(record).items():
+        return f"\nmost likely the best: {identity}{_of(one)}: {params(one.individual.params)}"
+    return ""
+
+
+def _of(repeated: Repeated | None) -> str:
+    if repeated is None:
+        return ""
+    if repeated.error is None:
+        return "    (evaluated once)"
+    return (
+        f"    (of {len(repeated.values)} evaluations; their mean {repeated.mean:.6g} ± {repeated.error:.2g})"
+    )
 
 
 def _whence(one: Individual) -> str:

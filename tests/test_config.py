@@ -41,6 +41,7 @@ FULL = """
     exchange = "pollination"
     pool = 16
     duplicates = true
+    reevaluate = 0.2
     initial = "sobol"
     grid_points = 4
     only = { optimizer = ["sgd", "adam"] }
@@ -99,6 +100,7 @@ FLAT: dict[str, object] = {
     "exchange": "pollination",
     "pool": 16,
     "duplicates": True,
+    "reevaluate": 0.2,
     "initial": "sobol",
     "grid_points": 4,
     "only": {"optimizer": ["sgd", "adam"]},
@@ -179,6 +181,7 @@ def test_defaults(tmp_path: Path) -> None:
         "exchange": "migration",
         "pool": None,
         "duplicates": False,
+        "reevaluate": 0.0,
         "initial": "random",
         "grid_points": 5,
         "only": {},

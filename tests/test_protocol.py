@@ -11,7 +11,9 @@ import pytest
 import hpo
 from hpo.breeding import RandomBreeder, TypedBreeder
 from hpo.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
+from hpo.individual import REEVALUATION
 from hpo.messages import StopRequest, encode
+from hpo.reevaluation import ReevaluatingBreeder
 from hpo.resume import fold
 from hpo.simulation import Report, Simulation, ideal_queue
 
@@ -58,6 +60,29 @@ def test_the_budget_is_met_exactly_and_no_configuration_comes_twice(seed):
     assert len(records) == settings["evaluations"]
     assert len({record["id"] for record in records}) == len(records)
     assert len({SPACE.key(record["params"]) for record in records}) == len(records)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_what_is_to_be_evaluated_again_is(seed):
+    """On several islands and workers at a time: the budget is met, and any other configuration comes once."""
+    noise = random.Random(seed)
+    simulation, settings = make(
+        seed,
+        evaluations=150,
+        goal=lambda params: objective(params) + noise.gauss(0, 1),
+        breeder=lambda rank: ReevaluatingBreeder(TypedBreeder(SPACE), 0.3),
+    )
+    simulation.run()
+    records = finished(simulation)
+    assert len(records) == settings["evaluations"]
+    assert len({record["id"] for record in records}) == len(records)
+    again = [record for record in records if record["operator"] == REEVALUATION]
+    if settings["workers"] / settings["islands"] > 1:
+        assert again
+    params = {record["id"]: record["params"] for record in records}
+    assert all(params[record["parents"][0]] == record["params"] for record in again)
+    others = [SPACE.key(record["params"]) for record in records if record["operator"] != REEVALUATION]
+    assert len(others) == len(set(others)) == len(records) - len(again)
     assert simulation.coordinator.end.reason == DONE
     assert simulation.coordinator.end.exit_code == 0
 
