@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _FEWEST = 5
+_LARGEST = 1e100
+"""Its square, and a sum of many, is still a number."""
 _DOUBT = 2.0
 """So many repetitions that had differed by half as much as configurations do count beside those that were made."""
 
@@ -29,14 +31,15 @@ def estimates(losses: Sequence[Sequence[float]]) -> list[Estimate]:
     moves towards the others by as much as luck explains. In that variance losses beyond the median count as the
     median: what diverged does not say how much the good ones vary. Where each was evaluated once, the order stays that
     of the losses."""
+    losses = [[max(-_LARGEST, min(one, _LARGEST)) for one in own] for own in losses]
     means = [statistics.fmean(own) for own in losses]
     better = sorted(means)[: max(_FEWEST, len(means) // 4)]
-    centre, between = statistics.fmean(better), statistics.pvariance(better)
+    centre = statistics.fmean(better)
+    between = _squares(better) / len(better)
     middle = statistics.median_low([one for own in losses for one in own])
     repeated = [[min(one, middle) for one in own] for own in losses if len(own) > 1]
     freedom = sum(len(own) - 1 for own in repeated)
-    within = sum((len(own) - 1) * statistics.variance(own) for own in repeated)
-    noise = (within + _DOUBT * between / 2) / (freedom + _DOUBT)
+    noise = (sum(map(_squares, repeated)) + _DOUBT * between / 2) / (freedom + _DOUBT)
     if noise == 0.0 or between == 0.0:
         return [Estimate(mean, 0.0) for mean in means]
     found = []
@@ -45,6 +48,12 @@ def estimates(losses: Sequence[Sequence[float]]) -> list[Estimate]:
         weight = len(own) / noise / precision
         found.append(Estimate(weight * mean + (1 - weight) * centre, math.sqrt(1 / precision)))
     return found
+
+
+def _squares(values: Sequence[float]) -> float:
+    """Sum of squared differences from the mean."""
+    mean = statistics.fmean(values)
+    return sum((one - mean) ** 2 for one in values)
 
 
 def exact(losses: Sequence[Sequence[float]], least: int = 3) -> bool:

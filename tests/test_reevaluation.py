@@ -97,6 +97,16 @@ def test_equal_ones_are_estimated_without_a_division_by_zero():
     assert [one.mean for one in found] == sorted(one.mean for one in found)
 
 
+def test_losses_near_the_largest_number_are_no_error():
+    for losses in (
+        [[1e300], [-1e300, 1e300], [5.0]],
+        [[1.7e308, 1.7e308], [1.7e308]],
+        [[1e200], [0.0, 0.1], [0.2]],
+    ):
+        found = estimates(losses)
+        assert all(math.isfinite(one.mean) and math.isfinite(one.deviation) for one in found)
+
+
 def test_exact_takes_three_repetitions_and_no_difference():
     assert not exact([[1.0, 1.0], [2.0, 2.0]])
     assert exact([[1.0, 1.0, 1.0], [2.0, 2.0], [3.0]])
