@@ -472,7 +472,7 @@ def make_breeder(
     if settings.reevaluate:
         from hpo.reevaluation import ReevaluatingBreeder
 
-        breeder = ReevaluatingBreeder(breeder, settings.reevaluate)
+        breeder = ReevaluatingBreeder(space, breeder, settings.reevaluate)
     if settings.initial == "random":
         return breeder
     from hpo.designs import Designed

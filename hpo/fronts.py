@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from hpo import repeats
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FINAL
+from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
 
 if TYPE_CHECKING:
     import pandas
 
     from hpo.individual import Individual
+    from hpo.repeats import Repeated
     from hpo.results import CampaignRecord
 
 Losses = tuple[float, ...]
@@ -30,11 +31,20 @@ def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> l
     believed of its mean (``hpo.repeats``)."""
     if len(record.objectives) > 1:
         return front(record, own=own)[:top]
-    pairs, most = with_losses(record, own), 1 if top is None else top
-    if repeats.some(individual for _, individual in pairs):
-        return [one.individual for one in repeats.ranked(pairs)[:most]]
-    ordered = heapq.nsmallest(most, pairs, key=lambda pair: pair[0])
+    most = 1 if top is None else top
+    if found := repeated(record, own=own):
+        return [one.individual for one in found[:most]]
+    ordered = heapq.nsmallest(most, with_losses(record, own), key=lambda pair: pair[0])
     return [individual for _, individual in ordered]
+
+
+def repeated(record: CampaignRecord, *, own: bool = False) -> list[Repeated]:
+    """Where configurations were evaluated more than once on purpose, what all are worth, best first; else nothing."""
+    pairs = with_losses(record, own) if len(record.objectives) == 1 else []
+    if not pairs or not repeats.some(record.individuals):
+        return []
+    failures = [one for one in record.individuals if one.operator == REEVALUATION and one.status in FAULTS]
+    return repeats.ranked(pairs, failures)
 
 
 def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:

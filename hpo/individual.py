@@ -20,6 +20,9 @@ FINAL = frozenset({COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED})
 """Statuses after which an individual is never evaluated again; the others go on when the campaign is
 resumed."""
 
+FAULTS = frozenset({FAILED, INVALID, TIMEOUT})
+"""Statuses that are the configuration's doing, as far as can be told: its machine did not die."""
+
 STATUSES = (COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED, LOST, INTERRUPTED, RUNNING)
 
 REEVALUATION = "reevaluation"

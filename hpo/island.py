@@ -143,7 +143,11 @@ class Leader:
             journal=journal,
             clock=transport.now,
         )
-        self._kept = Kept(settings.keep, latest=settings.lineages)
+        self._kept = Kept(
+            settings.keep,
+            latest=settings.lineages,
+            order=lambda own: self._proposals.best_first(own, self.population),
+        )
         self._stopping = EarlyStopping(
             settings.pruning,
             sign=settings.sign,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hpo.designs import Designed, GridBreeder
-from hpo.individual import Scalar
+from hpo.individual import REEVALUATION, Scalar
 from hpo.population import Population
-from hpo.seams import Breeder, Candidate, Codec, Offspring
+from hpo.seams import Breeder, Candidate, Codec, Offspring, Repeating
 
 STUCK = 200
 """Attempts after which only known configurations can be expected from breeding and from chance alike."""
@@ -17,12 +17,12 @@ _BRED = 50
 _MOST = 10_000
 
 
-def key_of(space: Codec, params: dict[str, Scalar], inherits: str, repeat: int = 0) -> str:
-    """What must not come twice: a configuration, and whose checkpoint it goes on from, if from any; or its
-    ``repeat``-th repetition."""
+def key_of(space: Codec, params: dict[str, Scalar], inherits: str, operator: str, identity: str) -> str:
+    """What must not come twice: a configuration, and whose checkpoint it goes on from, if from any. A repetition may
+    come as often as it is bred."""
     key = space.key(params)
-    if repeat:
-        return f"{key}#{repeat}"
+    if operator == REEVALUATION:
+        return f"{key}#{identity}"
     return f"{key}<{inherits}" if inherits else key
 
 
@@ -54,6 +54,11 @@ class Proposals:
         island, worker, _ = (int(part) for part in candidate.id.split("-"))
         return design.first(self._seed, island, worker, candidate.sequence)
 
+    def best_first(self, own: list[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
+        """Losses and ids of individuals, the best first: by loss, or by all evaluations of what was repeated."""
+        breeder = self._breeder.breeder if isinstance(self._breeder, Designed) else self._breeder
+        return breeder.best_first(own, population) if isinstance(breeder, Repeating) else sorted(own)
+
     def fill(self, candidate: Candidate, population: Population) -> None:
         """Give ``candidate`` an allowed configuration that is new as far as known here.
 
@@ -67,10 +72,14 @@ class Proposals:
             breeder = breeder.breeder
         else:
             first = None
+        rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
+        if isinstance(breeder, Repeating):
+            if first is None and not candidate.attempts:
+                first = breeder.again(candidate.id, population, rng)
+            breeder = breeder.breeder
         if isinstance(breeder, GridBreeder):
             # What it holds and others have taken comes back refused, one by one.
             bred += candidate.attempts + breeder.patience
-        rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
         while True:
             candidate.attempts += 1
             if first is not None:
@@ -87,7 +96,7 @@ class Proposals:
                     continue
                 key = ""
                 break
-            key = key_of(self._space, params, child.inherits, child.repeat)
+            key = key_of(self._space, params, child.inherits, child.operator, candidate.id)
             if candidate.attempts >= bred + STUCK - _BRED or self._duplicates or key not in self.known:
                 break
         candidate.genome, candidate.params, candidate.key = child.genome, params, key

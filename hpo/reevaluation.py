@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import random
-import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hpo.errors import UsageError
-from hpo.estimates import estimates, exact
-from hpo.individual import COMPLETED, REEVALUATION
+from hpo.estimates import estimates, exact, median_of
+from hpo.individual import COMPLETED, FAULTS, REEVALUATION
 from hpo.population import Member, Population
 from hpo.seams import Breeder, Genome, Offspring
+from hpo.space import SearchSpace
 
 _MOST = 300
+_INITIAL = 10
+_WHOLE = 50
+_SELDOM = 0.1
+_FORGOTTEN = 500
 _ONCE = {
     "grid": "which evaluates each of its points once",
     "pbt": "whose individuals go on from checkpoints of others and so are never the same again",
 }
-_INITIAL = 10
-_WHOLE = 50
 
 
 def check(share: float, kind: str, objectives: Iterable[str]) -> None:
@@ -38,61 +41,99 @@ def check(share: float, kind: str, objectives: Iterable[str]) -> None:
 
 
 class ReevaluatingBreeder:
-    """Proposes a configuration that is known for a ``share`` of the individuals, and for the others what ``breeder``
-    does. The share grows over the first 50: nothing is worth repeating while the search still finds better by far.
+    """Breeds as ``breeder`` does, but for a ``share`` of the individuals, which are configurations that are known. The
+    share grows over the first 50: nothing is worth repeating while the search still finds better by far.
 
     It is the configuration of the lowest confidence bound: mean less k standard deviations of what is believed of its
-    mean loss (``hpo.estimates``), with k drawn anew each time, so that several workers repeat different ones; what this
-    one has proposed and not heard of yet counts as if it had brought the mean. Nobody waits for a repetition: each is
-    an individual like any other, with a seed of its own, and the models of ``breeder`` learn from it. Where three
-    repetitions, and all others, brought what was known to the last bit, nothing more is repeated. It remembers 300
-    configurations, those evaluated more than once before others."""
+    mean loss (``hpo.estimates``), with k drawn anew each time, so that several workers repeat different ones; a
+    repetition that is under way makes the deviation smaller and leaves the mean. One that failed counts as if it had
+    been as good as the median configuration. Nobody waits for a repetition: each is an individual like any other, with
+    a seed of its own, and the models of ``breeder`` learn from it. Where repetitions brought what was known to the last
+    bit, as far as is known, a tenth of them remains. It remembers 300 configurations, those evaluated more than once
+    before others; those that the island's ``space`` does not have, which came from elsewhere, are not repeated."""
 
-    def __init__(self, breeder: Breeder, share: float) -> None:
+    def __init__(self, space: SearchSpace, breeder: Breeder, share: float) -> None:
         self.breeder = breeder
+        self._space = space
         self._share = share
         # By configuration the losses of its evaluations by id.
         self._known: dict[Genome, dict[str, float]] = {}
         self._ids: set[str] = set()
-        # How many evaluations it will have with those that were proposed.
-        self._asked: dict[Genome, int] = {}
+        # By configuration what was proposed and is not known to have completed: by id, how many had been seen then.
+        self._begun: dict[Genome, dict[str, int]] = {}
 
     def learn(self, member: Member) -> None:
         self.breeder.learn(member)
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        self._observe(population)
-        share = self._share * min(1.0, population.judged / _WHOLE)
-        if rng.random() < share and population.judged >= _INITIAL:
-            child = self._again(rng)
-            if child is not None:
-                return child
         return self.breeder.breed(population, rng)
 
-    def _again(self, rng: random.Random) -> Offspring | None:
-        losses = [list(own.values()) for own in self._known.values()]
-        if not losses or exact(losses):
+    def again(self, identity: str, population: Population, rng: random.Random) -> Offspring | None:
+        """What the individual ``identity`` repeats, if it does; to be asked once for each."""
+        self._observe(population)
+        share = self._share * min(1.0, population.judged / _WHOLE)
+        if rng.random() >= share or population.judged < _INITIAL or not self._known:
             return None
-        for genome, own in zip(self._known, losses):
-            own += [statistics.fmean(own)] * (self._asked.get(genome, 0) - len(own))
+        losses = [list(own.values()) for own in self._known.values()]
+        if exact(losses) and rng.random() >= _SELDOM:
+            return None
         caution = rng.expovariate(1.0)
-        bounds = [one.mean - caution * one.deviation for one in estimates(losses)]
-        place = bounds.index(min(bounds))
-        genome, repeat = list(self._known)[place], len(losses[place])
-        self._asked[genome] = repeat + 1
-        return Offspring(genome, REEVALUATION, (next(iter(self._known[genome])),), repeat=repeat)
+        bounds = [
+            one.mean - caution * one.after(len(self._begun.get(genome, ())))
+            for genome, one in zip(self._known, estimates(losses))
+        ]
+        least = min(bounds)
+        genome = rng.choice([genome for genome, bound in zip(self._known, bounds) if bound == least])
+        self._begun.setdefault(genome, {})[identity] = population.seen
+        return Offspring(genome, REEVALUATION, (next(iter(self._known[genome])),))
+
+    def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
+        """Pairs of loss and id, by what is believed of their configurations; of each configuration one first. One that
+        is not known here any more was bad when it was forgotten."""
+        self._observe(population)
+        believed: dict[str, tuple[float, Genome]] = {}
+        losses = [list(each.values()) for each in self._known.values()]
+        for (genome, each), one in zip(self._known.items(), estimates(losses) if losses else ()):
+            believed.update((name, (one.mean, genome)) for name in each)
+        met: set[Genome] = set()
+        first: list[tuple[float, str]] = []
+        rest: list[tuple[float, str]] = []
+        for pair in sorted(own, key=lambda pair: (believed.get(pair[1], (math.inf,))[0], pair)):
+            genome = believed[pair[1]][1] if pair[1] in believed else ()
+            (rest if genome in met else first).append(pair)
+            if genome:
+                met.add(genome)
+        return first + rest
 
     def _observe(self, population: Population) -> None:
         for member in (*population.best, *population.recent):
-            if member.id not in self._ids and member.status == COMPLETED and member.losses is not None:
-                self._ids.add(member.id)
-                self._known.setdefault(tuple(member.genome), {})[member.id] = member.losses[0]
+            if member.id in self._ids or member.status != COMPLETED or member.losses is None:
+                continue
+            genome = tuple(member.genome)
+            self._ids.add(member.id)
+            if self._space.confined(genome) == genome:
+                self._known.setdefault(genome, {})[member.id] = member.losses[0]
+        failed = {member.id for member in population.failures if member.status in FAULTS}
+        for genome in list(self._begun):
+            for identity in failed.intersection(self._begun[genome]):
+                self._ids.add(identity)
+                if genome in self._known:
+                    self._known[genome][identity] = median_of(
+                        list(own.values()) for own in self._known.values()
+                    )
+            # One that was given back before it was begun never comes.
+            self._begun[genome] = {
+                name: seen
+                for name, seen in self._begun[genome].items()
+                if name not in self._ids and population.seen - seen < _FORGOTTEN
+            }
+            if not self._begun[genome]:
+                del self._begun[genome]
         if len(self._known) > 2 * _MOST:
             order = sorted(
                 self._known, key=lambda one: (-len(self._known[one]), min(self._known[one].values()))
             )
             for genome in order[_MOST:]:
                 del self._known[genome]
-                self._asked.pop(genome, None)
             # What is forgotten may come again, from the population's best.
             self._ids = {name for own in self._known.values() for name in own}

@@ -5,14 +5,14 @@ good it is in the mean.
 from __future__ import annotations
 
 import math
-import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
 
-from hpo.estimates import Estimate, estimates
+from hpo.estimates import Estimate, estimates, mean_of, median_of
 from hpo.individual import REEVALUATION
 
 if TYPE_CHECKING:
@@ -24,23 +24,35 @@ Pair = tuple[tuple[float, ...], "Individual"]
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """One configuration. ``individual``: that of its evaluations which looks best; ``values``: of all of them;
-    ``estimate``: of its mean loss.
+    """One configuration. ``individuals``: its completed evaluations, that which looks best first; ``failed``: how many
+    of its repetitions failed; ``estimate``: of its mean loss.
     """
 
-    individual: Individual
-    values: tuple[float, ...]
+    individuals: tuple[Individual, ...]
+    failed: int
     estimate: Estimate
 
     @property
+    def individual(self) -> Individual:
+        """That of the evaluations which looks best."""
+        return self.individuals[0]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What the evaluations brought, the best first."""
+        return tuple(one.value for one in self.individuals if one.value is not None)
+
+    @property
     def mean(self) -> float:
-        return statistics.fmean(self.values)
+        return mean_of(self.values)
 
     @property
     def error(self) -> float | None:
         """The standard error of the mean; None for a single evaluation."""
-        count = len(self.values)
-        return statistics.stdev(self.values) / math.sqrt(count) if count > 1 else None
+        count, mean = len(self.values), self.mean
+        if count < 2:
+            return None
+        return math.sqrt(mean_of([(one - mean) ** 2 for one in self.values]) / (count - 1))
 
 
 def some(individuals: Iterable[Individual]) -> bool:
@@ -48,18 +60,28 @@ def some(individuals: Iterable[Individual]) -> bool:
     return any(one.operator == REEVALUATION for one in individuals)
 
 
-def ranked(pairs: Sequence[Pair]) -> list[Repeated]:
-    """The configurations, that of the lowest estimate first; of equal ones the first."""
+def ranked(pairs: Sequence[Pair], failures: Iterable[Individual]) -> list[Repeated]:
+    """The configurations, that of the lowest estimate first; of equal ones the first. ``failures``: repetitions that
+    failed, each of which counts as if it had been as good as the median configuration.
+    """
     groups: dict[bytes, list[Pair]] = {}
     for pair in pairs:
-        key = orjson.dumps(pair[1].params, option=orjson.OPT_SORT_KEYS)
-        groups.setdefault(key, []).append(pair)
-    found = []
-    for own, estimate in zip(
-        groups.values(), estimates([[loss[0] for loss, _ in own] for own in groups.values()])
-    ):
-        _, best = min(own, key=lambda pair: pair[0])
-        values = tuple(one.value for _, one in own if one.value is not None)
-        found.append(Repeated(individual=best, values=values, estimate=estimate))
+        groups.setdefault(_key(pair[1]), []).append(pair)
+    failed = Counter(_key(one) for one in failures)
+    losses = [[loss[0] for loss, _ in own] for own in groups.values()]
+    middle = median_of(losses)
+    counted = [own + [middle] * failed[key] for key, own in zip(groups, losses)]
+    found = [
+        Repeated(
+            individuals=tuple(one for _, one in sorted(own, key=lambda pair: pair[0])),
+            failed=failed[key],
+            estimate=estimate,
+        )
+        for (key, own), estimate in zip(groups.items(), estimates(counted))
+    ]
     found.sort(key=lambda one: one.estimate.mean)
     return found
+
+
+def _key(one: Individual) -> bytes:
+    return orjson.dumps(one.params, option=orjson.OPT_SORT_KEYS)

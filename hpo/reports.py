@@ -29,7 +29,7 @@ def best(directory: Path, top: int | None) -> str:
     if not found:
         return tables.nothing(record)
     if len(record.objectives) < 2:
-        parts = [tables.best(found, results.repeated(record))]
+        parts = [tables.best(found, {one.individual.id: one for one in fronts.repeated(record)})]
     else:
         front = fronts.front(record)
         knee = fronts.knee(front, record.objectives)
@@ -51,13 +51,14 @@ def _importance(record: results.CampaignRecord) -> dict[str, Importance | Campai
 
 def best_json(directory: Path, top: int | None) -> str:
     """A list of objects, best first: ``id, value, objectives, params``, ``known`` for known points, with several
-    objectives ``knee``; where configurations were evaluated again, their ``evaluations, mean, error``; the first has
+    objectives ``knee``; where configurations were evaluated again, their ``evaluations, failed, mean,
+    error``; the first has
     ``campaign``, too: what is said of all together."""
     record = results.load(directory)
     found = _top(record, top)
     several = len(record.objectives) > 1
     knee = fronts.knee(fronts.front(record), record.objectives) if several else None
-    repeated = results.repeated(record)
+    repeated = {one.individual.id: one for one in fronts.repeated(record)}
     entries: list[dict[str, object]] = []
     for one in found:
         entry: dict[str, object] = {
@@ -68,6 +69,7 @@ def best_json(directory: Path, top: int | None) -> str:
         }
         if one.id in repeated:
             entry["evaluations"] = len(repeated[one.id].values)
+            entry["failed"] = repeated[one.id].failed
             entry["mean"], entry["error"] = repeated[one.id].mean, repeated[one.id].error
         if is_known(one.id):
             entry["known"] = one.metrics.get("source")

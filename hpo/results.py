@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import directory as directories
-from hpo import journal, known, repeats
+from hpo import journal, known
 from hpo.errors import CampaignError, UsageError
-from hpo.fronts import Hypervolume, best, front, hypervolume, knee, with_losses
+from hpo.fronts import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual
 from hpo.repeats import Repeated
 
@@ -238,15 +238,6 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
     )
 
 
-def repeated(record: CampaignRecord) -> dict[str, Repeated]:
-    """Where configurations were evaluated more than once on purpose, what all are worth, best first, by the id of that
-    of their evaluations which looks best; else nothing.
-    """
-    if len(record.objectives) > 1 or not repeats.some(record.individuals):
-        return {}
-    return {one.individual.id: one for one in repeats.ranked(with_losses(record))}
-
-
 def status(record: CampaignRecord) -> dict[str, object]:
     """What ``hpo status --json`` prints.
 
@@ -467,7 +458,7 @@ class Result:
     @property
     def repeated(self) -> list[Repeated]:
         """With ``[search] reevaluate``, each configuration's evaluations and their mean, best first; else empty."""
-        return list(repeated(self.record).values())
+        return repeated(self.record)
 
     def _counts(self) -> str:
         statuses = [one.status for one in self.individuals]
@@ -476,7 +467,8 @@ class Result:
 
     @property
     def front(self) -> list[Individual]:
-        """The completed individuals that no other beats: the best one and its equals, or the Pareto front."""
+        """The completed individuals that no other beats: the Pareto front, or those of the best value, which with
+        ``[search] reevaluate`` need not be ``best``."""
         return front(self.record)
 
     @property

@@ -117,7 +117,7 @@ def fold(
             continue
         final[identity] = turn
         open_.pop(identity, None)
-        earlier.keys.add(key_of(space, params, record.get("inherits", "")))
+        earlier.keys.add(key_of(space, params, record.get("inherits", ""), record["operator"], identity))
         if record.get("resting"):
             earlier.resting.add(identity)
         complete = record["status"] == COMPLETED and record["objectives"] is not None
@@ -218,7 +218,9 @@ def autopsy(
             complete = record["status"] == COMPLETED and record["objectives"] is not None
             found.finished.append(
                 (
-                    key_of(space, record["params"], record.get("inherits", "")),
+                    key_of(
+                        space, record["params"], record.get("inherits", ""), record["operator"], record["id"]
+                    ),
                     record["id"],
                     record["status"],
                     list(losses(record["objectives"])) if complete else None,
@@ -236,7 +238,7 @@ def _unfinished(record: Mapping[str, Any], *, space: Codec, deaths: int) -> Assi
     return Assignment(
         id=record["id"],
         params=dict(record["params"]),
-        key=key_of(space, record["params"], inherits),
+        key=key_of(space, record["params"], inherits, record["operator"], record["id"]),
         operator=record["operator"],
         parents=tuple(record["parents"]),
         retries=record["retries"] + deaths,

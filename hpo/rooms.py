@@ -3,10 +3,11 @@ are needed."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,11 +33,19 @@ def clear_directory(path: Path) -> None:
 class Kept:
     """Whose checkpoints one leader leaves: those of the ``best`` of its own, and of the ``latest`` so many.
 
-    With several objectives the best are a front, which is known at the end only: all stay until then."""
+    The best are those of the lowest losses, or those that come first as ``order`` puts them, which gets pairs of loss
+    and id. With several objectives the best are a front, which is known at the end only: all stay until then."""
 
-    def __init__(self, best: int, *, latest: int = 0) -> None:
+    def __init__(
+        self,
+        best: int,
+        *,
+        latest: int = 0,
+        order: Callable[[list[tuple[float, str]]], list[tuple[float, str]]] = sorted,
+    ) -> None:
         self._most = best
         self._most_latest = latest
+        self._order = order
         self._best: list[tuple[float, str]] = []
         self._latest: deque[tuple[str, list[float]]] = deque()
 
@@ -54,7 +63,7 @@ class Kept:
         self._best.append((losses[0], identity))
         if len(self._best) <= self._most:
             return []
-        self._best.sort()
+        self._best = self._order(self._best)
         return [self._best.pop()[1]]
 
 
@@ -97,7 +106,12 @@ class Rooms:
         from hpo import fronts, results
 
         record = results.load(self._root.parent)
-        kept = {*needed, *(one.id for one in fronts.best(record, keep, own=True))}
+        best = fronts.best(record, keep, own=True)
+        if repeated := fronts.repeated(record, own=True):
+            # Of the best configurations what is there: the evaluation that looks best may have been let go of.
+            held = ([one for one in each.individuals if self.holds(one.id)] for each in repeated)
+            best = [*itertools.islice((own[0] for own in held if own), keep)]
+        kept = {*needed, *(one.id for one in best)}
         # With a deadline alone a campaign is done while some are unfinished: they go on if it does.
         unfinished = [one for one in record.individuals if one.status not in FINAL]
         kept |= {name for one in unfinished for name in (one.id, *one.parents[:1])}

@@ -19,14 +19,12 @@ Genome = tuple[float, ...]
 class Offspring:
     """What a breeder proposes: a genome, the operator's name and the parents' ids.
 
-    ``inherits``: the individual from whose checkpoint it goes on training, if from any. ``repeat``: its configuration
-    was evaluated so many times before, and is to be once more."""
+    ``inherits``: the individual from whose checkpoint it goes on training, if from any."""
 
     genome: Genome
     operator: str
     parents: tuple[str, ...] = ()
     inherits: str = ""
-    repeat: int = 0
 
 
 class Breeder(Protocol):
@@ -42,6 +40,21 @@ class Lineages(Protocol):
 
     def begun(self, parents: Sequence[str]) -> None:
         """A child of ``parents`` is evaluated; the last of them is whose turn it was."""
+        ...
+
+
+@runtime_checkable
+class Repeating(Protocol):
+    """A breeder around another, ``breeder``, of whose individuals some repeat what is known."""
+
+    breeder: Breeder
+
+    def again(self, identity: str, population: Population, rng: random.Random) -> Offspring | None:
+        """What the individual ``identity`` repeats, if it does; to be asked once for each."""
+        ...
+
+    def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
+        """Pairs of loss and id, by what is believed of their configurations; of each configuration one first."""
         ...
 
 

@@ -21,6 +21,9 @@ _WIDEST = 300
 
 def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
     """What ``hpo status`` prints: ``status``, as ``hpo status --json`` has it, and whether somebody is at work."""
+    from hpo import fronts
+
+    repeated = fronts.repeated(record)
     counts = {name: count for name, count in status["evaluations"].items() if count}
     lines = [
         ("directory", str(record.directory)),
@@ -29,7 +32,7 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
         ("running", str(status["running"])),
         ("budget", _budget(status["budget"])),
         ("islands, workers", f"{status['islands']}, {status['workers']}"),
-        ("best", _best(status["best"])),
+        ("best", _best(status["best"]) + "".join(f" ({of_several(one)})" for one in repeated[:1])),
         *([("known points", str(len(record.known)))] if record.known else []),
         *[("errors" if first else "", line) for first, line in _numbered(errors(record))],
         ("started", _when(status["started"])),
@@ -127,22 +130,26 @@ def _block(one: Individual, repeated: Repeated | None = None) -> str:
 
 
 def steadiest(record: CampaignRecord) -> str:
-    """Of configurations that were evaluated more than once the best, on a line; empty where there are none."""
-    from hpo import results
+    """Where configurations were evaluated more than once, that which is believed to be the best, on a line; else
+    empty.
+    """
+    from hpo import fronts
 
-    for identity, one in results.repeated(record).items():
-        return f"\nmost likely the best: {identity}{_of(one)}: {params(one.individual.params)}"
+    for one in fronts.repeated(record)[:1]:
+        return f"\nmost likely the best: {one.individual.id}{_of(one)}: {params(one.individual.params)}"
     return ""
 
 
 def _of(repeated: Repeated | None) -> str:
-    if repeated is None:
-        return ""
+    return "" if repeated is None else f"    ({of_several(repeated)})"
+
+
+def of_several(repeated: Repeated) -> str:
+    """How often a configuration was evaluated, and what that brought in the mean."""
+    failed = f", {repeated.failed} more failed" if repeated.failed else ""
     if repeated.error is None:
-        return "    (evaluated once)"
-    return (
-        f"    (of {len(repeated.values)} evaluations; their mean {repeated.mean:.6g} ± {repeated.error:.2g})"
-    )
+        return f"evaluated once{failed}"
+    return f"of {len(repeated.values)} evaluations{failed}; their mean {repeated.mean:.6g} ± {repeated.error:.2g}"
 
 
 def _whence(one: Individual) -> str:

@@ -82,8 +82,16 @@ def _main(
             )
         )
         return 0
+    if "test_seeds" in given and "config" not in given:
+        raise hpo.UsageError(
+            "--test-seeds says how often a configuration is tested: add --config FILE, and which"
+        )
     keywords = {name[1:]: value for name, value in given.items() if name[0] == ":"}
     chosen = {name[1:]: value for name, value in given.items() if name[0] == "="}
+    if "export" in given and keywords.get("folds"):
+        raise hpo.UsageError(
+            f"--folds {keywords['folds']} trains a model for each fold, and --export writes one. Add --folds 0"
+        )
     task = make_task(**keywords)
     start = _read(given["config"]) if "config" in given else task.default or {}
     params = _completed(task.space, start, chosen)

@@ -42,6 +42,11 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
             f"{directory} is a campaign of {reference}. Name that module: python -m {reference.split(':')[0]} …"
         )
     one = result.best
+    # Where it was evaluated more than once, the checkpoint of that evaluation which looks best may be gone.
+    for other in result.repeated[0].individuals if result.repeated else ():
+        if any((Path(directory) / "evaluations" / other.id).glob("checkpoint-*")):
+            one = other
+            break
     if chosen is not None:
         named = [individual for individual in result.individuals if individual.id == chosen]
         if not named:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from test_protocol import SPACE, check_that_it_completes, finished, make, records_of
+from test_protocol import SPACE, check_that_it_completes, finished, make, objective, records_of
 
+from hpo.breeding import TypedBreeder
 from hpo.coordinator import DONE, Coordinator
+from hpo.individual import REEVALUATION
 from hpo.layout import Place
 from hpo.messages import Claim
+from hpo.reevaluation import ReevaluatingBreeder
 from hpo.resume import Autopsy, Earlier
 from hpo.workforce import Workforce
 
@@ -25,7 +28,8 @@ def check_records(simulation, settings):
     records = finished(simulation)
     assert len(records) == settings["evaluations"]
     assert len({record["id"] for record in records}) == len(records)
-    assert len({SPACE.key(record["params"]) for record in records}) == len(records)
+    bred = [record for record in records if record["operator"] != REEVALUATION]
+    assert len({SPACE.key(record["params"]) for record in bred}) == len(bred)
     done = {record["id"]: record["params"] for record in records}
     begun = [record for record in records_of(simulation) if record["type"] == "started"]
     assert all(done[record["id"]] == record["params"] for record in begun)
@@ -46,6 +50,23 @@ def test_the_living_go_on_and_meet_the_budget_exactly(seed):
     assert simulation.coordinator.end.reason == DONE
     assert simulation.coordinator.end.exit_code == 0
     check_records(simulation, settings)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_repetitions_are_handed_on_like_any_other(seed):
+    rng = random.Random(seed)
+    simulation, settings = make(
+        seed,
+        workers=6,
+        islands=rng.randint(1, 2),
+        evaluations=120,
+        goal=lambda params: objective(params) + rng.gauss(0, 1),
+        breeder=lambda rank: ReevaluatingBreeder(SPACE, TypedBreeder(SPACE), 0.5),
+    )
+    kill_at_random(simulation, rng, rng.sample(range(1, 6), 3), within=20.0)
+    assert simulation.run() is not None
+    check_records(simulation, settings)
+    assert sum(record["operator"] == REEVALUATION for record in finished(simulation)) > 20
 
 
 @pytest.mark.parametrize("seed", range(30))

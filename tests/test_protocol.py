@@ -70,15 +70,15 @@ def test_only_what_is_to_be_evaluated_again_is(seed):
         seed,
         evaluations=150,
         goal=lambda params: objective(params) + noise.gauss(0, 1),
-        breeder=lambda rank: ReevaluatingBreeder(TypedBreeder(SPACE), 0.3),
+        breeder=lambda rank: ReevaluatingBreeder(SPACE, TypedBreeder(SPACE), 0.3),
     )
     simulation.run()
     records = finished(simulation)
     assert len(records) == settings["evaluations"]
     assert len({record["id"] for record in records}) == len(records)
     again = [record for record in records if record["operator"] == REEVALUATION]
-    if settings["workers"] / settings["islands"] > 1:
-        assert again
+    if settings["islands"] == 1:
+        assert 20 < len(again) < 60
     params = {record["id"]: record["params"] for record in records}
     assert all(params[record["parents"][0]] == record["params"] for record in again)
     others = [SPACE.key(record["params"]) for record in records if record["operator"] != REEVALUATION]

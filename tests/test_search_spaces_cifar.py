@@ -20,6 +20,7 @@ import trainers
 from hpo import config
 from search_spaces import alone, assignment, daso_intervals, vit_ab, vit_oialr
 from search_spaces.image_task import ImageTask
+from search_spaces.use import Trained, export
 
 MODULES = [vit_oialr, vit_ab, daso_intervals, assignment]
 JOBS = Path(__file__).parent.parent / "jobs"
@@ -455,8 +456,19 @@ def test_folds_leave_a_model_each_and_say_how_to_come_by_one(
 ) -> None:
     where = ["--directory", str(tmp_path / "run"), "--export", str(tmp_path / "model.safetensors")]
     assert main(*QUICK, "--folds", "2", *where) == 2
-    assert "holds a model of each fold" in capsys.readouterr().err
-    assert main(*QUICK, "--folds", "0", *where) == 0
+    assert "trains a model for each fold, and --export writes one. Add --folds 0" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main(*QUICK, "--folds", "2", *where[:2]) == 0
+    with pytest.raises(hpo.UsageError, match="holds a model of each fold"):
+        export(
+            Trained(params={}, options={}, directory=tmp_path / "run"),
+            tmp_path / "model.safetensors",
+            module="search_spaces.vit_oialr",
+            network=vit_oialr.untrained,
+            merge=False,
+        )
+    assert main("--test-seeds", "2") == 2
+    assert "add --config FILE" in capsys.readouterr().err
 
 
 def test_the_rate_drops_at_half_and_three_quarters() -> None:
