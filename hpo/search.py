@@ -93,7 +93,7 @@ class Search:
         self._rest: Iterator[dict[str, Scalar]] | None = None
 
     def ask(self) -> Suggestion:
-        """A configuration that was not asked for before.
+        """A configuration that was not asked for before; or, for the share ``reevaluate``, one that was told.
 
         Raises:
             SpaceExhausted: there is none left.

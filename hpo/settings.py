@@ -120,6 +120,7 @@ class LayoutSettings(Section):
 
 class SearchSettings(Section):
     """Breeding, migration and early stopping. ``pool``: individuals to breed from; None leaves it to the kind.
+    ``reevaluate``: the share of individuals that are known configurations once more (see ``hpo.reevaluation``).
 
     ``pruner`` to ``promote`` are those of ``hpo.pruning.PruningSettings``; ``reported``: the objective that
     ``trial.report`` tells, where there are several; ``reference``: values beyond which nothing is wanted, there;
