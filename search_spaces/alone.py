@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import hpo
 from hpo import config
@@ -25,6 +25,32 @@ if TYPE_CHECKING:
     from hpo.space import Parameter
 
 MakeTask = Callable[..., hpo.Task]
+
+
+class Tested(Protocol):
+    """A task that measures a chosen configuration on its test part, trained anew with each of ``seeds``."""
+
+    def test(
+        self, params: Mapping[str, Scalar], *, seeds: Sequence[int], ranks: int, device: str
+    ) -> float: ...
+
+
+def tests_of(make_task: Callable[..., Tested]) -> Callable[..., float]:
+    """A ``test`` for ``main``: that of the task for the keywords of ``make_task``, in the mean of three trainings or of
+    those with ``seeds``.
+    """
+
+    def test(
+        params: Mapping[str, Scalar],
+        *,
+        ranks: int,
+        device: str,
+        seeds: Sequence[int] = (0, 1, 2),
+        **keywords: object,
+    ) -> float:
+        return make_task(**keywords).test(params, seeds=seeds, ranks=ranks, device=device)
+
+    return test
 
 
 def main(

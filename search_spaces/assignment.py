@@ -11,7 +11,7 @@ There each configuration was run with five seeds; here search finds which are wo
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import hpo
@@ -150,16 +150,8 @@ def _assignment(p: dict[str, Any], ranks: int) -> Assignment:
     return trainers.FineGrained(copies=p["copies"])
 
 
-def test_accuracy(
-    params: Mapping[str, Scalar],
-    *,
-    ranks: int,
-    device: str,
-    seeds: Sequence[int] = (0, 1, 2),
-    **options: Any,
-) -> float:
-    """As ``ImageTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
+test_accuracy = alone.tests_of(make_task)
+"""As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

@@ -314,16 +314,8 @@ def make_task(
     )
 
 
-def test_error(
-    params: Mapping[str, Scalar],
-    *,
-    ranks: int,
-    device: str,
-    seeds: Sequence[int] = (0, 1, 2),
-    **options: Any,
-) -> float:
-    """As ``ForecastTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
+test_error = alone.tests_of(make_task)
+"""As ``ForecastTask.test``, with the keywords of ``make_task``."""
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

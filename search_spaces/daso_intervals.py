@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -156,16 +156,8 @@ def make_task(
     )
 
 
-def test_accuracy(
-    params: Mapping[str, Scalar],
-    *,
-    ranks: int,
-    device: str,
-    seeds: Sequence[int] = (0, 1, 2),
-    **options: Any,
-) -> float:
-    """As ``ImageTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
+test_accuracy = alone.tests_of(make_task)
+"""As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

@@ -11,7 +11,7 @@ What that search found are its guidelines, ``default`` here; the share of group 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import hpo
@@ -140,16 +140,8 @@ def _orthogonal(model: nn.Module) -> None:
             init.orthogonal_(parameter)
 
 
-def test_accuracy(
-    params: Mapping[str, Scalar],
-    *,
-    ranks: int,
-    device: str,
-    seeds: Sequence[int] = (0, 1, 2),
-    **options: Any,
-) -> float:
-    """As ``ImageTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
+test_accuracy = alone.tests_of(make_task)
+"""As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:

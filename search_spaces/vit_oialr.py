@@ -12,7 +12,7 @@ the parameters trained, and with what the search found, ``TUNED``, 86.33 % at 9.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import hpo
@@ -131,16 +131,8 @@ def make_task(
     return ImageTask(space, recipe, options, default=default, constraints=[drops_rank])
 
 
-def test_accuracy(
-    params: Mapping[str, Scalar],
-    *,
-    ranks: int,
-    device: str,
-    seeds: Sequence[int] = (0, 1, 2),
-    **options: Any,
-) -> float:
-    """As ``ImageTask.test``, with the keywords of ``make_task``."""
-    return make_task(**options).test(params, seeds=seeds, ranks=ranks, device=device)
+test_accuracy = alone.tests_of(make_task)
+"""As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
 def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
