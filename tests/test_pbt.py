@@ -161,7 +161,7 @@ def test_what_cannot_be_is_refused(
 
 def test_the_same_configuration_from_another_checkpoint_is_another_individual() -> None:
     params = SPACE.decode(SPACE.sample(random.Random(0)))
-    assert len({key_of(SPACE, params, parent) for parent in ("", "0-0-1", "0-0-2")}) == 3
+    assert len({key_of(SPACE, params, parent, "continue", "0-0-5") for parent in ("", "0-0-1", "0-0-2")}) == 3
 
 
 def test_checkpoints_are_kept_for_more_than_can_be_chosen() -> None:

@@ -21,6 +21,7 @@ from hpo.config import from_keywords
 from hpo.estimates import Estimate, estimates, exact
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
 from hpo.population import Member, Population
+from hpo.proposals import key_of
 from hpo.pruning import GO, EarlyStopping, PruningSettings
 from hpo.reevaluation import ReevaluatingBreeder
 from hpo.restriction import restricted
@@ -507,3 +508,14 @@ def test_without_it_the_best_is_the_best_value(tmp_path: Path):
     result = campaign(tmp_path / "run", 60)
     assert result.best.value == min(one.value or 0.0 for one in result.individuals)
     assert result.repeated == []
+
+
+def test_a_repetition_may_come_as_often_as_it_is_bred():
+    params = UNIT.decode((0.5,))
+    plain = {
+        key_of(UNIT, params, "", operator, name)
+        for operator in ("random", "evolution")
+        for name in ("a", "b")
+    }
+    assert len(plain) == 1
+    assert len(plain | {key_of(UNIT, params, "", REEVALUATION, name) for name in ("0-0-1", "0-0-2")}) == 3
