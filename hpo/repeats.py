@@ -52,7 +52,8 @@ class Repeated:
         count, mean = len(self.values), self.mean
         if count < 2:
             return None
-        return math.sqrt(mean_of([(one - mean) ** 2 for one in self.values]) / (count - 1))
+        # Multiplied, as a power that is too large is an error.
+        return math.sqrt(mean_of([(one - mean) * (one - mean) for one in self.values]) / (count - 1))
 
 
 def some(individuals: Iterable[Individual]) -> bool:

@@ -494,6 +494,20 @@ def test_a_repetition_that_failed_counts_against_its_configuration(tmp_path: Pat
     assert estimates(losses)[place].mean < one.estimate.mean
 
 
+def test_values_near_the_largest_number_are_shown(tmp_path: Path, capsys):
+    def huge(trial: hpo.Trial) -> float:
+        return random.Random(trial.seed).uniform(-1.0, 1.0) * 1.7e308
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), huge, direction="minimize")
+    result = hpo.Campaign(
+        task, directory=tmp_path, evaluations=120, kind="random", isolation="inline", reevaluate=0.5
+    ).run()
+    assert any(len(one.values) > 1 for one in result.repeated)
+    assert all(one.error is None or math.isfinite(one.error) for one in result.repeated)
+    assert "most likely the best: " in capsys.readouterr().err
+    assert main(["best", str(tmp_path), "--top", "120"]) == 0
+
+
 def test_status_tells_of_several_evaluations(tmp_path: Path, capsys):
     campaign(tmp_path / "run", 300, reevaluate=0.4)
     best = hpo.Result(tmp_path / "run").repeated[0]
