@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from test_protocol import SPACE, check_that_it_completes, finished, make, objective, records_of
+from test_protocol import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
 
-from hpo.breeding import TypedBreeder
 from hpo.coordinator import DONE, Coordinator
 from hpo.individual import REEVALUATION
 from hpo.layout import Place
 from hpo.messages import Claim
-from hpo.reevaluation import ReevaluatingBreeder
 from hpo.resume import Autopsy, Earlier
 from hpo.workforce import Workforce
 
@@ -55,14 +53,7 @@ def test_the_living_go_on_and_meet_the_budget_exactly(seed):
 @pytest.mark.parametrize("seed", range(40))
 def test_repetitions_are_handed_on_like_any_other(seed):
     rng = random.Random(seed)
-    simulation, settings = make(
-        seed,
-        workers=6,
-        islands=rng.randint(1, 2),
-        evaluations=120,
-        goal=lambda params: objective(params) + rng.gauss(0, 1),
-        breeder=lambda rank: ReevaluatingBreeder(SPACE, TypedBreeder(SPACE), 0.5),
-    )
+    simulation, settings = make_repeating(seed, 0.5, workers=6, islands=rng.randint(1, 2), evaluations=120)
     kill_at_random(simulation, rng, rng.sample(range(1, 6), 3), within=20.0)
     assert simulation.run() is not None
     check_records(simulation, settings)

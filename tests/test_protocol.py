@@ -47,6 +47,17 @@ def make(case, *, space=SPACE, goal=objective, **changes):
     return Simulation(space, goal, **settings), settings
 
 
+def make_repeating(case, share, **changes):
+    """Evaluations that differ by chance, of which a share is to be made again."""
+    noise = random.Random(case)
+    return make(
+        case,
+        goal=lambda params: objective(params) + noise.gauss(0, 1),
+        breeder=lambda rank: ReevaluatingBreeder(SPACE, TypedBreeder(SPACE), share),
+        **changes,
+    )
+
+
 def finished(simulation):
     records = itertools.chain.from_iterable(journal.committed for journal in simulation.journals)
     return [record for record in records if record["type"] == "finished"]
@@ -60,18 +71,14 @@ def test_the_budget_is_met_exactly_and_no_configuration_comes_twice(seed):
     assert len(records) == settings["evaluations"]
     assert len({record["id"] for record in records}) == len(records)
     assert len({SPACE.key(record["params"]) for record in records}) == len(records)
+    assert simulation.coordinator.end.reason == DONE
+    assert simulation.coordinator.end.exit_code == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_only_what_is_to_be_evaluated_again_is(seed):
     """On several islands and workers at a time: the budget is met, and any other configuration comes once."""
-    noise = random.Random(seed)
-    simulation, settings = make(
-        seed,
-        evaluations=150,
-        goal=lambda params: objective(params) + noise.gauss(0, 1),
-        breeder=lambda rank: ReevaluatingBreeder(SPACE, TypedBreeder(SPACE), 0.3),
-    )
+    simulation, settings = make_repeating(seed, 0.3, evaluations=150)
     simulation.run()
     records = finished(simulation)
     assert len(records) == settings["evaluations"]
