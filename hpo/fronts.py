@@ -40,11 +40,9 @@ def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> l
 
 def repeated(record: CampaignRecord, *, own: bool = False) -> list[Repeated]:
     """Where configurations were evaluated more than once on purpose, what all are worth, best first; else nothing."""
-    pairs = with_losses(record, own) if len(record.objectives) == 1 else []
-    if not pairs or not repeats.some(record.individuals):
-        return []
-    failures = [one for one in record.individuals if one.operator == REEVALUATION and one.status in FAULTS]
-    return repeats.ranked(pairs, failures)
+    again = [one for one in record.individuals if one.operator == REEVALUATION]
+    pairs = with_losses(record, own) if again and len(record.objectives) == 1 else []
+    return repeats.ranked(pairs, [one for one in again if one.status in FAULTS]) if pairs else []
 
 
 def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:

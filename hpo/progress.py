@@ -112,19 +112,16 @@ class Display:
             None if self._evaluations is None else max(self._evaluations, coordinator.tally.final)
         )
         text = f"{reason}: {self.line(coordinator, now, ended=True)}"
-        if coordinator.tally.best is None and self._failures(coordinator):
-            # It looks like success, and nothing was found.
+        # It looks like success, and nothing was found.
+        in_vain = coordinator.tally.best is None and bool(self._failures(coordinator))
+        if in_vain or self._repeats:
             from hpo import results, tables
 
             with suppress(HpoError, OSError):
-                text += f"\n{tables.nothing(results.load(self._directory))}"
-        elif self._repeats:
-            # The best of the line above may have been lucky.
-            from hpo import results, tables
-
-            with suppress(HpoError, OSError):
-                text += tables.steadiest(results.load(self._directory))
-        if coordinator.tally.best is not None and self._failures(coordinator):
+                record = results.load(self._directory)
+                # Where some were evaluated again, the best of the line above may have been lucky.
+                text += f"\n{tables.nothing(record)}" if in_vain else tables.steadiest(record)
+        if not in_vain and self._failures(coordinator):
             text += f"\n`hpo status {self._directory}` tells why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."

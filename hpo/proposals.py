@@ -42,6 +42,12 @@ class Proposals:
         duplicates: bool = False,
     ) -> None:
         self._space = space
+        self._design = breeder if isinstance(breeder, Designed) else None
+        if isinstance(breeder, Designed):
+            breeder = breeder.breeder
+        self._repeating = breeder if isinstance(breeder, Repeating) else None
+        if isinstance(breeder, Repeating):
+            breeder = breeder.breeder
         self._breeder = breeder
         self._seed = seed
         self._allows = allows
@@ -49,15 +55,19 @@ class Proposals:
         self._rng = random.Random()
         self.known: set[str] = set()
 
-    def _first(self, design: Designed, candidate: Candidate) -> Offspring | None:
-        """The candidate's point of the design, if it has one."""
-        island, worker, _ = (int(part) for part in candidate.id.split("-"))
-        return design.first(self._seed, island, worker, candidate.sequence)
+    def _first(self, candidate: Candidate, population: Population) -> Offspring | None:
+        """What comes before breeding: the candidate's point of the design, or what it repeats, if either."""
+        child = None
+        if self._design is not None:
+            island, worker, _ = (int(part) for part in candidate.id.split("-"))
+            child = self._design.first(self._seed, island, worker, candidate.sequence)
+        if child is None and self._repeating is not None:
+            child = self._repeating.again(candidate.id, population, self._rng)
+        return child
 
     def best_first(self, own: list[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
         """Losses and ids of individuals, the best first: by loss, or by all evaluations of what was repeated."""
-        breeder = self._breeder.breeder if isinstance(self._breeder, Designed) else self._breeder
-        return breeder.best_first(own, population) if isinstance(breeder, Repeating) else sorted(own)
+        return sorted(own) if self._repeating is None else self._repeating.best_first(own, population)
 
     def fill(self, candidate: Candidate, population: Population) -> None:
         """Give ``candidate`` an allowed configuration that is new as far as known here.
@@ -67,16 +77,8 @@ class Proposals:
         caller must look further."""
         rng, breeder = self._rng, self._breeder
         bred = _BRED
-        if isinstance(breeder, Designed):
-            first = None if candidate.attempts else self._first(breeder, candidate)
-            breeder = breeder.breeder
-        else:
-            first = None
         rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
-        if isinstance(breeder, Repeating):
-            if first is None and not candidate.attempts:
-                first = breeder.again(candidate.id, population, rng)
-            breeder = breeder.breeder
+        first = None if candidate.attempts else self._first(candidate, population)
         if isinstance(breeder, GridBreeder):
             # What it holds and others have taken comes back refused, one by one.
             bred += candidate.attempts + breeder.patience

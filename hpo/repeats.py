@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import orjson
 
 from hpo.estimates import Estimate, estimates, mean_of, median_of
-from hpo.individual import REEVALUATION
 
 if TYPE_CHECKING:
     from hpo.individual import Individual
@@ -54,11 +53,6 @@ class Repeated:
             return None
         # Multiplied, as a power that is too large is an error.
         return math.sqrt(mean_of([(one - mean) * (one - mean) for one in self.values]) / (count - 1))
-
-
-def some(individuals: Iterable[Individual]) -> bool:
-    """Whether there are repetitions among them."""
-    return any(one.operator == REEVALUATION for one in individuals)
 
 
 def ranked(pairs: Sequence[Pair], failures: Iterable[Individual]) -> list[Repeated]:

@@ -12,10 +12,16 @@ from hpo.importance import Importance, importance
 from hpo.individual import Individual
 from hpo.journal import storable
 from hpo.known import is_known
+from hpo.repeats import Repeated
 
 
 def _top(record: results.CampaignRecord, top: int | None) -> list[Individual]:
     return fronts.best(record, top if top or len(record.objectives) > 1 else 1)
+
+
+def _repeated(record: results.CampaignRecord) -> dict[str, Repeated]:
+    """By the id of that evaluation which stands for its configuration; empty where nothing was repeated."""
+    return {one.individual.id: one for one in fronts.repeated(record)}
 
 
 def best(directory: Path, top: int | None) -> str:
@@ -29,7 +35,7 @@ def best(directory: Path, top: int | None) -> str:
     if not found:
         return tables.nothing(record)
     if len(record.objectives) < 2:
-        parts = [tables.best(found, {one.individual.id: one for one in fronts.repeated(record)})]
+        parts = [tables.best(found, _repeated(record))]
     else:
         front = fronts.front(record)
         knee = fronts.knee(front, record.objectives)
@@ -51,14 +57,13 @@ def _importance(record: results.CampaignRecord) -> dict[str, Importance | Campai
 
 def best_json(directory: Path, top: int | None) -> str:
     """A list of objects, best first: ``id, value, objectives, params``, ``known`` for known points, with several
-    objectives ``knee``; where configurations were evaluated again, their ``evaluations, failed, mean,
-    error``; the first has
-    ``campaign``, too: what is said of all together."""
+    objectives ``knee``; where configurations were evaluated again, their ``evaluations, failed, mean, error``; the
+    first has ``campaign``, too: what is said of all together."""
     record = results.load(directory)
     found = _top(record, top)
     several = len(record.objectives) > 1
     knee = fronts.knee(fronts.front(record), record.objectives) if several else None
-    repeated = {one.individual.id: one for one in fronts.repeated(record)}
+    repeated = _repeated(record)
     entries: list[dict[str, object]] = []
     for one in found:
         entry: dict[str, object] = {

@@ -106,11 +106,12 @@ class Rooms:
         from hpo import fronts, results
 
         record = results.load(self._root.parent)
-        best = fronts.best(record, keep, own=True)
         if repeated := fronts.repeated(record, own=True):
             # Of the best configurations what is there: the evaluation that looks best may have been let go of.
             held = ([one for one in each.individuals if self.holds(one.id)] for each in repeated)
             best = [*itertools.islice((own[0] for own in held if own), keep)]
+        else:
+            best = fronts.best(record, keep, own=True)
         kept = {*needed, *(one.id for one in best)}
         # With a deadline alone a campaign is done while some are unfinished: they go on if it does.
         unfinished = [one for one in record.individuals if one.status not in FINAL]

