@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import trainers.lowrank
 from trainers.lowrank import (
     Factored,
     MatrixWeight,
@@ -61,11 +62,19 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("borders", [None, 0b00, 0b01, 0b10, 0b11])
 @pytest.mark.parametrize("rank", [None, 5, 1])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_factored_layer_computes_what_the_dense_one_does_with_the_product(
-    kind: str, rank: int | None
+    kind: str, rank: int | None, borders: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if borders is not None:
+        # Whichever of the factors are multiplied first.
+        monkeypatch.setattr(
+            trainers.lowrank,
+            "cheapest",
+            lambda factors, rows: trainers.lowrank._divided(factors, borders),
+        )
     build, shape = LAYERS[kind]
     torch.manual_seed(0)
     layer = build().double()
@@ -95,35 +104,48 @@ def test_a_factored_layer_computes_what_the_dense_one_does_with_the_product(
     close(layer.weight, dense.weight)
 
 
-def works_apart(layer: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> bool:
-    read: list[str] = []
-    whole = Factored._whole
+def gone_through(layer: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the matrices that the input went through, from the first."""
+    found: list[tuple[int, ...]] = []
+    matrices = Factored._matrices
+
+    def look(self: Factored, rows: int) -> list[Tensor]:
+        made = matrices(self, rows)
+        found.extend(tuple(matrix.shape) for matrix in made)
+        return made
+
     with monkeypatch.context() as patch:
-        patch.setattr(Factored, "_whole", lambda self, name: (read.append(name), whole(self, name))[1])
+        patch.setattr(Factored, "_matrices", look)
         layer(x)
-    return not read
+    return found
 
 
 MANY = 10_000
 
 
 @pytest.mark.parametrize(
-    ("rank", "rows", "gradients", "apart"),
+    ("rank", "rows", "gradients", "matrices"),
     [
-        # k (32 + 32 + k) < 32²; of few rows the product counts as well.
-        (13, MANY, False, True),
-        (14, MANY, False, False),
-        (14, 8, False, True),
-        # 2 k (32 + 32 + k) + k² < 3 · 32²: frozen factors get no gradient.
-        (17, MANY, True, True),
-        (18, MANY, True, False),
-        (18, 8, True, True),
-        (32, MANY, True, False),
-        (32, 8, True, True),
+        # Two of 32 k < 32²; of few rows a product counts as well.
+        (16, MANY, False, 2),
+        (17, MANY, False, 1),
+        (14, 8, False, 3),
+        # 2 k (32 + 32 + k) + k² < 2 · 2 · 32 k + 32 k: frozen factors get no gradient.
+        (10, MANY, True, 3),
+        (11, MANY, True, 2),
+        # 5 · 32 k < 3 · 32²
+        (19, MANY, True, 2),
+        (20, MANY, True, 1),
+        (32, MANY, True, 1),
+        # Σ Vᵀ pays from 192 rows on.
+        (12, 190, True, 3),
+        (12, 200, True, 2),
+        (18, 8, True, 3),
+        (32, 8, True, 3),
     ],
 )
-def test_factors_or_their_product_is_what_takes_fewer_operations(
-    rank: int, rows: int, gradients: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+def test_factors_or_their_products_are_what_takes_fewest_operations(
+    rank: int, rows: int, gradients: bool, matrices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = {"linear": (nn.Linear(32, 32), (rows, 32)), "conv": (nn.Conv1d(16, 32, 2), (rows // 4, 16, 5))}
     for layer, shape in layers.values():
@@ -131,18 +153,37 @@ def test_factors_or_their_product_is_what_takes_fewer_operations(
         decomposed(weight, rank)
         with torch.set_grad_enabled(gradients):
             x = torch.randn(shape)
-            assert works_apart(layer, x, monkeypatch) == apart
+            assert len(gone_through(layer, x, monkeypatch)) == matrices
             torch.testing.assert_close(layer(x), merged(copy.deepcopy(layer))(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "shapes"), [(32, 48, [(14, 32), (48, 14)]), (48, 32, [(14, 48), (32, 14)])]
+)
+def test_sigma_joins_the_basis_of_the_shorter_side(
+    columns: int, rows: int, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = nn.Linear(columns, rows)
+    decomposed(matrix_weights(layer)[0], 14)
+    products: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        trainers.lowrank,
+        "product",
+        lambda factors, *sides: products.append(tuple(map(len, factors))) or product(factors, *sides),
+    )
+    assert gone_through(layer, torch.randn(MANY, columns), monkeypatch) == shapes
+    assert ((14, 14) in products) == (columns < rows)
+    assert ((rows, 14) in products) == (columns > rows)
 
 
 def test_both_factors_trained_cost_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # 3 · 2 · 32 k < 3 · 32² for k < 16, with one of them 5 · 32 k < 3 · 32² for k < 19.2.
-    for rank, trained, apart in ((15, 2, True), (17, 2, False), (19, 1, True), (20, 1, False)):
+    for rank, trained, matrices in ((15, 2, 2), (17, 2, 1), (19, 1, 2), (20, 1, 1)):
         layer = nn.Linear(32, 32)
         a, b = torch.randn(32, rank), torch.randn(rank, 32)
         factors = {"a": nn.Parameter(a, requires_grad=trained == 2), "b": nn.Parameter(b)}
         factorise(matrix_weights(layer)[0], factors)
-        assert works_apart(layer, torch.randn(MANY, 32), monkeypatch) == apart
+        assert len(gone_through(layer, torch.randn(MANY, 32), monkeypatch)) == matrices
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind.startswith("conv")])

@@ -7,6 +7,7 @@ working, with gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -166,6 +167,39 @@ def product_cost(factors: tuple[Tensor, ...], rows: int, columns: int) -> int:
     return min(rows, columns) * sum(factor.numel() for factor in inner)
 
 
+def cheapest(factors: tuple[Tensor, ...], rows: int) -> list[tuple[Tensor, ...]]:
+    """``factors`` in their order, in groups of which each is best multiplied into one matrix before ``rows`` inputs
+    go through: what takes the fewest multiplications, those of the backward pass counted where there is one.
+
+    Of U Σ Vᵀ these are the three apart for a small k, then U and Σ Vᵀ (or U Σ and Vᵀ, where W is tall: Σ's gradient
+    needs a product the less), then, of many rows, W. Of few rows making a matrix takes more than it saves.
+    """
+    gradients = torch.is_grad_enabled()
+    least, chosen = math.inf, [factors]
+    for borders in range(1 << (len(factors) - 1)):
+        groups, cost = _divided(factors, borders), 0
+        for group in groups:
+            # A gradient for the input; one for the matrix, if anything of it is trained; and from it for each such.
+            trained = sum(factor.requires_grad for factor in group) if gradients else 0
+            height, width = group[0].shape[0], group[-1].shape[1]
+            cost += rows * height * width * (1 + gradients + (trained > 0))
+            cost += product_cost(group, height, width) * (1 + trained)
+        if cost < least:
+            least, chosen = cost, groups
+    return chosen
+
+
+def _divided(factors: tuple[Tensor, ...], borders: int) -> list[tuple[Tensor, ...]]:
+    """With a border after factor i where bit i of ``borders`` is set."""
+    groups: list[tuple[Tensor, ...]] = []
+    begin = 0
+    for end in range(1, len(factors) + 1):
+        if end == len(factors) or borders >> (end - 1) & 1:
+            groups.append(factors[begin:end])
+            begin = end
+    return groups
+
+
 # What a factored layer is. A mixin before the layer's own class: whatever that adds stays.
 
 
@@ -187,46 +221,37 @@ class Factored(nn.Module):
         # Its class has no name in any module to be found by.
         return _restored, (type(self)._plain_class, tuple(sorted(self._factors))), dict(self.__dict__)
 
-    def _cheaper_apart(self, rows: int) -> bool:
-        """Whether ``rows`` inputs take fewer operations through the factors of ``weight``, one after the other,
-        than through their product, with what making it takes. Of many rows, without gradients, where k (m + n +
-        k) < m n; with gradients the product's is of m n a row once more, but of a factor only if it is trained.
-        """
-        shape, factors = self._whole_shapes["weight"], self._factors_of("weight")
-        held = sum(factor.numel() for factor in factors)
-        making = product_cost(factors, shape[0], shape[1:].numel())
-        if not torch.is_grad_enabled():
-            return rows * held < rows * shape.numel() + making
-        trained = sum(factor.numel() for factor in factors if factor.requires_grad)
-        return rows * (2 * held + trained) < 3 * rows * shape.numel() + 2 * making
+    def _matrices(self, rows: int) -> list[Tensor]:
+        """What ``rows`` inputs of ``weight`` go through, one after the other."""
+        groups = cheapest(self._factors_of("weight"), rows)
+        return [product(group, group[0].shape[0], group[-1].shape[1]) for group in reversed(groups)]
 
 
 class _FactoredLinear(Factored):
     def forward(self, input: Tensor) -> Tensor:
-        bias = cast(Tensor | None, self.bias)
-        if not self._cheaper_apart(input.numel() // max(1, input.shape[-1])):
-            return linear(input, self._whole("weight"), bias)
-        *left, right = self._factors_of("weight")
-        result = linear(input, right)
-        for factor in reversed(left[1:]):
-            result = linear(result, factor)
-        return linear(result, left[0], bias)
+        *before, last = self._matrices(input.numel() // max(1, input.shape[-1]))
+        for matrix in before:
+            input = linear(input, matrix)
+        return linear(input, last, cast(Tensor | None, self.bias))
 
 
 class _FactoredConv(Factored):
     def forward(self, input: Tensor) -> Tensor:
         layer = cast(Any, self)
         # With groups the rows of one group see other channels than those of the next: no common first factor.
-        if layer.groups > 1 or not self._cheaper_apart(_positions(layer, input)):
+        if layer.groups > 1:
             return cast(Tensor, layer._conv_forward(input, layer.weight, layer.bias))
-        *left, right = self._factors_of("weight")
+        first, *others = self._matrices(_positions(layer, input))
         shape = self._whole_shapes["weight"]
-        result: Tensor = layer._conv_forward(input, right.view(-1, *shape[1:]), None)
+        result: Tensor = layer._conv_forward(
+            input, first.view(-1, *shape[1:]), None if others else layer.bias
+        )
         pointwise = (1,) * (len(shape) - 2)
         convolve = conv1d if len(shape) == 3 else conv2d
-        for factor in reversed(left[1:]):
-            result = convolve(result, factor.view(*factor.shape, *pointwise))
-        return convolve(result, left[0].view(*left[0].shape, *pointwise), layer.bias)
+        for number, matrix in enumerate(others, 1):
+            bias = layer.bias if number == len(others) else None
+            result = convolve(result, matrix.view(*matrix.shape, *pointwise), bias)
+        return result
 
 
 def _positions(layer: Any, input: Tensor) -> int:
