@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks import two_nodes
+from benchmarks import peers, two_nodes
+
+import hpo
 
 BENCHMARKS = Path(__file__).with_name("benchmarks")
 TWO_NODES = {"ab", "daso", "oialr"}
@@ -161,3 +163,33 @@ def test_stopped_nodes_leave_no_namespaces(number: signal.Signals) -> None:
 def test_every_benchmark_is_run_here() -> None:
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "--quick" in path.read_text()}
     assert scripts == set(KEYS)
+
+
+@pytest.mark.filterwarnings("default")  # theirs
+@pytest.mark.parametrize(
+    ("name", "package"), [("Optuna", "optuna"), ("DeepHyper", "deephyper"), ("RayTune", "ray")]
+)
+def test_peers_propose_what_the_space_allows(name: str, package: str) -> None:
+    pytest.importorskip(package, reason="installed by the extras bench and peers")
+    space = hpo.SearchSpace(
+        optimizer=hpo.Categorical("sgd", "adam"),
+        momentum=hpo.Float(0.1, 0.9, when={"optimizer": "sgd"}),
+        nesterov=hpo.Categorical(False, True, when={"optimizer": "sgd"}),
+        rate=hpo.Float(1e-5, 1.0, log=True),
+        layers=hpo.Int(1, 3),
+        width=hpo.Ordinal(8, 16, 32),
+    )
+    search = getattr(peers, name)(space, 0)
+    pending = [search.ask() for _ in range(4)]
+    seen: dict[str, set[object]] = {}
+    for number in range(24):
+        token, params = pending.pop(0)
+        # Reading it back is strict: names, types, bounds and conditions.
+        assert space.decode(space.encode(params)) == pytest.approx(params)
+        for key, value in params.items():
+            seen.setdefault(key, set()).add(value)
+        search.tell(token, None if number == 3 else params["rate"])
+        pending.append(search.ask())
+    assert seen.keys() == space.parameters.keys()
+    assert seen["optimizer"] == {"sgd", "adam"} and seen["nesterov"] == {False, True}
+    assert seen["layers"] == {1, 2, 3} and seen["width"] == {8, 16, 32}

@@ -20,7 +20,9 @@ has been told; there times are lognormal throughout. The others are hpo.Search, 
 
 Peers: random search; Propulate's default propagator with two individuals a worker in its pool (our kind "genetic",
 which a unit test compares with it, with duplicates, as Propulate has them); Optuna's TPE asked and told, with
-constant_liar, as its documentation advises where evaluations are pending, and ordered choices as integers.
+constant_liar, as its documentation advises where evaluations are pending, and ordered choices as integers. With
+--systems, too: "raytune", Ray Tune's HyperOptSearch, and "deephyper", DeepHyper's centralised Bayesian optimisation,
+which takes seconds a proposal (bash jobs/setup.sh bench peers).
 
 --one-training: of the tables' trainings with several seeds an evaluation is one, drawn anew each time, as it is in
 life, and the truth their mean. Then system "reevaluating", kind "surrogate" with ``reevaluate``, has a place: its best
@@ -52,6 +54,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import peers
 
 import hpo
 from hpo.breeding import make_breeder
@@ -380,55 +384,20 @@ class Ours:
         self._search.tell(asked, value)
 
 
-class Optuna:
-    """TPE, asked and told."""
-
-    def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
-        import warnings
-
-        import optuna
-
-        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._failed = optuna.trial.TrialState.FAIL
-        self._space = space
-        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True))
-
-    def ask(self) -> tuple[object, Params]:
-        trial = self._study.ask()
-        params: Params = {}
-        for name, parameter in self._space.parameters.items():
-            if all(parent in params and params[parent] in ok for parent, ok in parameter.when.items()):
-                params[name] = self._suggest(trial, name, parameter)
-        return trial, params
-
-    @staticmethod
-    def _suggest(trial: object, name: str, parameter: object) -> object:
-        if isinstance(parameter, hpo.Ordinal):
-            return parameter.choices[trial.suggest_int(name, 0, parameter.count - 1)]
-        if isinstance(parameter, hpo.Categorical):
-            return trial.suggest_categorical(name, parameter.choices)
-        suggest = trial.suggest_float if isinstance(parameter, hpo.Float) else trial.suggest_int
-        return suggest(name, parameter.low, parameter.high, log=parameter.log)
-
-    def tell(self, asked: object, value: float | None) -> None:
-        if value is None:
-            self._study.tell(asked, state=self._failed)
-        else:
-            self._study.tell(asked, value)
-
-
-SYSTEMS: dict[str, Callable[[hpo.SearchSpace, int], Ours | Optuna]] = {
+SYSTEMS: dict[str, Callable[[hpo.SearchSpace, int], peers.System]] = {
     "random": functools.partial(Ours, kind="random", duplicates=True),
     "propulate": functools.partial(Ours, kind="genetic", pool=2 * WORKERS, duplicates=True),
-    "optuna": Optuna,
+    "optuna": peers.Optuna,
     "evolution": functools.partial(Ours, kind="evolution"),
     "surrogate": functools.partial(Ours, kind="surrogate"),
     "portfolio": functools.partial(Ours, kind="portfolio"),
     REEVALUATING: functools.partial(Ours, kind="surrogate", reevaluate=0.15),
+    "raytune": peers.RayTune,
+    "deephyper": peers.DeepHyper,
 }
 
-PEERS = ("random", "propulate", "optuna")
+PEERS = ("random", "propulate", "optuna", "raytune", "deephyper")
+NAMED_ONLY = (REEVALUATING, "raytune", "deephyper")
 
 
 def island(one: Problem, record: Record, rng: random.Random, seed: int, evaluations: int) -> None:
@@ -608,7 +577,7 @@ def main() -> None:
         problems = [(family, next(iter(FAMILIES[family]))) for family in options.only]
     if options.systems is None:
         last = REEVALUATING if options.one_training else "island"
-        options.systems = [*(name for name in SYSTEMS if name != REEVALUATING), last]
+        options.systems = [*(name for name in SYSTEMS if name not in NAMED_ONLY), last]
     if options.one_training:
         problems = [(family + ONE_TRAINING, name) for family, name in problems if family in TABLES]
         options.only = [family + ONE_TRAINING for family in options.only if family in TABLES]

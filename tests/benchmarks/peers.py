@@ -1,0 +1,177 @@
+"""Other systems' searches, asked and told as ``hpo.Search`` is, for ``search.py``.
+
+Each is left as it comes, but for what its documentation advises where evaluations are pending. Ordered choices are
+whole numbers to all, as none of them knows such.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any, Protocol
+
+import hpo
+
+Params = dict[str, object]
+
+
+class System(Protocol):
+    """What a benchmark asks for configurations, and tells values that are to be minimised; None: it failed."""
+
+    def ask(self) -> tuple[object, Params]: ...
+    def tell(self, asked: object, value: float | None) -> None: ...
+
+
+class Optuna:
+    """TPE with ``constant_liar``."""
+
+    def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
+        import warnings
+
+        import optuna
+
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._failed = optuna.trial.TrialState.FAIL
+        self._space = space
+        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True))
+
+    def ask(self) -> tuple[object, Params]:
+        trial = self._study.ask()
+        params: Params = {}
+        for name, parameter in self._space.parameters.items():
+            if _exists(parameter, params):
+                params[name] = self._suggest(trial, name, parameter)
+        return trial, params
+
+    @staticmethod
+    def _suggest(trial: Any, name: str, parameter: object) -> object:
+        if isinstance(parameter, hpo.Ordinal):
+            return parameter.choices[trial.suggest_int(name, 0, parameter.count - 1)]
+        if isinstance(parameter, hpo.Categorical):
+            return trial.suggest_categorical(name, parameter.choices)
+        suggest = trial.suggest_float if isinstance(parameter, hpo.Float) else trial.suggest_int
+        return suggest(name, parameter.low, parameter.high, log=parameter.log)
+
+    def tell(self, asked: object, value: float | None) -> None:
+        if value is None:
+            self._study.tell(asked, state=self._failed)
+        else:
+            self._study.tell(asked, value)
+
+
+class DeepHyper:
+    """Its centralised Bayesian optimisation: extremely randomised trees, UCB with decay, a mixed genetic algorithm."""
+
+    def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
+        import warnings
+
+        from ConfigSpace import AndConjunction, InCondition
+        from deephyper.hpo import CBO, HpProblem
+
+        warnings.filterwarnings("ignore", message="The objective has been evaluated")
+        problem = HpProblem()
+        self._space = space
+        held: dict[str, Any] = {}
+        for name, parameter in space.parameters.items():
+            held[name] = problem.add_hyperparameter(self._range(parameter), name)
+        for name, parameter in space.parameters.items():
+            conditions = [
+                InCondition(
+                    held[name], held[parent], [_code(space.parameters[parent], one) for one in values]
+                )
+                for parent, values in parameter.when.items()
+            ]
+            if conditions:
+                problem.add_condition(AndConjunction(*conditions) if len(conditions) > 1 else conditions[0])
+        self._directory = tempfile.TemporaryDirectory()
+        self._search = CBO(
+            problem,
+            random_state=seed,
+            log_dir=self._directory.name,
+            verbose=0,
+            checkpoint_history_to_csv=False,
+        )
+
+    @staticmethod
+    def _range(parameter: Any) -> Any:
+        if isinstance(parameter, hpo.Ordinal):
+            return (0, parameter.count - 1)
+        if isinstance(parameter, hpo.Categorical):
+            return [str(choice) for choice in parameter.choices]
+        return (parameter.low, parameter.high, "log-uniform" if parameter.log else "uniform")
+
+    def ask(self) -> tuple[object, Params]:
+        (asked,) = self._search.ask(1)
+        return asked, _decoded(self._space, asked)
+
+    def tell(self, asked: object, value: float | None) -> None:
+        self._search.tell([(asked, "F" if value is None else -value)])
+
+
+class RayTune:
+    """Its HyperOptSearch, a tree-structured Parzen estimator, asked as Ray asks it. Parameters that do not exist in a
+    configuration are drawn and left out, as its search spaces know no conditions.
+    """
+
+    def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
+        import logging
+
+        from ray.tune.search.hyperopt import HyperOptSearch
+
+        logging.getLogger("hyperopt").setLevel(logging.ERROR)
+        self._space = space
+        ranges = {name: self._range(parameter) for name, parameter in space.parameters.items()}
+        self._search = HyperOptSearch(
+            HyperOptSearch.convert_search_space(ranges), metric="loss", mode="min", random_state_seed=seed
+        )
+        self._asked = 0
+
+    @staticmethod
+    def _range(parameter: Any) -> Any:
+        from ray import tune
+
+        if isinstance(parameter, hpo.Ordinal):
+            return tune.randint(0, parameter.count)
+        if isinstance(parameter, hpo.Categorical):
+            return tune.choice([str(choice) for choice in parameter.choices])
+        if isinstance(parameter, hpo.Int):
+            # Without its upper end.
+            return (tune.lograndint if parameter.log else tune.randint)(parameter.low, parameter.high + 1)
+        return (tune.loguniform if parameter.log else tune.uniform)(parameter.low, parameter.high)
+
+    def ask(self) -> tuple[object, Params]:
+        self._asked += 1
+        name = str(self._asked)
+        return name, _decoded(self._space, self._search.suggest(name))
+
+    def tell(self, asked: object, value: float | None) -> None:
+        if value is None:
+            self._search.on_trial_complete(asked, error=True)
+        else:
+            self._search.on_trial_complete(asked, {"loss": value})
+
+
+def _exists(parameter: Any, params: Params) -> bool:
+    return all(parent in params and params[parent] in values for parent, values in parameter.when.items())
+
+
+def _code(parameter: Any, value: object) -> object:
+    if isinstance(parameter, hpo.Ordinal):
+        return parameter.choices.index(value)
+    return str(value) if isinstance(parameter, hpo.Categorical) else value
+
+
+def _decoded(space: hpo.SearchSpace, asked: dict[str, Any]) -> Params:
+    """Without what does not exist."""
+    params: Params = {}
+    for name, parameter in space.parameters.items():
+        if not _exists(parameter, params):
+            continue
+        value = asked[name]
+        if isinstance(parameter, hpo.Ordinal):
+            params[name] = parameter.choices[int(value)]
+        elif isinstance(parameter, hpo.Categorical):
+            params[name] = next(choice for choice in parameter.choices if str(choice) == value)
+        else:
+            params[name] = int(value) if isinstance(parameter, hpo.Int) else float(value)
+    return params
