@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import hpo
 from search_spaces import alone
-from search_spaces.image_task import ImageOptions, ImageTask, Recipe
+from search_spaces import options as check
+from search_spaces.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
 
 if TYPE_CHECKING:
-    from torch import nn
-
     import trainers
     from hpo.individual import Scalar
     from trainers.data import Assignment
@@ -74,6 +73,8 @@ def make_task(
     ``ranks_per_worker`` (M) is that of the campaign, or the number of torchrun's ranks; ``width``: filters of the
     ResNet-20's first stage. The defaults are a small run; the source's are in jobs/assignment.toml.
     """
+    check.number("above 0", lambda value: value > 0, lr=lr)
+    check.whole(1, ranks_per_worker=ranks_per_worker, width=width)
 
     def fits(params: Mapping[str, Any]) -> bool:
         """Copies, households and neighbourhoods are of ranks that are there, and divide them."""
@@ -85,14 +86,14 @@ def make_task(
         copies = params.get("copies", 1)
         return bool(parts and wider and copies < max(2, ranks) and ranks % copies == 0)
 
-    def recipe(p: dict[str, Any], classes: int, ranks: int) -> Recipe:
+    def recipe(p: dict[str, Any], run: Run) -> Recipe:
         import torch
 
         import trainers
         from search_spaces.networks.resnet import ResNet20
 
         return Recipe(
-            network=ResNet20(classes=classes, width=width),
+            network=ResNet20(classes=run.classes, width=width),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=1e-4),
             schedule=trainers.Drops(at=(0.5, 0.75), factor=0.1),
             method=_method(p),
@@ -154,10 +155,8 @@ test_accuracy = alone.tests_of(make_task)
 """As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
-def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
-    """The network of a configuration, untrained."""
-    return make_task(**options).network(params)
-
+untrained = untrained_of(make_task)
+"""untrained(params, classes=…, **keywords of make_task): the network of a configuration, untrained."""
 
 task = make_task()
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces import alone
+from search_spaces import alone, sources, use
+from search_spaces import options as check
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ RECORDED = ("mae", "train_loss", "trainable_fraction", "compression_ratio", "tra
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastOptions:
-    """How all configurations of a campaign are trained.
+    """How all configurations of a campaign are trained; UsageError for what cannot be.
 
     - ``data``: a csv, or "elecdemand", as for ``readers.ett.read_series``. ``stride``: a window begins so many points
       after the one before; 1: all are used.
@@ -107,25 +108,25 @@ class ForecastOptions:
     dropout: float
 
     def __post_init__(self) -> None:
-        for name, allowed, rule in (
-            ("stride", self.stride >= 1, "at least 1"),
-            ("horizon", self.horizon >= 1, "at least 1; the source has 96, 192, 336 and 720"),
-            ("start_token", 1 <= self.start_token <= self.context, f"from 1 to context = {self.context}"),
-            ("epochs", self.epochs >= 1, "at least 1"),
-            ("patience", self.patience >= 1, "at least 1"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("heads", self.heads >= 1 and self.dim % self.heads == 0, f"a divisor of dim = {self.dim}"),
-            ("moving_average", self.moving_average % 2 == 1, "odd, to have a middle"),
-            ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
-        ):
-            if not allowed:
-                raise hpo.UsageError(f"{name} = {getattr(self, name)}: must be {rule}. Correct it.")
+        check.whole(1, stride=self.stride, horizon=self.horizon, context=self.context)
+        check.whole(1, start_token=self.start_token, epochs=self.epochs, patience=self.patience)
+        check.whole(1, batch_size=self.batch_size, dim=self.dim, linear_dim=self.linear_dim)
+        check.whole(1, encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
+        check.whole(1, moving_average=self.moving_average)
+        check.whole(0, loader_processes=self.loader_processes)
+        check.divisor("dim", self.dim, heads=self.heads)
+        check.number("of at least 0 and below 1", lambda value: 0 <= value < 1, dropout=self.dropout)
+        if self.start_token > self.context:
+            raise check.wrong("start_token", self.start_token, f"from 1 to context = {self.context}")
+        if self.moving_average % 2 == 0:
+            raise check.wrong("moving_average", self.moving_average, "odd, to have a middle")
 
     def parts(self) -> Parts:
-        """The data. FileNotFoundError or ValueError, with what to do, where it is not what it should be."""
+        """The data. UsageError, with what to do, where it is not what it should be."""
         from search_spaces.readers.ett import load_parts
 
-        return load_parts(self.data, context=self.context, horizon=self.horizon, stride=self.stride)
+        with check.as_usage():
+            return load_parts(self.data, context=self.context, horizon=self.horizon, stride=self.stride)
 
 
 class ForecastTask(hpo.Task):
@@ -138,7 +139,8 @@ class ForecastTask(hpo.Task):
         super().__init__(space, self._evaluate, "minimize", default=default)
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
-
+        if trial.rank == 0:
+            use.note(trial.directory, _told_by(self.options.parts()))
         _, result = self.fit(
             trial.params,
             seed=trial.seed,
@@ -156,23 +158,7 @@ class ForecastTask(hpo.Task):
 
     def network(self) -> nn.Module:
         """The network, untrained, for ``trainers.load_model`` to fill: the same for every configuration."""
-        from search_spaces.networks.autoformer import Autoformer
-
-        options, parts = self.options, self.options.parts()
-        return Autoformer(
-            features=parts.features,
-            time_features=parts.time_features,
-            context=options.context,
-            start_token=options.start_token,
-            horizon=options.horizon,
-            dim=options.dim,
-            linear_dim=options.linear_dim,
-            encoder_layers=options.encoder_layers,
-            decoder_layers=options.decoder_layers,
-            heads=options.heads,
-            moving_average=options.moving_average,
-            dropout=options.dropout,
-        )
+        return _network(self.options, **_told_by(self.options.parts()))
 
     def test(
         self,
@@ -220,7 +206,7 @@ class ForecastTask(hpo.Task):
         options, parts, p = self.options, self.options.parts(), dict[str, Any](params)
         torch.manual_seed(seed)
         model = self.network().to(device)
-        result = trainers.train(
+        result = check.refusing(trainers.train)(
             model,
             parts.train,
             parts.validation,
@@ -254,6 +240,30 @@ class ForecastTask(hpo.Task):
         return model, result
 
 
+def _told_by(parts: Parts) -> dict[str, int]:
+    """What the data decide about the network."""
+    return {"features": parts.features, "time_features": parts.time_features}
+
+
+def _network(options: ForecastOptions, *, features: int, time_features: int) -> nn.Module:
+    from search_spaces.networks.autoformer import Autoformer
+
+    return Autoformer(
+        features=features,
+        time_features=time_features,
+        context=options.context,
+        start_token=options.start_token,
+        horizon=options.horizon,
+        dim=options.dim,
+        linear_dim=options.linear_dim,
+        encoder_layers=options.encoder_layers,
+        decoder_layers=options.decoder_layers,
+        heads=options.heads,
+        moving_average=options.moving_average,
+        dropout=options.dropout,
+    )
+
+
 _EVALUATED_AT_ONCE = 128
 """Windows: spectra of so many, at the source's width and a horizon of 720, take some hundred MB each."""
 
@@ -285,42 +295,54 @@ def make_task(
     """The task for these options, the ``[task_options]`` of a campaign file; see ``ForecastOptions``.
 
     The defaults are a small run; the source's are in jobs/autoformer.toml. UsageError for options that cannot be,
-    or if transformers is not installed.
+    for data that are not there, or if transformers is not installed.
     """
     # Asked, not imported: that takes seconds, and ranks that search need none of it.
     if find_spec("transformers") is None:
         raise hpo.UsageError(
             'Autoformer is in the package transformers, which is not installed. Run: pip install "hpo[forecasting]"'
         )
-    return ForecastTask(
-        ForecastOptions(
-            data=data,
-            stride=stride,
-            horizon=horizon,
-            context=context,
-            start_token=start_token,
-            epochs=epochs,
-            patience=patience,
-            batch_size=batch_size,
-            loader_processes=loader_processes,
-            dim=dim,
-            linear_dim=linear_dim,
-            encoder_layers=encoder_layers,
-            decoder_layers=decoder_layers,
-            heads=heads,
-            moving_average=moving_average,
-            dropout=dropout,
-        )
+    options = ForecastOptions(
+        data=data,
+        stride=stride,
+        horizon=horizon,
+        context=context,
+        start_token=start_token,
+        epochs=epochs,
+        patience=patience,
+        batch_size=batch_size,
+        loader_processes=loader_processes,
+        dim=dim,
+        linear_dim=linear_dim,
+        encoder_layers=encoder_layers,
+        decoder_layers=decoder_layers,
+        heads=heads,
+        moving_average=moving_average,
+        dropout=dropout,
     )
+    sources.check_series(data)
+    return ForecastTask(options)
 
 
 test_error = alone.tests_of(make_task)
 """As ``ForecastTask.test``, with the keywords of ``make_task``."""
 
 
-def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
-    """The network of a configuration, untrained."""
-    return make_task(**options).network()
+def untrained(
+    params: Mapping[str, Scalar],
+    *,
+    features: int | None = None,
+    time_features: int | None = None,
+    **options: Any,
+) -> nn.Module:
+    """The network of a configuration, untrained. With ``features``, values a point, and ``time_features``, numbers
+    that tell its time, no data are needed; without, they are read for these.
+    """
+    if features is None or time_features is None:
+        return make_task(**options).network()
+    # As make_task has them, which would ask for the data.
+    told = ForecastOptions(**{**(make_task.__kwdefaults__ or {}), **options})
+    return _network(told, features=features, time_features=time_features)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces import alone, optimizers
+from search_spaces import alone, optimizers, sources
+from search_spaces import options as check
 from search_spaces.readers.bigearthnet_format import BANDS, CLASSES
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
@@ -40,6 +41,7 @@ PATIENCE_EPOCHS = 10
 _EVALUATED_AT_ONCE = 256
 _IN_MEMORY_BYTES = 256 * 2**20
 _MADE_UP_PATCHES = 1200
+_HOME = "runs/made-up"
 
 
 def make_space(most_filters: int = 256) -> hpo.SearchSpace:
@@ -128,6 +130,24 @@ class _Options:
     precision: str = "fp32"
     loader_processes: int = 0
 
+    def __post_init__(self) -> None:
+        check.truth(small=self.small)
+        check.whole_or_none(1, epochs=self.epochs, batch_size=self.batch_size, patches=self.patches)
+        check.one_of(check.PRECISIONS, precision=self.precision)
+        check.whole(0, loader_processes=self.loader_processes)
+
+    def check_data(self) -> None:
+        """UsageError where ``data`` is not what it should be: all but the pixels is looked at."""
+        if self.small:
+            sources.check_made_up_home(self.data or _HOME)
+            available = _MADE_UP_PATCHES // 2
+        else:
+            available = sources.training_patches(self.data)
+        if self.patches is not None and self.patches > available:
+            raise hpo.UsageError(
+                f"patches = {self.patches}: there are {available} to train with. Name fewer, or none."
+            )
+
     @property
     def size(self) -> _Size:
         return _SMALL if self.small else _FULL
@@ -141,8 +161,11 @@ class _Options:
         return self.size.batch_size if self.batch_size is None else self.batch_size
 
     def part(self, name: str) -> Dataset[object]:
-        """The patches to train with, of the validation or of the test."""
-        return _part(self.data, name, small=self.small, side=self.size.side, patches=self.patches)
+        """The patches to train with, of the validation or of the test. UsageError, with what to do, where they are
+        not what they should be.
+        """
+        with check.as_usage():
+            return _part(self.data, name, small=self.small, side=self.size.side, patches=self.patches)
 
 
 def make_task(
@@ -165,16 +188,12 @@ def make_task(
     - ``patches``: so many of the training part, and of the others as many at most.
     - ``precision``, ``loader_processes``: as of ``trainers.train``.
 
-    UsageError where ``data`` is not there.
+    UsageError for options that cannot be, or where ``data`` is not whole.
     """
-    if data and not small and not Path(data).exists():
-        raise hpo.UsageError(
-            f"data = {data!r}: is not there. Make it: python -m search_spaces.readers.bigearthnet ARCHIVE {data}"
-        )
     options = _Options(data, small, epochs, batch_size, patches, precision, loader_processes)
+    options.check_data()
 
     def evaluate(trial: hpo.Trial) -> dict[str, float]:
-
         _, result = _fit(
             trial.params,
             options,
@@ -262,7 +281,7 @@ def _fit(
     epochs = options.most_epochs
     torch.manual_seed(seed)
     model = _network(params, options).to(device)
-    result = trainers.train(
+    result = check.refusing(trainers.train)(
         model,
         options.part("train"),
         options.part("validation"),
@@ -342,12 +361,10 @@ def _part(data: str, name: str, *, small: bool, side: int, patches: int | None) 
     from search_spaces.readers.bigearthnet import load_bigearthnet
     from search_spaces.readers.bigearthnet_archive import made_up_store
 
-    if not data and not small:
-        raise hpo.UsageError("data is missing: what python -m search_spaces.readers.bigearthnet made.")
-    path = (
-        made_up_store(data or "runs/made-up", patches=_MADE_UP_PATCHES, processes=1) if small else Path(data)
-    )
-    samples = load_bigearthnet(path, name, size=side, patches=patches)
+    path = made_up_store(data or _HOME, patches=_MADE_UP_PATCHES, processes=1) if small else Path(data)
+    samples = load_bigearthnet(path, name, size=side)
+    if patches is not None and (name == "train" or patches < len(samples)):
+        samples = load_bigearthnet(path, name, size=side, patches=patches)
     if 4 * len(samples) * len(BANDS) * side**2 <= _IN_MEMORY_BYTES:
         return TensorDataset(*samples.read_batch(range(len(samples))))
     return samples

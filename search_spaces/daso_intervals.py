@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Mapping
 from itertools import pairwise
@@ -19,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import hpo
 from search_spaces import alone
-from search_spaces.image_task import ImageOptions, ImageTask, Recipe
+from search_spaces import options as check
+from search_spaces.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
 
 if TYPE_CHECKING:
-    from torch import nn
-
     import trainers
     from hpo.individual import Scalar
 
@@ -96,14 +94,19 @@ def make_task(
     ``steps_and_accuracy``: for machines that do other things meanwhile, or where the nodes are made up. The defaults
     are a small run; jobs/daso_intervals.toml has the source's settings.
     """
-    if network not in NETWORKS:
-        raise hpo.UsageError(f"network = {network!r}: must be {' or '.join(NETWORKS)}. Correct it.")
-    if not 0 <= steps_on_link < math.inf:
+    check.one_of(NETWORKS, network=network)
+    check.number("above 0", lambda value: value > 0, lr=lr)
+    check.number("of steps, or 0 to measure time", lambda value: value >= 0, steps_on_link=steps_on_link)
+    check.whole(1, epochs=epochs, width=width)
+    check.whole(0, warmup_epochs=warmup_epochs, cooldown_epochs=cooldown_epochs)
+    check.whole_or_none(1, ranks_per_node=ranks_per_node)
+    if warmup_epochs + cooldown_epochs >= epochs:
         raise hpo.UsageError(
-            f"steps_on_link = {steps_on_link}: must be a number of steps, or 0 to measure time. Correct it."
+            f"warmup_epochs = {warmup_epochs} and cooldown_epochs = {cooldown_epochs}: must leave some of the run's "
+            f"epochs = {epochs}, or B and S have no effect. Lower one of them, or raise epochs."
         )
 
-    def recipe(p: dict[str, Any], classes: int, ranks: int) -> Recipe:
+    def recipe(p: dict[str, Any], run: Run) -> Recipe:
         import torch
         from torch import nn
 
@@ -112,10 +115,10 @@ def make_task(
 
         model: nn.Module
         if network == "resnet20":
-            model = ResNet20(classes=classes, width=width)
+            model = ResNet20(classes=run.classes, width=width)
         else:
             model = nn.Sequential(
-                nn.Flatten(), nn.Linear(3 * 32 * 32, width), nn.ReLU(), nn.Linear(width, classes)
+                nn.Flatten(), nn.Linear(3 * 32 * 32, width), nn.ReLU(), nn.Linear(width, run.classes)
             )
         return Recipe(
             network=model,
@@ -128,7 +131,7 @@ def make_task(
                 cooldown_epochs=cooldown_epochs,
                 adaptive=False,
             ),
-            topology=trainers.Topology(ranks_per_node=ranks_per_node if ranks > 1 else None),
+            topology=trainers.Topology(ranks_per_node=ranks_per_node if run.ranks > 1 else None),
         )
 
     options = ImageOptions(
@@ -160,10 +163,8 @@ test_accuracy = alone.tests_of(make_task)
 """As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
-def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
-    """The network of a configuration, untrained."""
-    return make_task(**options).network(params)
-
+untrained = untrained_of(make_task)
+"""untrained(params, classes=…, **keywords of make_task): the network of a configuration, untrained."""
 
 task = make_task()
 

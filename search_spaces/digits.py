@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import hpo
-from search_spaces import alone
+from search_spaces import alone, sources
+from search_spaces import options as check
 from search_spaces.folds import Fold, check_folds, cross_validated
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
@@ -77,6 +78,10 @@ default: dict[str, Scalar] = {
 """The original network with torch's own choices for Adam."""
 
 
+TRAINING_IMAGES = {"digits": 224, "fashion-mnist": 50_000}
+"""As ``search_spaces.readers.small_images.load_images`` divides the sets."""
+
+
 def make_task(
     *,
     data: str = "digits",
@@ -92,18 +97,24 @@ def make_task(
     fitness is the mean accuracy over so many folds of the training and validation parts together; 0 for none.
 
     With kind = "pbt", ``epochs`` are those of one interval: an individual begins with the weights and the optimizer's
-    state of its parent, so perturb = ["lr", …] must not name what the network is made of.
+    state of its parent, so perturb = ["lr", …] must not name what the network is made of. UsageError for options that
+    cannot be.
     """
+    sources.packaged_images(data)
+    check.whole(1, epochs=epochs, batch_size=batch_size)
+    check.whole_or_none(1, train_samples=train_samples)
     check_folds(folds)
+    if train_samples is not None and train_samples > TRAINING_IMAGES[data]:
+        raise hpo.UsageError(
+            f"train_samples = {train_samples}: {data} has {TRAINING_IMAGES[data]} to train with. Name fewer, or none."
+        )
 
     def evaluate(trial: hpo.Trial) -> dict[str, float]:
         return cross_validated(trial, evaluate_fold, folds=folds) if folds else evaluate_fold(trial, None)
 
     def evaluate_fold(trial: hpo.Trial, fold: Fold | None) -> dict[str, float]:
-        from search_spaces.readers.small_images import load_images
-
         parent = trial.parent_checkpoint if fold is None else None
-        images = load_images(data, train_samples=train_samples)
+        images = _images(data, train_samples)
         train, validation = images.train, images.validation
         if fold is not None:
             both = _joined(images)
@@ -152,10 +163,8 @@ def test_accuracy(
     configuration only. With ``folds`` the validation part is trained with, too.
     """
     import trainers
-    from search_spaces.readers.small_images import load_images
 
-    images = load_images(data, train_samples=train_samples)
-    found = []
+    images, found = _images(data, train_samples), []
     for seed in seeds:
         model, _ = _fit(
             params,
@@ -214,7 +223,7 @@ def _fit(
     if parent is not None and (parent / "latest").exists():
         begun = cast("Mapping[str, Any]", read_alone(parent))
         model.load_state_dict(begun["model"])
-    result = trainers.train(
+    result = check.refusing(trainers.train)(
         model,
         train,
         validation,
@@ -234,6 +243,13 @@ def _fit(
         seed=seed,
     )
     return model, result
+
+
+def _images(data: str, train_samples: int | None) -> ImageData:
+    from search_spaces.readers.small_images import load_images
+
+    with check.as_usage():
+        return load_images(data, train_samples=train_samples)
 
 
 def _joined(images: ImageData) -> TensorDataset:

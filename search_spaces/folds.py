@@ -53,10 +53,12 @@ class Fold:
         """Indices to train with and, disjoint, to validate with; over all folds each is in the latter once.
 
         The same for every individual. Folds differ by at most one sample; with ``classes``, one a sample, also
-        in those of each class. ValueError for fewer samples than folds.
+        in those of each class. UsageError for fewer samples than folds.
         """
         if samples < self.folds:
-            raise ValueError(f"{samples} samples for {self.folds} folds: each needs one. Use fewer folds.")
+            raise hpo.UsageError(
+                f"{samples} samples for {self.folds} folds: each needs one. Use fewer folds."
+            )
         if classes is not None and len(classes) != samples:
             raise ValueError(f"{len(classes)} classes for {samples} samples: each has one. Correct them.")
         order = list(range(samples))

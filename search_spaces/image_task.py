@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
+from search_spaces import options as check
+from search_spaces import sources, use
 from search_spaces.folds import Fold, check_folds, cross_validated
 
 if TYPE_CHECKING:
@@ -34,16 +36,19 @@ RECORDED = (
 )  # fmt: skip
 """Metrics of the trainer that a campaign keeps beside the fitness."""
 
+AUGMENTATIONS = ("none", "crop", "crop-flip", "rand-augment")
+"""The names in ``search_spaces.readers.augmentation.AUGMENTATIONS``, which comes with torch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """How all configurations of a campaign are trained.
+    """How all configurations of a campaign are trained; UsageError for what cannot be.
 
     - ``data``: a folder or an archive with CIFAR-10 or CIFAR-100, or "digits" or "fashion-mnist", as for
       ``read_cifar``; ``validation_part`` of its training images are those that the fitness is measured on.
     - ``folds``: instead of that, the fitness is the mean over so many folds of all training images; 0: it is not.
     - ``batch_size``: of all ranks together, so that their number does not matter.
-    - ``augmentation``: a name of ``search_spaces.readers.augmentation.AUGMENTATIONS``.
+    - ``augmentation``: one of ``AUGMENTATIONS``.
     - ``precision``: "fp32", or "bf16" for autocast.
     - ``loader_processes``: a rank's, that read and augment ahead; 0: it does so itself.
     - ``train_samples``: how many images to train with; None: all.
@@ -59,12 +64,38 @@ class ImageOptions:
     loader_processes: int
     train_samples: int | None
 
+    def __post_init__(self) -> None:
+        check.whole(1, epochs=self.epochs, batch_size=self.batch_size)
+        check.number("above 0 and below 1", lambda part: 0 < part < 1, validation_part=self.validation_part)
+        check_folds(self.folds)
+        check.one_of(AUGMENTATIONS, augmentation=self.augmentation)
+        check.one_of(check.PRECISIONS, precision=self.precision)
+        check.whole(0, loader_processes=self.loader_processes)
+        check.whole_or_none(1, train_samples=self.train_samples)
+
+    def check_data(self) -> None:
+        """UsageError where the data are not there, or too few, as far as that can be said without reading them."""
+        found = sources.training_images(self.data)
+        if found is None:
+            return
+        left = found if self.folds else found - round(self.validation_part * found)
+        if self.train_samples is not None and self.train_samples > left:
+            raise hpo.UsageError(
+                f"train_samples = {self.train_samples}: {self.data} has {left} to train with. Name fewer, or none."
+            )
+        samples = left if self.train_samples is None else self.train_samples
+        if self.folds > samples:
+            raise hpo.UsageError(
+                f"folds = {self.folds}: each needs a sample, and there are {samples}. Name fewer."
+            )
+
     def parts(self) -> Parts:
-        """The data. FileNotFoundError or ValueError, with what to do, where it is not what it should be."""
+        """The data. UsageError, with what to do, where it is not what it should be."""
         from search_spaces.readers.cifar import load_parts
 
         part = None if self.folds else self.validation_part
-        return load_parts(self.data, validation_part=part, train_samples=self.train_samples)
+        with check.as_usage():
+            return load_parts(self.data, validation_part=part, train_samples=self.train_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +112,19 @@ class Recipe:
     label_smoothing: float = 0.0
 
 
-MakeRecipe = Callable[[dict[str, Any], int, int], Recipe]
-"""From parameters, the number of classes, and that of ranks."""
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a recipe may depend on besides the configuration: the classes that there are, the ranks that train, and
+    the steps that they take.
+    """
+
+    classes: int
+    ranks: int = 1
+    steps: int = 1
+
+
+MakeRecipe = Callable[[dict[str, Any], Run], Recipe]
+"""From parameters and the run."""
 
 
 def last_accuracy(result: trainers.Result, steps: int) -> dict[str, float]:
@@ -95,7 +137,8 @@ class ImageTask(hpo.Task):
     by ``judge``: one objective called "value", to be maximised, or several, ``objectives``. ``ranks``: how many the
     space is made for; None: any.
 
-    A run whose loss is not finite has NaN for every objective, and so is an invalid individual.
+    A run whose loss is not finite has NaN for every objective, and so is an invalid individual. UsageError where the
+    data are not there.
     """
 
     def __init__(
@@ -111,7 +154,7 @@ class ImageTask(hpo.Task):
         objectives: Mapping[str, str] | None = None,
         ranks: int | None = None,
     ) -> None:
-        check_folds(options.folds)
+        options.check_data()
         self.recipe, self.options, self.judge, self._ranks = recipe, options, judge, ranks
         super().__init__(
             space,
@@ -134,6 +177,8 @@ class ImageTask(hpo.Task):
         return self._trained(trial, parts.divided(training, held), fold.group)
 
     def _trained(self, trial: hpo.Trial, parts: Parts, group: ProcessGroup | None) -> dict[str, float]:
+        if trial.rank == 0:
+            use.note(trial.directory, {"classes": parts.classes})
         _, result = self.fit(
             trial.params,
             parts,
@@ -155,9 +200,13 @@ class ImageTask(hpo.Task):
         """Of a whole run."""
         return self.options.epochs * -(-len(parts.train) // self.options.batch_size)
 
-    def network(self, params: Mapping[str, Scalar]) -> nn.Module:
-        """The network of a configuration, untrained, for ``trainers.load_model`` to fill."""
-        return self.recipe(dict(params), self.options.parts().classes, 1).network
+    def network(self, params: Mapping[str, Scalar], classes: int | None = None) -> nn.Module:
+        """The network of a configuration, untrained, for ``trainers.load_model`` to fill. ``classes``: how many it
+        tells apart; None: as many as the data have, which are read for it.
+        """
+        if classes is None:
+            classes = self.options.parts().classes
+        return self.recipe(dict(params), Run(classes=classes)).network
 
     def test(
         self,
@@ -213,9 +262,10 @@ class ImageTask(hpo.Task):
             )
         options = self.options
         torch.manual_seed(seed)
-        recipe = self.recipe(dict(params), parts.classes, ranks)
+        run = Run(classes=parts.classes, ranks=ranks, steps=self.steps(parts))
+        recipe = self.recipe(dict(params), run)
         model = recipe.network.to(device)
-        result = trainers.train(
+        result = check.refusing(trainers.train)(
             model,
             Augmented(
                 parts.train,
@@ -246,6 +296,21 @@ class ImageTask(hpo.Task):
             seed=seed,
         )
         return model, result
+
+
+def untrained_of(make_task: Callable[..., ImageTask]) -> Callable[..., nn.Module]:
+    """The ``network`` of ``alone.main`` for a module with this ``make_task``."""
+
+    def untrained(params: Mapping[str, Scalar], *, classes: int | None = None, **options: Any) -> nn.Module:
+        """The network of a configuration, untrained. With ``classes``, how many it tells apart, no data are needed;
+        without, they are read for their number.
+        """
+        if classes is not None:
+            # Of a set that is always there: what the network was trained with may be gone.
+            options["data"] = "digits"
+        return make_task(**options).network(params, classes)
+
+    return untrained
 
 
 def accuracy(outputs: torch.Tensor, classes: torch.Tensor) -> float:

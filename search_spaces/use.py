@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
 
 MakeNetwork = Callable[..., "nn.Module"]
-"""network(params, **keywords of make_task): the network of a configuration, untrained."""
+"""network(params, **keywords of make_task, **what was noted of the run): the network of a configuration, untrained."""
+
+_NOTE = "network.json"
+_AGAIN = "--campaign DIR --anew --export FILE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,41 @@ class Trained:
     options: Mapping[str, Any]
     directory: Path
     id: str | None = None
+
+
+def note(directory: Path, facts: Mapping[str, int]) -> None:
+    """Keep beside a run's checkpoint what its data, and not its configuration, decided about the network: keywords of
+    ``MakeNetwork``. So the model can be used where the data are not.
+    """
+    partial = directory / f"{_NOTE}.partial"
+    partial.write_text(json.dumps(facts))
+    os.replace(partial, directory / _NOTE)
+
+
+def noted(directory: Path) -> dict[str, int]:
+    """What ``note`` kept there; nothing if the network did not depend on data, or the run is of a time before that."""
+    try:
+        found = json.loads((directory / _NOTE).read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise hpo.UsageError(
+            f"{directory / _NOTE} cannot be read: {error}. Remove it: the data are read in its place."
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def check_writable(path: Path) -> None:
+    """UsageError where ``export`` could not write ``path``; its folder is made. For before a training."""
+    if path.is_dir():
+        raise hpo.UsageError(f"--export {path}: is a folder. Name a file in it: {path / 'model.safetensors'}")
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise hpo.UsageError(f"--export {path}: cannot be written: {error}. Name another file.") from error
 
 
 def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trained:
@@ -66,31 +106,45 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
 
 def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, merge: bool) -> None:
     """Write the model that ``trained`` left to ``path``, a safetensors file; with ``merge`` low-rank weights as
-    ordinary ones. Parameters and options are in its metadata. UsageError where there is no such model.
+    ordinary ones. Parameters, options and what was noted of the network are in its metadata. UsageError where there is
+    no such model, or no file can be written there.
     """
+    check_writable(path)
     import trainers
 
     found = sorted(trained.directory.glob("checkpoint-*"), key=lambda place: place.stat().st_mtime)
     if not found:
         if any(trained.directory.glob("fold-*")):
             raise hpo.UsageError(
-                f"{trained.directory} holds a model of each fold. Train the configuration alone: --config FILE "
-                "--export FILE --folds 0"
+                f"{trained.directory} holds a model of each fold. Train one of the configuration: {_AGAIN} --folds 0"
             )
         raise hpo.UsageError(
             f"{trained.directory} has no checkpoint. A campaign keeps those of its best few (keep = 3); train the "
-            "configuration alone: --config FILE --export FILE"
+            f"configuration again: {_AGAIN}"
         )
+    facts = noted(trained.directory)
+    model = network(trained.params, **trained.options, **facts)
     try:
-        model = trainers.load_trained(network(trained.params, **trained.options), found[-1], merge=merge)
-    except (FileNotFoundError, ValueError) as error:
+        model = trainers.load_trained(model, found[-1], merge=merge)
+    # Of a file that was cut short torch says that it is no zip, no pickle, or too short.
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        # Of what is no pickle it says, too, how to run whatever code is in it.
+        told = (
+            type(error).__name__
+            if isinstance(error, pickle.UnpicklingError)
+            else str(error).partition("\n")[0]
+        )
+        raise hpo.UsageError(
+            f"The checkpoint {found[-1]} cannot be read: {told or 'it is empty'}. It is damaged or incomplete: train "
+            f"the configuration again: {_AGAIN}"
+        ) from error
+    except ValueError as error:
         raise hpo.UsageError(str(error)) from error
-    trainers.save_model(
-        model,
-        path,
-        {
-            "module": module,
-            "params": json.dumps(dict(trained.params)),
-            "options": json.dumps(dict(trained.options)),
-        },
-    )
+    described = {"params": dict(trained.params), "options": dict(trained.options), "network": facts}
+    try:
+        trainers.save_model(
+            model, path, {"module": module, **{name: json.dumps(one) for name, one in described.items()}}
+        )
+    except OSError as error:
+        path.with_name(path.name + ".partial").unlink(missing_ok=True)
+        raise hpo.UsageError(f"--export {path}: cannot be written: {error}. Name another file.") from error

@@ -11,12 +11,12 @@ What that search found are its guidelines, ``default`` here; the share of group 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import hpo
 from search_spaces import alone
-from search_spaces.image_task import ImageOptions, ImageTask, Recipe
+from search_spaces import options as check
+from search_spaces.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,10 +83,15 @@ def make_task(
     ``dim``, ``depth`` and ``heads``, or "vgg16" of first ``width``. ``group_size``: ranks a group; a single rank trains
     without groups. The defaults are a small run; the source's are in jobs/vit_ab.toml and jobs/vgg_ab.toml.
     """
-    if network not in NETWORKS:
-        raise hpo.UsageError(f"network = {network!r}: must be {' or '.join(NETWORKS)}. Correct it.")
+    check.one_of(NETWORKS, network=network)
+    check.number("above 0", lambda value: value > 0, lr=lr)
+    check.number(
+        "of at least 0", lambda value: value >= 0, weight_decay=weight_decay, warmup_epochs=warmup_epochs
+    )
+    check.whole(1, group_size=group_size, dim=dim, depth=depth, width=width)
+    check.divisor("dim", dim, heads=heads)
 
-    def recipe(p: dict[str, Any], classes: int, ranks: int) -> Recipe:
+    def recipe(p: dict[str, Any], run: Run) -> Recipe:
         import torch
 
         import trainers
@@ -95,9 +100,9 @@ def make_task(
 
         model: nn.Module
         if network == "vit":
-            model = ViT(side=32, patch=8, classes=classes, dim=dim, depth=depth, heads=heads)
+            model = ViT(side=32, patch=8, classes=run.classes, dim=dim, depth=depth, heads=heads)
         else:
-            model = cifar_vgg16(classes=classes, width=width)
+            model = cifar_vgg16(classes=run.classes, width=width)
         _orthogonal(model)
         return Recipe(
             network=model,
@@ -110,8 +115,8 @@ def make_task(
                 lr_rebound_steps=p["lr_rebound"] * p["ab"],
                 sigma_cutoff=p["sigma_cutoff"],
                 merge_gain=p["merge_gain"],
-                groups=ranks > 1,
-                group_size=group_size if ranks > 1 else None,
+                groups=run.ranks > 1,
+                group_size=group_size if run.ranks > 1 else None,
             ),
             clip_norm=1.0,
             label_smoothing=0.1,
@@ -144,10 +149,8 @@ test_accuracy = alone.tests_of(make_task)
 """As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
-def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
-    """The network of a configuration, untrained."""
-    return make_task(**options).network(params)
-
+untrained = untrained_of(make_task)
+"""untrained(params, classes=…, **keywords of make_task): the network of a configuration, untrained."""
 
 task = make_task()
 

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import hpo
 from search_spaces import alone
-from search_spaces.image_task import ImageOptions, ImageTask, Recipe
+from search_spaces import options as check
+from search_spaces.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hpo.individual import Scalar
 
 EPOCHS, STEPS = 125, 125 * 49
@@ -62,6 +61,14 @@ def drops_rank(params: Mapping[str, Any]) -> bool:
     return bool(params["delay"] + params["update_every"] < STEPS)
 
 
+def _delay(params: Mapping[str, Any], steps: int) -> float:
+    """The part of a run of so many steps before the first decomposition, which must not come after the last step: of
+    a few steps, parts near 1 would be all.
+    """
+    part = float(params["delay"]) / STEPS
+    return min(part, 1 - 1 / steps) if drops_rank(params) else part
+
+
 def make_task(
     *,
     data: str = "digits",
@@ -82,8 +89,10 @@ def make_task(
     ``dim``, ``depth`` and ``heads`` are the transformer's. The defaults are a small run; the source's are in
     jobs/vit_oialr.toml.
     """
+    check.whole(1, dim=dim, depth=depth)
+    check.divisor("dim", dim, heads=heads)
 
-    def recipe(p: dict[str, Any], classes: int, ranks: int) -> Recipe:
+    def recipe(p: dict[str, Any], run: Run) -> Recipe:
         import torch
 
         import trainers
@@ -93,7 +102,7 @@ def make_task(
             network=ViT(
                 side=32,
                 patch=8,
-                classes=classes,
+                classes=run.classes,
                 dim=dim,
                 depth=depth,
                 heads=heads,
@@ -108,7 +117,7 @@ def make_task(
                 k_decay=p["k_decay"],
             ),
             method=trainers.OIALR(
-                delay=p["delay"] / STEPS,
+                delay=_delay(p, run.steps),
                 update_every=p["update_every"] / STEPS,
                 sigma_cutoff=p["sigma_cutoff"],
                 full_rank_first_layer=False,
@@ -135,10 +144,8 @@ test_accuracy = alone.tests_of(make_task)
 """As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
-def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
-    """The network of a configuration, untrained."""
-    return make_task(**options).network(params)
-
+untrained = untrained_of(make_task)
+"""untrained(params, classes=…, **keywords of make_task): the network of a configuration, untrained."""
 
 task = make_task()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from stand_ins import series
 
 pytest.importorskip("transformers")
 
@@ -161,8 +162,12 @@ def test_an_interrupted_evaluation_goes_on_bit_for_bit(data: str, tmp_path: Path
     }
 
 
-def test_the_network_is_of_the_published_size(data: str) -> None:
+def test_the_network_is_of_the_published_size(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tables A.4 and A.5; parameters counted from the layers of transformers' model at these widths."""
+    monkeypatch.chdir(tmp_path)
+    series(tmp_path / "data" / "ETTm2.csv")
     campaign = hpo.Campaign.from_file(JOBS / "autoformer.toml")
     search, options = campaign.settings.search_of(0), campaign.settings.task_options
     assert (search.crossover, search.mutation, search.random, search.migration) == (0.7, 0.4, 0.1, 0.9)
@@ -256,12 +261,12 @@ def test_a_forecast_does_not_depend_on_what_else_is_in_the_batch(data: str) -> N
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"horizon": 0}, "horizon = 0: must be at least 1"),
+        ({"horizon": 0}, "horizon = 0: must be a whole number of at least 1"),
         ({"start_token": 9}, "start_token = 9: must be from 1 to context = 8"),
         ({"heads": 3}, "heads = 3: must be a divisor of dim = 16"),
         ({"moving_average": 24}, "moving_average = 24: must be odd"),
-        ({"dropout": 1.0}, "dropout = 1.0: must be at least 0 and below 1"),
-        ({"patience": 0}, "patience = 0: must be at least 1"),
+        ({"dropout": 1.0}, "dropout = 1.0: must be a number of at least 0 and below 1"),
+        ({"patience": 0}, "patience = 0: must be a whole number of at least 1"),
     ],
 )
 def test_options_that_cannot_be_are_refused(data: str, options: dict[str, Any], told: str) -> None:
@@ -278,7 +283,9 @@ def test_without_transformers_it_says_what_to_install(
     assert 'Run: pip install "hpo[forecasting]"' in capsys.readouterr().err
 
 
-def test_campaign_files_are_valid() -> None:
+def test_campaign_files_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    series(tmp_path / "data" / "ETTm2.csv")
     for name in ("autoformer", "autoformer_small"):
         campaign = hpo.Campaign.from_file(JOBS / f"{name}.toml")
         assert isinstance(campaign.task, autoformer.ForecastTask)

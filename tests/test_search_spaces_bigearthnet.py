@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gloo import run_ranks
+from stand_ins import bigearthnet as made_store
 from torch.utils.data import TensorDataset
 
 import hpo
@@ -56,7 +57,7 @@ def test_the_space_is_read_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_the_choices_are_those_that_can_be_built_and_the_default_is_a_point() -> None:
+def test_the_choices_are_those_that_can_be_built_and_the_default_is_a_point(tmp_path: Path) -> None:
     space = bigearthnet.make_space()
     choices = {name: getattr(one, "choices", None) for name, one in space.parameters.items()}
     assert choices["activation"] == tuple(ACTIVATIONS)
@@ -66,8 +67,8 @@ def test_the_choices_are_those_that_can_be_built_and_the_default_is_a_point() ->
     assert choices["optimizer"] == optimizers.OPTIMIZERS
     assert choices["schedule"] == optimizers.SCHEDULES
     assert (space.parameters["filters"].low, space.parameters["filters"].high) == (2, 256)  # type: ignore[attr-defined]
-    for small in (False, True):
-        task = bigearthnet.make_task(small=small)
+    for data in ("", str(made_store(tmp_path / "store"))):
+        task = bigearthnet.make_task(data=data, small=not data)
         assert task.space.validate(task.default or {}) == task.default
         assert task.objectives == {"value": "maximize"}
 
@@ -201,14 +202,14 @@ def test_one_configuration_from_a_file_is_tested(tmp_path: Path, capsys: pytest.
 
 
 def test_data_that_is_not_there_is_refused_before_anything_starts() -> None:
-    with pytest.raises(hpo.UsageError, match=r"data = 'nowhere': is not there\. Make it"):
+    with pytest.raises(hpo.UsageError, match=r"data = 'nowhere': is not there\. Name what python -m"):
         bigearthnet.make_task(data="nowhere")
 
 
 @pytest.mark.parametrize("name", ["bigearthnet", "bigearthnet_islands", "bigearthnet_small"])
 def test_campaign_files_fit_the_task(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data" / "bigearthnet").mkdir(parents=True)
+    made_store(tmp_path / "data" / "bigearthnet")
     settings = read_file(JOBS / f"{name}.toml")
     campaign = hpo.Campaign.from_file(JOBS / f"{name}.toml")
     campaign.check()

@@ -1,0 +1,120 @@
+"""What a task's options must be: checked when the task is made, before anything is trained.
+
+    check.whole(1, epochs=epochs, batch_size=batch_size)
+    check.one_of(("fp32", "bf16"), precision=precision)
+    check.number("above 0", lambda value: value > 0, lr=lr)
+
+Each raises UsageError that names option, value, rule and remedy. It imports no torch: the ranks that search check, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import hpo
+
+PRECISIONS = ("fp32", "bf16")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def whole(least: int, /, **options: object) -> None:
+    """Whole numbers of at least ``least``."""
+    for name, value in options.items():
+        if not _is_whole(value, least):
+            raise wrong(name, value, f"a whole number of at least {least}")
+
+
+def whole_or_none(least: int, /, **options: object) -> None:
+    """As ``whole``, or not given."""
+    for name, value in options.items():
+        if value is not None and not _is_whole(value, least):
+            raise wrong(name, value, f"a whole number of at least {least}, or left out")
+
+
+def number(rule: str, allowed: Callable[[float], bool], /, **options: object) -> None:
+    """Finite numbers that are ``allowed``, which ``rule`` says in words: "above 0"."""
+    for name, value in options.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not (math.isfinite(value) and allowed(value))
+        ):
+            raise wrong(name, value, f"a number {rule}")
+
+
+def one_of(choices: Sequence[str], /, **options: object) -> None:
+    """One of ``choices``."""
+    for name, value in options.items():
+        if value not in choices:
+            raise wrong(name, value, " or ".join(map(repr, choices)))
+
+
+def truth(**options: object) -> None:
+    """True or false."""
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            raise wrong(name, value, "true or false")
+
+
+def divisor(of: str, total: int, /, **options: int) -> None:
+    """Whole numbers that divide ``total``, the option named ``of``."""
+    for name, value in options.items():
+        whole(1, **{name: value})
+        if total % value:
+            raise wrong(name, value, f"a divisor of {of} = {total}")
+
+
+def wrong(name: str, value: object, rule: str) -> hpo.UsageError:
+    """The sentence for an option that breaks a rule."""
+    return hpo.UsageError(f"{name} = {value!r}: must be {rule}. Correct it.")
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+# What cannot be said before data are read
+
+
+@contextmanager
+def as_usage() -> Iterator[None]:
+    """Around the reading of data: what the reader says of data that are not there, or are not what they should be, is
+    the user's to hear.
+    """
+    try:
+        yield
+    except hpo.HpoError:
+        raise
+    except (OSError, EOFError, ValueError, ModuleNotFoundError) as error:
+        raise hpo.UsageError(str(error)) from error
+
+
+def refusing(train: Callable[P, R]) -> Callable[P, R]:
+    """``trainers.train``, of which a ValueError that comes before the first step is a UsageError: settings, or a
+    checkpoint of others. Later ones stay what they are, with their traceback.
+    """
+
+    @functools.wraps(train)
+    def told(*given: P.args, **named: P.kwargs) -> R:
+        begun, interrupt = False, named.get("interrupt")
+
+        def asked() -> bool:
+            nonlocal begun
+            begun = True
+            return bool(interrupt()) if callable(interrupt) else False
+
+        named["interrupt"] = asked
+        try:
+            return train(*given, **named)
+        except ValueError as error:
+            if begun or isinstance(error, hpo.HpoError):
+                raise
+            raise hpo.UsageError(str(error)) from error
+
+    return told

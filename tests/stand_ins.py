@@ -1,0 +1,47 @@
+"""Data that pass for real ones as long as nobody reads the pixels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from search_spaces import sources
+from search_spaces.readers.bigearthnet_format import BANDS, SPLITS
+from search_spaces.readers.bigearthnet_store import Layout, Stored, Writer
+
+
+def cifar_archive(path: Path) -> Path:
+    """A file of the size of a published archive, which takes no space."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.truncate(path, sources.ARCHIVES_BYTES[0])
+    return path
+
+
+def cifar_folder(path: Path, form: int = 0, images: int = 4) -> Path:
+    """A folder of one of the forms, with so many images a file."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name in sources.FORMS[form].files:
+        (path / name).write_bytes(b"\0" * (sources.FORMS[form].record_bytes or 1) * images)
+    return path
+
+
+def bigearthnet(
+    path: Path, *, bands: tuple[str, ...] = BANDS, patches: tuple[int, int, int] = (2, 1, 1)
+) -> Path:
+    """A store of dark patches, so many in each split."""
+    layout = Layout(version="v2", bands=bands)
+    with Writer(path, layout) as writer:
+        for split, count in zip(SPLITS, patches, strict=True):
+            for number in range(count):
+                one = Stored(name=f"{split}-{number}", split=split, classes=(0,), checksum=0)
+                writer.append([(one, b"\0" * layout.patch_bytes)], {})
+        writer.finish()
+    return path
+
+
+def series(path: Path) -> Path:
+    """A csv of nothing but its first line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT\n")
+    return path
