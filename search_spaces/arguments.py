@@ -166,13 +166,14 @@ def _general(module: str, make_task: MakeTask, *, exports: bool) -> _Parser:
         "--config",
         type=Path,
         metavar="FILE",
-        help="a configuration as `hpo best --json` prints it; it is tested, too",
+        help="a configuration as `hpo best --json` prints it, with options of the task if it names them; it is tested, "
+        "too",
     )
     parser.add_argument(
         "--campaign",
         type=Path,
         metavar="DIR",
-        help="that of this campaign's best, with the campaign's options",
+        help="that of this campaign's best, with the campaign's options; likewise",
     )
     parser.add_argument("--id", help="of another individual of the campaign, as `hpo best --top` shows them")
     parser.add_argument("--seed", type=_whole, help="of the training (default 0)")
@@ -212,6 +213,7 @@ def _general(module: str, make_task: MakeTask, *, exports: bool) -> _Parser:
 
 
 def _help(parser: _Parser, make_task: MakeTask, options: Mapping[str, Any]) -> NoReturn:
+    parser.add_argument("-h", "--help", action="help", help="show this")
     try:
         _add_parameters(parser, make_task(**options).space)
     except hpo.UsageError as error:

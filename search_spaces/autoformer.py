@@ -4,7 +4,8 @@
     hpo run jobs/autoformer_small.toml                          a small search on data that a package ships
     sbatch jobs/slurm.sbatch jobs/autoformer.toml               the source's, on ETTm2
     python -m search_spaces.autoformer --lr 1e-3                one configuration, the others as in ``default``
-    python -m search_spaces.autoformer --config best.json       what a search has found, with its error on the test part
+    python -m search_spaces.autoformer --campaign runs/autoformer_small
+                                                                what that has found, with its error on the test part
 
 There the mean squared error on the test part was, of forecasts over 96, 192, 336 and 720 points, 0.2145, 0.2737,
 0.3277 and 0.4194 at full rank, and 0.2112, 0.2686, 0.3212 and 0.4120 with OIALR and what the search had found, at

@@ -8,7 +8,7 @@ the search: ``test_f1`` alone reads it, for a configuration that has already bee
     mpirun -n 64 hpo run jobs/bigearthnet.toml                              # the search
     hpo run jobs/bigearthnet_small.toml                                     # the same, small, on made-up patches
     python -m search_spaces.bigearthnet --data data/bigearthnet --lr 0.01   # one configuration, else ``default``
-    python -m search_spaces.bigearthnet --small true --config best.json     # F₁ on the test part
+    python -m search_spaces.bigearthnet --campaign runs/bigearthnet_small   # of its best the F₁ on the test part
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ search: it is read by ``test_accuracy`` alone, for a configuration that has alre
     hpo run jobs/digits.toml                                            # the search
     python -m search_spaces.digits --lr 0.1                             # one configuration, else ``default``
     torchrun --nproc-per-node 2 -m search_spaces.digits --lr 0.1        # the same on two ranks
-    python -m search_spaces.digits --config best.json                   # the test accuracy of what was found
+    python -m search_spaces.digits --campaign runs/digits               # the test accuracy of what was found
 """
 
 from __future__ import annotations
