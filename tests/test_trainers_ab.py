@@ -666,6 +666,33 @@ def test_the_best_epoch_is_kept_whole() -> None:
     run_ranks(2, keeping_the_best)
 
 
+def stopped_in_a_group_phase(rank: int) -> tuple[dict[str, float], dict[str, float]]:
+    told: list[dict[str, float]] = []
+    result = train(
+        model(),
+        1,
+        train_set=data(20),
+        # Of five steps an epoch the first three are the warm-up; nothing is better by so much.
+        early_stopping=trainers.EarlyStopping(patience=1, min_delta=1e9),
+        report=lambda epoch, metrics: told.append(metrics),
+        epochs=9,
+    )
+    assert result.reason == "stopped early" and len(result.history) == 2
+    assert told[-1] == result.metrics == result.history[-1]
+    return result.history[0], result.metrics
+
+
+def test_what_the_last_merge_of_a_run_stopped_early_sends_is_counted() -> None:
+    for before, after in run_ranks(2, stopped_in_a_group_phase):
+        # Ten steps: 3 of warm-up, 4 in groups, a merge, 2 of rebound, 1 in groups, and the last merge.
+        assert (before["synchronisations"], after["synchronisations"]) == (0, 2)
+        assert before["trainable_fraction"] < after["trainable_fraction"] == 1
+        whole = sum(p.numel() for p in model().parameters()) * 8
+        warmup = before["bytes_between_nodes"] / 3
+        # Rebounds send all gradients, as the warm-up does, and merges what was trained.
+        assert after["bytes_between_nodes"] - before["bytes_between_nodes"] > 2 * warmup + 0.2 * whole
+
+
 # Interrupted, diverged, lost
 
 
