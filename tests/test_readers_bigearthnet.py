@@ -36,8 +36,9 @@ from search_spaces.readers.bigearthnet_format import (
     class_numbers,
 )
 from search_spaces.readers.bigearthnet_lists import CLOUD, SNOW
+from search_spaces.readers.bigearthnet_lmdb import LmdbReader
 from search_spaces.readers.bigearthnet_scenes import made_up_patch
-from search_spaces.readers.bigearthnet_sources import UNLISTED, LmdbReader, open_archive
+from search_spaces.readers.bigearthnet_sources import UNLISTED, open_archive
 
 PATCHES = 12
 
@@ -357,7 +358,7 @@ def test_broken_values_of_an_lmdb(rico: Path, tmp_path: Path) -> None:
     summary = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False)
     assert list(summary.skipped) == [gone, torn, bare]
     assert summary.skipped[gone] == f"it is not in {root}."
-    assert summary.skipped[torn].startswith("its value is no safetensors dictionary (")
+    assert summary.skipped[torn].startswith("its value is no safetensors dictionary of numbers (")
     assert summary.skipped[bare].startswith("B01, B03, B04, ")
     assert summary.skipped[bare].endswith(" is missing in its value.")
 
@@ -365,7 +366,7 @@ def test_broken_values_of_an_lmdb(rico: Path, tmp_path: Path) -> None:
 def test_no_lmdb(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
     with pytest.raises(ValueError, match=f"{tmp_path} is no LMDB"):
-        LmdbReader(tmp_path).read(None)  # type: ignore[arg-type]
+        LmdbReader(tmp_path).check()
 
 
 # --- broken lists -------------------------------------------------------------------------------------------
@@ -429,9 +430,9 @@ def test_a_package_that_lacks_is_named_with_the_remedy(
     root: Path = request.getfixturevalue("rico") if version == "rico" else made / version
     archive = open_archive(root)
     monkeypatch.setitem(__import__("sys").modules, package, None)
-    from search_spaces.readers import bigearthnet_sources
+    from search_spaces.readers import bigearthnet_lmdb
 
-    bigearthnet_sources._environment.cache_clear()
+    bigearthnet_lmdb._opened_here.clear()
     with pytest.raises(
         ModuleNotFoundError, match=rf"package {package}\. Run: pip install 'hpo\[bigearthnet\]'"
     ):

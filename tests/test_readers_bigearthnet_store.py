@@ -31,8 +31,9 @@ from search_spaces.readers.bigearthnet_convert import convert, verify
 from search_spaces.readers.bigearthnet_dataset import Grid, RawBigEarthNet
 from search_spaces.readers.bigearthnet_format import BANDS, CLASSES, MEAN_AND_DEVIATION, SIDES, Version
 from search_spaces.readers.bigearthnet_sources import open_archive
-from search_spaces.readers.bigearthnet_store import Layout, Stored, Writer
+from search_spaces.readers.bigearthnet_store import Layout, Stored
 from search_spaces.readers.bigearthnet_work import in_processes
+from search_spaces.readers.bigearthnet_writer import Writer
 
 PATCHES = 24
 
@@ -408,7 +409,7 @@ def test_damaged_files_are_refused(own: Path, archive: Path) -> None:
     with pytest.raises(ValueError, match=r"patches.jsonl, line 5 is damaged .*\. Remove .* and begin anew\."):
         convert(archive, own, processes=1, show=False)
     journal.write_bytes(lines[0].replace(b'"format": 1', b'"format": 2'))
-    with pytest.raises(ValueError, match=r"is not of format 1\. Make it anew from the archive\."):
+    with pytest.raises(ValueError, match=r"patches.jsonl is not of format 1\. Remove .* and begin anew\."):
         convert(archive, own, processes=1, show=False)
 
 

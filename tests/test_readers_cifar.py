@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import gzip
 import hashlib
+import os
 import pickle
 import struct
 import tarfile
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from search_spaces.readers import cifar
+from search_spaces.readers import cifar, small_images
 from search_spaces.readers.cifar import load_parts, read_cifar
 from search_spaces.readers.pickled_data import read_pickled
 
@@ -266,3 +269,118 @@ def test_the_digits_in_cifars_form(tmp_path: Path, capsys: pytest.CaptureFixture
     assert ours <= theirs
     assert cifar.main(["check", str(tmp_path / "nowhere")]) == 1
     assert "is not there" in capsys.readouterr().err
+
+
+# What would be lost, and what cannot be read or written
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_write_does_not_overwrite_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    binary_10(tmp_path / "real")
+    before = files_in(tmp_path / "real")
+    assert cifar.main(["write", "digits", str(tmp_path / "real")]) == 1
+    complaint = capsys.readouterr().err
+    assert complaint.startswith(f"cifar: {tmp_path / 'real' / 'data_batch_1.bin'}, ")
+    assert (
+        f"{tmp_path / 'real' / 'test_batch.bin'}: there already, with other content, which would be"
+        in complaint
+    )
+    assert complaint.endswith("Name another place, or move it away.\n")
+    assert files_in(tmp_path / "real") == before
+
+
+@pytest.mark.parametrize(
+    "there", ["data_batch_1", "cifar-10-batches-bin/test_batch.bin", "cifar-100-python/train"]
+)
+def test_write_does_not_hide_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str], there: str) -> None:
+    """What is read of a folder depends on which sets are in it."""
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    (tmp_path / there).write_bytes(b"precious")
+    assert cifar.main(["write", "digits", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"cifar: {tmp_path} has another set: {tmp_path / there}. Name another folder, or move it away.\n"
+    )
+    assert files_in(tmp_path) == {there: b"precious"}
+
+
+def test_write_again_completes_what_it_wrote(tmp_path: Path) -> None:
+    assert cifar.main(["write", "digits", str(tmp_path)]) == 0
+    written = files_in(tmp_path)
+    (tmp_path / "data_batch_3.bin").unlink()
+    times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    (tmp_path / "notes.txt").write_text("mine")
+    assert cifar.main(["write", "digits", str(tmp_path)]) == 0
+    assert files_in(tmp_path) == {**written, "notes.txt": b"mine"}
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in times} == times
+
+
+def test_places_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "in", "Not a directory")):
+        assert cifar.main(["write", "digits", str(out)]) == 1
+        assert capsys.readouterr().err == (
+            f"cifar: {out} cannot be made a directory ({why}). There is a file where a directory must be: name "
+            "another place.\n"
+        )
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    assert cifar.main(["check", str(tmp_path / "pipe")]) == 1
+    assert f"{tmp_path / 'pipe'} is no file and no folder. Name a folder or" in capsys.readouterr().err
+
+
+def test_a_file_that_may_not_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary_10(tmp_path)
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert cifar.main(["check", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"cifar: {tmp_path / 'data_batch_1.bin'} cannot be read (Permission denied). Get the right to it from its "
+        "owner, or name another.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "is no idx file of bytes"),
+        (b"no gzip", r"is no whole gzip file \(Not a gzipped file"),
+        (gzip.compress(b"\0\0\x08\1\0\0\0\2ab")[:-9], "is no whole gzip file"),
+        (gzip.compress(b"\0\0\x08\1\0\0\0\2ab")[:10] + b"\xff" * 20, "is no whole gzip file"),
+        (gzip.compress(b"\0\0\x08"), "is no idx file of bytes"),
+        (gzip.compress(b"\0\0\x08\1\0\0\0\3ab"), "has 10 bytes, and names 11"),
+        (gzip.compress(b"\0\0\x08\2\0\0\0\3ab"), "has 10 bytes, and names "),
+    ],
+)
+def test_a_damaged_package_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, told: str
+) -> None:
+    monkeypatch.setattr(small_images, "FASHION_MNIST", tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=rf"{path}.*{told}.*Install the package dataset-fashion-mnist again\."
+    ):
+        small_images.read_fashion_mnist()
+
+
+def test_a_changed_pickle_is_read_or_refused() -> None:
+    """Whatever a disk or a download makes of it."""
+    whole = written_by_python_2(*made(2, 10, 0), b"labels")
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        changed = bytearray(whole)
+        place = (
+            rng.integers(0, len(whole)) if rng.random() < 0.2 else rng.choice([*range(150), *range(-60, 0)])
+        )
+        changed[place] = rng.integers(0, 256)
+        try:
+            read_pickled(bytes(changed), source="it")
+        except ValueError as error:
+            assert str(error).startswith("it ")

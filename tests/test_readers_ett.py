@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -257,3 +259,52 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith(f"ett: {tmp_path / 'own.csv'} has no two rows")
     assert main(["check", written(tmp_path / "own.csv", rows(100))]) == 0
     assert "100 points, 0:15:00 apart, of HUFL, " in capsys.readouterr().out
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(rows(20)).encode())
+    assert read_series(str(path)).features == FEATURES
+
+
+def test_what_is_no_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path} is a directory\. Name a csv"):
+        read_series(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileNotFoundError, match=r"pipe is no file\. Name a csv"):
+        read_series(str(tmp_path / "pipe"))
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(ValueError, match=r"empty.csv: the first line must be date and the names"):
+        read_series(str(tmp_path / "empty.csv"))
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(
+        PermissionError, match=r"^/.*empty.csv cannot be read \(Permission denied\)\. Get the right"
+    ):
+        read_series(str(tmp_path / "empty.csv"))
+
+
+def test_write_overwrites_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ett, "as_csv", lambda name: "\n".join(rows(50)) + "\n")
+    own = tmp_path / "own.csv"
+    own.write_text("mine")
+    assert main(["write", "elecdemand", str(own)]) == 1
+    assert capsys.readouterr().err == (
+        f"ett: {own}: there already, with other content, which would be lost. Name another place, or move it away.\n"
+    )
+    assert own.read_text() == "mine"
+    assert main(["write", "elecdemand", str(tmp_path)]) == 1
+    assert f"{tmp_path}: there already" in capsys.readouterr().err
+    assert main(["write", "elecdemand", str(own / "in.csv")]) == 1
+    assert f"ett: {own} cannot be made a directory (File exists). There is a file" in capsys.readouterr().err
+    assert main(["write", "elecdemand", str(tmp_path / "ETTm2.csv")]) == 1
+    assert "ETTm2.csv has the name of a published file, which elecdemand is not." in capsys.readouterr().err
+    assert not (tmp_path / "ETTm2.csv").exists()
+    for _ in range(2):
+        assert main(["write", "elecdemand", str(tmp_path / "new.csv")]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"own.csv", "new.csv"}

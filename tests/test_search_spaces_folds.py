@@ -146,8 +146,8 @@ def test_ranks_that_do_not_divide_share_each_fold(tmp_path: Path) -> None:
         assert len(values_of(found)) == 5
 
 
-def placed(rank: int, directory: str) -> list[Any]:
-    """Four ranks and two folds: who was with whom, and which methods' groups could be made there."""
+def placed(rank: int, directory: str, folds: int) -> list[Any]:
+    """Four ranks in two groups: who was with whom, and which methods' groups could be made there."""
     seen: list[Any] = []
 
     def evaluate(one: hpo.Trial, fold: Fold) -> float:
@@ -173,18 +173,33 @@ def placed(rank: int, directory: str) -> list[Any]:
         seen.append(model.weight.detach().sum().item())
         return result.metrics["train_loss"]
 
-    found = cross_validated(trial(directory, rank=rank, size=4), evaluate, folds=2)
+    found = cross_validated(trial(directory, rank=rank, size=4), evaluate, folds=folds)
     return [*seen, found["value"]]
 
 
 def test_groups_of_two_ranks_train_apart_whatever_the_method(tmp_path: Path) -> None:
-    first, second, third, fourth = run_ranks(4, placed, str(tmp_path))
+    first, second, third, fourth = run_ranks(4, placed, str(tmp_path), 2)
     assert first[:4] == [0, 0, 2, [0, 1]]
     assert second[:4] == [0, 1, 2, [0, 1]]
     assert third[:4] == [1, 0, 2, [2, 3]]
     assert fourth[:4] == [1, 1, 2, [2, 3]]
     assert first[4] == second[4] != third[4] == fourth[4]
     assert len({one[5] for one in (first, second, third, fourth)}) == 1
+
+
+def one_after_another(rank: int, directory: str) -> list[list[Any]]:
+    return [placed(rank, f"{directory}/{turn}", 6) for turn in range(2)]
+
+
+def test_groups_of_two_ranks_train_one_fold_after_another(tmp_path: Path) -> None:
+    """Three rounds, in each of which the method makes its groups anew, and an evaluation more on the same ranks."""
+    ranks = run_ranks(4, one_after_another, str(tmp_path))
+    for turns in ranks:
+        for turn in turns:
+            # Of each fold its index, rank, size, members, and the weights.
+            assert len(turn) == 3 * 5 + 1
+    assert [turn[0:15:5] for turn in ranks[0]] == [turn[0:15:5] for turn in ranks[1]] == [[0, 2, 4]] * 2
+    assert [turn[0:15:5] for turn in ranks[2]] == [turn[0:15:5] for turn in ranks[3]] == [[1, 3, 5]] * 2
 
 
 class Stopping(hpo.Trial):

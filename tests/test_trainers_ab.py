@@ -433,7 +433,11 @@ def test_moments_follow_w_into_its_factor_and_start_anew_after_the_merge() -> No
     a, b = weight.factors.values()
     state = driven.optimizer.state[b]
     torch.testing.assert_close(state["exp_avg"], a.T @ before["exp_avg"])
-    torch.testing.assert_close(state["exp_avg_sq"], (a**2).T @ before["exp_avg_sq"])
+    # The mean's square as the mean goes, the variance as if entries varied apart.
+    (b1, b2) = driven.optimizer.param_groups[0]["betas"]
+    mean, filled = before["exp_avg"] / (1 - b1**WARMUP), 1 - b2**WARMUP
+    variance = (before["exp_avg_sq"] / filled - mean**2).clamp_min(0)
+    torch.testing.assert_close(state["exp_avg_sq"], filled * ((a**2).T @ variance + (a.T @ mean) ** 2))
     assert state["step"] == WARMUP
     assert a not in driven.optimizer.state
     driven.run(PHASE)
@@ -660,6 +664,33 @@ def keeping_the_best(rank: int) -> None:
 
 def test_the_best_epoch_is_kept_whole() -> None:
     run_ranks(2, keeping_the_best)
+
+
+def stopped_in_a_group_phase(rank: int) -> tuple[dict[str, float], dict[str, float]]:
+    told: list[dict[str, float]] = []
+    result = train(
+        model(),
+        1,
+        train_set=data(20),
+        # Of five steps an epoch the first three are the warm-up; nothing is better by so much.
+        early_stopping=trainers.EarlyStopping(patience=1, min_delta=1e9),
+        report=lambda epoch, metrics: told.append(metrics),
+        epochs=9,
+    )
+    assert result.reason == "stopped early" and len(result.history) == 2
+    assert told[-1] == result.metrics == result.history[-1]
+    return result.history[0], result.metrics
+
+
+def test_what_the_last_merge_of_a_run_stopped_early_sends_is_counted() -> None:
+    for before, after in run_ranks(2, stopped_in_a_group_phase):
+        # Ten steps: 3 of warm-up, 4 in groups, a merge, 2 of rebound, 1 in groups, and the last merge.
+        assert (before["synchronisations"], after["synchronisations"]) == (0, 2)
+        assert before["trainable_fraction"] < after["trainable_fraction"] == 1
+        whole = sum(p.numel() for p in model().parameters()) * 8
+        warmup = before["bytes_between_nodes"] / 3
+        # Rebounds send all gradients, as the warm-up does, and merges what was trained.
+        assert after["bytes_between_nodes"] - before["bytes_between_nodes"] > 2 * warmup + 0.2 * whole
 
 
 # Interrupted, diverged, lost

@@ -287,6 +287,35 @@ def test_groups_and_their_bytes_over_two_nodes_of_two() -> None:
     assert all(one["counters"]["world"]["wait_s"] > 0 for one in found)
 
 
+def again_and_again(rank: int, rounds: int) -> list[list[float]]:
+    """Two teams of two, of which the second goes on longer, then all four: what sums over new groups brought."""
+    found: list[list[float]] = []
+    teams = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    for turn in range(rounds if rank < 2 else 2 * rounds):
+        part = Communicator(
+            topology=Topology(ranks_per_node=1),
+            timeout=timedelta(seconds=30),
+            device=torch.device("cpu"),
+            among=teams[rank // 2],
+        )
+        across = part.across
+        found.append([across.all_reduce(torch.tensor([float(rank + turn)])).wait().item()])
+        part.close()
+    # As a campaign's next evaluation does: all ranks in common, in the same order.
+    everyone = dist.new_group([0, 1, 2, 3])
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total, group=everyone)
+    found.append([total.item(), float(int(everyone.group_name) < 100)])
+    return found
+
+
+def test_groups_apart_are_made_again_and_again_on_the_same_ranks() -> None:
+    rounds = 25
+    first, second, third, fourth = run_ranks(4, again_and_again, rounds)
+    assert first == second == [*([1.0 + 2 * turn] for turn in range(rounds)), [6.0, 1.0]]
+    assert third == fourth == [*([5.0 + 2 * turn] for turn in range(2 * rounds)), [6.0, 1.0]]
+
+
 def two_gpus_here_one_there(rank: int) -> tuple[str, str]:
     comm = communicator()
     comm.nodes = ((0, 1), (2,))

@@ -23,6 +23,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 
+from trainers.process_groups import group_apart, next_number
+
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
 
@@ -217,6 +219,7 @@ class Communicator:
             timeout=timeout,
             next_is_near=True,
         )
+        self._finding = finding
         self.nodes = (topology or Topology()).nodes(_hosts(finding, device))
         self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
         self.world = self._register("world", everyone, finding.group)
@@ -232,19 +235,17 @@ class Communicator:
             raise ValueError(
                 f"group {name!r}: {parts} must hold each of {self.size} ranks once. Correct the partition."
             )
+        number = next_number(self._largest) if self._apart and any(len(ranks) > 1 for ranks in parts) else 0
         mine: Channel | None = None
         for ranks in parts:
-            # torch wants every rank to take part in making every group, also of those it is not in; where other
-            # ranks train something else, its members alone.
-            made = (
-                dist.new_group(
-                    [self._members[rank] for rank in ranks],
-                    timeout=self._timeout,
-                    use_local_synchronization=self._apart,
-                )
-                if len(ranks) > 1
-                else None
-            )
+            made: dist.ProcessGroup | None = None
+            if len(ranks) > 1:
+                members = [self._members[rank] for rank in ranks]
+                if not self._apart:
+                    # torch wants every rank to take part in making every group, also of those it is not in.
+                    made = dist.new_group(members, timeout=self._timeout)
+                elif self.rank in ranks:
+                    made = group_apart(members, number, timeout=self._timeout)
             if self.rank in ranks:
                 mine = self._register(name, ranks, made)
                 if made is not None:
@@ -311,10 +312,14 @@ class Communicator:
         for group in self._own_groups:
             dist.destroy_process_group(group)
         self._own_groups.clear()
-        for channel in self._channels.values():
+        for channel in (self._finding, *self._channels.values()):
             # A reference would keep the group, and its threads, alive after the caller has destroyed it.
             channel.group = None
         self._channels.clear()
+
+    def _largest(self, number: int) -> int:
+        mine = torch.tensor([number], dtype=torch.int64, device=self.device)
+        return max(int(part.item()) for part in self._finding.all_gather(mine))
 
     def _register(self, name: str, ranks: Ranks, group: dist.ProcessGroup | None) -> Channel:
         place = ranks.index(self.rank)

@@ -381,6 +381,8 @@ class _Run:
             position.reason = "stopped early"
         if position.reason:
             self.strategy.finalise()
+            # It may have merged, and sent, what an early stop left apart.
+            entry.update(self._totals())
         if settings.report is not None:
             settings.report(position.epoch, dict(entry))
         every = settings.checkpoint_every

@@ -2,6 +2,7 @@
 
 python -m search_spaces.readers.bigearthnet ARCHIVE OUT     # made once: from v1, v2 or its LMDB; resumable
 python -m search_spaces.readers.bigearthnet --verify OUT    # every patch against its checksum
+python -m search_spaces.readers.bigearthnet ARCHIVE OUT --repair    # the same, and what is damaged is read anew
 
 train = load_bigearthnet(OUT, "train")                      # 120×120, all bands, normalised
 small = load_bigearthnet(OUT, "train", size=60, patches=1000)
@@ -70,6 +71,7 @@ def load_bigearthnet(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 1 for data that is not as it must be, 2 for wrong arguments."""
     from search_spaces.readers.bigearthnet_convert import ON_ERROR, convert, verify
+    from search_spaces.readers.bigearthnet_store import REPAIR
 
     parser = argparse.ArgumentParser(
         prog="python -m search_spaces.readers.bigearthnet",
@@ -81,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("archive", nargs="?", metavar="ARCHIVE", help="the directory with the patches")
     parser.add_argument("out", metavar="OUT", help="the directory to make; 160 kB a patch of twelve bands")
     parser.add_argument("--verify", action="store_true", help="read OUT again and compare with its checksums")
+    parser.add_argument(
+        "--repair", action="store_true", help="verify what OUT holds first, and read anew what is damaged"
+    )
     parser.add_argument(
         "--lists",
         metavar="DIR",
@@ -100,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.archive is None) is not given.verify:
         parser.error("name ARCHIVE and OUT, or --verify and OUT alone.")
+    if given.verify and given.repair:
+        parser.error("--verify only looks; name ARCHIVE and OUT with --repair.")
     if given.processes is not None and given.processes < 1:
         parser.error(f"--processes {given.processes}: must be 1 or more.")
     try:
@@ -107,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             damaged = verify(given.out)
             for name in damaged:
                 print(f"Patch {name}: its pixels are not what was stored.")
-            print(f"{given.out}: {len(damaged)} damaged" if damaged else f"{given.out}: every patch is whole")
+            found = f"{len(damaged)} damaged. {REPAIR}" if damaged else "every patch is whole"
+            print(f"{given.out}: {found}")
             return 1 if damaged else 0
         summary = convert(
             given.archive,
@@ -116,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bands=given.bands.split(",") if given.bands else None,
             patches=given.patches,
             on_error=given.on_error,
+            repair=given.repair,
             processes=given.processes,
         )
         print(summary)

@@ -39,6 +39,7 @@ from search_spaces.readers.bigearthnet_scenes import made_up_patch
 from search_spaces.readers.bigearthnet_sources import V2_FOLDER
 from search_spaces.readers.bigearthnet_store import INDEX
 from search_spaces.readers.bigearthnet_work import Shown, in_processes
+from search_spaces.readers.files import made_directory
 
 # (satellite and day, orbit and tile, UTM zone, its upper left corner in metres, country)
 _SCENES = (
@@ -97,7 +98,7 @@ def make_archive(
     root = Path(directory)
     if root.is_dir() and any(root.iterdir()):
         raise FileExistsError(f"{root} is not empty. Name another directory, or empty it.")
-    (root / V2_FOLDER if version == "v2" else root).mkdir(parents=True, exist_ok=True)
+    made_directory(root / V2_FOLDER if version == "v2" else root)
     plans = _plans(patches, version, seed)
     labels: list[tuple[str, ...]] = []
     chunks = [plans[start : start + _CHUNK] for start in range(0, len(plans), _CHUNK)]
@@ -127,7 +128,7 @@ def made_up_store(
     """
     home = Path(directory)
     path = home / f"made-up-{patches}-seed-{seed}"
-    home.mkdir(parents=True, exist_ok=True)
+    made_directory(home)
     with open(home / f".{path.name}.lock", "wb") as lock:
         deadline = time.monotonic() + timeout_s
         while not (path / INDEX).is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,8 +16,9 @@ import numpy as np
 from search_spaces.readers.bigearthnet_format import SPLITS, PatchError, checked_bands
 from search_spaces.readers.bigearthnet_lists import Patch
 from search_spaces.readers.bigearthnet_sources import Archive, Reader, open_archive
-from search_spaces.readers.bigearthnet_store import PIXELS, Layout, Store, Stored, Writer
+from search_spaces.readers.bigearthnet_store import PIXELS, Layout, Store, Stored
 from search_spaces.readers.bigearthnet_work import Shown, in_processes
+from search_spaces.readers.bigearthnet_writer import Writer
 
 ON_ERROR = ("refuse", "skip")
 CLASSLESS = "has none of the 19 classes"
@@ -26,17 +27,31 @@ _CHUNK = 64  # patches that a process reads at a time, and that are kept at once
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What became of every patch: ``stored`` by split, ``left_out`` by reason, ``skipped`` by name."""
+    """What became of every patch: ``stored`` by split, ``left_out`` by reason, ``skipped`` by name.
+
+    ``listed``: how many the lists name, by split. ``beyond``: how many of those stored were not asked for now, but
+    were there. ``repaired``: how many of how many damaged ones were read anew; None if none was looked for.
+    """
 
     directory: Path
     stored: dict[str, int]
     left_out: dict[str, int]
     skipped: dict[str, str]
+    listed: dict[str, int]
+    beyond: int
+    repaired: tuple[int, int] | None
 
     def __str__(self) -> str:
         counts = ", ".join(f"{self.stored.get(split, 0)} {split}" for split in SPLITS)
         size = (self.directory / PIXELS).stat().st_size
         lines = [f"{self.directory}: {counts} patches, {size / 1e6:.0f} MB"]
+        if self.repaired is not None:
+            lines.append("repaired: {} of {} damaged".format(*self.repaired))
+        if self.beyond:
+            lines.append(
+                f"among them {self.beyond} that were there already and are more than was asked for; for fewer, name "
+                "another directory, or say so where they are read"
+            )
         lines += [f"left out: {count}, {reason}" for reason, count in sorted(self.left_out.items())]
         if self.skipped:
             lines.append(
@@ -45,6 +60,12 @@ class Summary:
             lines += [f"  {name}: {reason}" for name, reason in islice(self.skipped.items(), 20)]
             if len(self.skipped) > 20:
                 lines.append("  … the others are in patches.jsonl")
+        lines += [
+            f"warning: nothing for {split}: of {self.listed.get(split, 0)} patches that the lists name for it none "
+            "is stored. Check that lists and archive belong together."
+            for split in SPLITS
+            if not self.stored.get(split)
+        ]
         return "\n".join(lines)
 
 
@@ -56,16 +77,19 @@ def convert(
     bands: Sequence[str] | None = None,
     patches: int | None = None,
     on_error: str = "refuse",
+    repair: bool = False,
     processes: int | None = None,
     show: bool = True,
 ) -> Summary:
     """Read the archive's patches and store them in ``directory``; goes on if some of them are there.
 
     ``patches``: so many of all splits together, always the same ones (default: all). ``on_error``: "refuse"
-    raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them.
+    raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them. ``repair``:
+    what is stored is verified first, and what is damaged is read anew.
 
     What was read before an error, a signal or a power cut is kept. ValueError for options that contradict what
-    ``directory`` holds or the archive's lists; FileNotFoundError; OSError if the disk is full.
+    ``directory`` holds or the archive's lists, or damaged files; FileNotFoundError; OSError if the disk is full;
+    ChildProcessError if a process that reads was killed.
     """
     if on_error not in ON_ERROR:
         raise ValueError(f"on_error = {on_error!r}: must be {' or '.join(ON_ERROR)}. Correct it.")
@@ -75,14 +99,16 @@ def convert(
     archive = open_archive(archive_path, lists=lists)
     wanted = _some(archive.patches, patches)
     layout = Layout(version=archive.reader.version, bands=chosen)
-    with Writer(Path(directory), layout) as writer:
-        todo = _todo(writer, archive, wanted)
+    with Writer(Path(directory), layout, repair=repair) as writer:
+        _check_belongs(writer, archive)
+        before = set(writer.stored)
+        damaged = _damaged(writer, show=show) if repair else []
+        writer.drop(damaged)
+        todo = _todo(writer, archive, {patch.name for patch in wanted} | set(damaged))
         _check_beforehand(archive, todo, writer, on_error)
         counted = f"{archive.reader.version}'s patches"
-        with Shown(counted, len(wanted), done=len(wanted) - len(todo), show=show) as shown:
-            for found in in_processes(
-                partial(_read, archive.reader, layout), _chunks(todo), processes=processes
-            ):
+        with Shown(counted, len(writer.stored) + len(todo), done=len(writer.stored), show=show) as shown:
+            for found in _all_read(archive, layout, todo, processes):
                 refused = next((error for error in found.errors if on_error == "refuse"), None)
                 skipped = dict.fromkeys(found.classless, CLASSLESS)
                 if refused is None:
@@ -94,30 +120,38 @@ def convert(
         if not writer.stored:
             raise ValueError(f"{archive_path}: no patch could be read. {_first_reason(writer.skipped)}")
         writer.finish()
-        left_out = Counter(archive.left_out)
-        classless = [name for name, reason in writer.skipped.items() if reason == CLASSLESS]
-        if classless:
-            left_out[CLASSLESS] = len(classless)
-        if len(wanted) < len(archive.patches):
-            left_out["not asked for"] = len(archive.patches) - len(wanted)
         return Summary(
             directory=Path(directory),
-            stored=dict(Counter(patch.split for patch in writer.stored)),
-            left_out=dict(left_out),
+            stored=dict(Counter(patch.split for patch in writer.stored.values())),
+            left_out=_left_out(writer, archive, wanted),
             skipped={name: reason for name, reason in writer.skipped.items() if reason != CLASSLESS},
+            listed=dict(Counter(patch.split for patch in archive.patches)),
+            beyond=len(before - {patch.name for patch in wanted}) if patches is not None else 0,
+            repaired=(sum(name in writer.stored for name in damaged), len(damaged)) if repair else None,
         )
 
 
 def verify(directory: str | Path, *, show: bool = True) -> list[str]:
-    """The names of the stored patches that are not what was once read from the archive; empty if all are."""
+    """The names of the stored patches that are not what was once read from the archive; empty if all are.
+
+    Changes nothing: ``convert`` with ``repair`` reads them anew.
+    """
     store = Store(directory)
-    damaged = []
-    with Shown("verified", len(store), show=show) as shown:
-        for name in store.damaged():
+    return _named(store.damaged(), len(store), show=show)
+
+
+def _damaged(writer: Writer, *, show: bool) -> list[str]:
+    return _named(writer.damaged(), len(writer.stored), show=show)
+
+
+def _named(verified: Iterable[str | None], count: int, *, show: bool) -> list[str]:
+    names = []
+    with Shown("verified", count, show=show) as shown:
+        for name in verified:
             if name is not None:
-                damaged.append(name)
+                names.append(name)
             shown.advance(1)
-    return damaged
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,21 +182,49 @@ def _read(reader: Reader, layout: Layout, patches: Sequence[Patch]) -> _Read:
     return found
 
 
-def _todo(writer: Writer, archive: Archive, wanted: list[Patch]) -> list[Patch]:
-    """What is not yet stored. ValueError if something stored is not, or not so, in the archive's lists."""
+def _all_read(archive: Archive, layout: Layout, todo: list[Patch], processes: int | None) -> Iterator[_Read]:
+    try:
+        yield from in_processes(
+            partial(_read, archive.reader, layout),
+            _chunks(todo),
+            processes=processes,
+            apart=archive.reader.mapped,
+        )
+    except ChildProcessError as error:
+        raise ChildProcessError(f"{archive.path}: {error}") from error
+
+
+def _check_belongs(writer: Writer, archive: Archive) -> None:
+    """ValueError if something stored is not, or not so, in the archive's lists."""
     split_of = {patch.name: patch.split for patch in archive.patches}
-    for stored in writer.stored:
+    for stored in writer.stored.values():
         if split_of.get(stored.name) != stored.split:
             raise ValueError(
                 f"{writer.directory} holds {stored.name} ({stored.split}), which this archive's lists do not. Name "
                 "the archive that it was begun with, or another directory."
             )
-    there = {stored.name for stored in writer.stored}
+
+
+def _todo(writer: Writer, archive: Archive, wanted: set[str]) -> list[Patch]:
+    """What is not yet stored."""
     classless = {name for name, reason in writer.skipped.items() if reason == CLASSLESS}
-    todo = [patch for patch in wanted if patch.name not in there and patch.name not in classless]
+    there = writer.stored.keys() | classless
+    todo = [patch for patch in archive.patches if patch.name in wanted and patch.name not in there]
     for patch in todo:
         writer.skipped.pop(patch.name, None)
     return todo
+
+
+def _left_out(writer: Writer, archive: Archive, wanted: list[Patch]) -> dict[str, int]:
+    left_out = Counter(archive.left_out)
+    classless = sum(reason == CLASSLESS for reason in writer.skipped.values())
+    if classless:
+        left_out[CLASSLESS] = classless
+    known = {patch.name for patch in wanted} | writer.stored.keys() | writer.skipped.keys()
+    not_asked = sum(patch.name not in known for patch in archive.patches)
+    if not_asked:
+        left_out["not asked for"] = not_asked
+    return dict(left_out)
 
 
 def _check_beforehand(archive: Archive, todo: list[Patch], writer: Writer, on_error: str) -> None:
@@ -170,17 +232,15 @@ def _check_beforehand(archive: Archive, todo: list[Patch], writer: Writer, on_er
     missing = set(archive.missing) & {patch.name for patch in todo}
     if missing and on_error == "refuse":
         first = next(patch.name for patch in todo if patch.name in missing)
+        others = len(missing) - 1
+        more = ""
+        if others:
+            more = f", and so {'is 1 other' if others == 1 else f'are {others} others'} of the {len(todo)} to read"
         raise _refused(
-            PatchError(
-                first,
-                f"its folder is missing, and so are {len(missing) - 1} others of the {len(todo)} to read: the "
-                "archive is not completely extracted.",
-            )
+            PatchError(first, f"its folder is missing{more}: the archive is not completely extracted.")
         )
-    needed, free = (
-        (len(todo) - len(missing)) * writer.layout.patch_bytes,
-        shutil.disk_usage(writer.directory).free,
-    )
+    to_come = writer.new(patch.name for patch in todo if patch.name not in missing)
+    needed, free = to_come * writer.layout.patch_bytes, shutil.disk_usage(writer.directory).free
     if needed > free:
         raise OSError(
             f"{writer.directory} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free. Make room, choose "

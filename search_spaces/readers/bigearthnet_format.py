@@ -183,7 +183,7 @@ class Sample:
     classes: tuple[int, ...]
 
 
-def class_numbers(patch: str, labels: Iterable[str], version: Version) -> tuple[int, ...]:
+def class_numbers(patch: str, labels: Iterable[object], version: Version) -> tuple[int, ...]:
     """The labels' places in ``CLASSES``, ascending; v1's 43 are converted, and those given up are left out.
 
     PatchError for a label that the version does not know.
@@ -191,15 +191,15 @@ def class_numbers(patch: str, labels: Iterable[str], version: Version) -> tuple[
     numbers = set()
     for label in labels:
         if version == "v1":
-            if label not in CLASS_OF_43:
+            if not isinstance(label, str) or label not in CLASS_OF_43:
                 raise PatchError(patch, f"label {label!r} is none of the 43 classes of v1.")
             name = CLASS_OF_43[label]
             if name is None:
                 continue
         else:
-            name = label
-            if name not in _NUMBER:
+            if not isinstance(label, str) or label not in _NUMBER:
                 raise PatchError(patch, f"label {label!r} is none of the 19 classes of v2.")
+            name = label
         numbers.add(_NUMBER[name])
     return tuple(sorted(numbers))
 
@@ -218,9 +218,14 @@ def checked_bands(bands: Sequence[str] | None) -> tuple[str, ...]:
 
 def check_band(patch: str, band: str, pixels: npt.NDArray[np.generic]) -> Pixels:
     """``pixels`` if they are as the band's must be; PatchError for another type or size."""
-    side = SIDES[band]
     if pixels.dtype != np.uint16:
         raise PatchError(patch, f"{band} holds {pixels.dtype}, not uint16.")
-    if pixels.shape != (side, side):
-        raise PatchError(patch, f"{band} is {'×'.join(map(str, pixels.shape))} pixels, not {side}×{side}.")
+    check_side(patch, band, pixels.shape)
     return np.asarray(pixels, dtype=np.uint16)
+
+
+def check_side(patch: str, band: str, shape: tuple[int, ...]) -> None:
+    """PatchError for pixels of another shape than the band's."""
+    side = SIDES[band]
+    if shape != (side, side):
+        raise PatchError(patch, f"{band} is {'×'.join(map(str, shape))} pixels, not {side}×{side}.")

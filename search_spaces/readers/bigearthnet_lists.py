@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bz2
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from search_spaces.readers.bigearthnet_format import EXTRA, PARQUETS, SPLITS, Split
+from search_spaces.readers.files import content_of
 
 SNOW, CLOUD = "seasonal snow", "cloud or shadow"
 _V1_SPLITS: dict[Split, tuple[str, ...]] = {
@@ -17,6 +19,8 @@ _V1_SPLITS: dict[Split, tuple[str, ...]] = {
     "test": ("test",),
 }
 _V1_LEFT_OUT = {SNOW: "patches_with_seasonal_snow", CLOUD: "patches_with_cloud_and_shadow"}
+_NAME = re.compile(r"S2[A-Z]_\w+_\d+_\d+")
+_EXAMPLE = "S2A_MSIL2A_20170613T101031_87_48"
 _COLUMNS = ("patch_id", "labels", "split", "contains_seasonal_snow", "contains_cloud_or_shadow")
 
 
@@ -44,7 +48,8 @@ def first_in(folders: Iterable[Path], name: str) -> Path | None:
 def v1_lists(folders: Sequence[Path]) -> Lists:
     """v1's official split lists, without what its lists of snow and clouds name.
 
-    FileNotFoundError if a split list lacks (the other two may), ValueError for a patch in two splits.
+    FileNotFoundError if a split list lacks (the other two may), ValueError for one that names no patch or is
+    damaged, and for a patch in two splits.
     """
     left_out: dict[str, str] = {}
     for reason, name in _V1_LEFT_OUT.items():
@@ -57,7 +62,13 @@ def v1_lists(folders: Sequence[Path]) -> Lists:
                 f"{names[0]}.csv is not in {' or '.join(map(str, folders))}. Bring the official split lists "
                 "(train.csv, val.csv, test.csv) or say with --lists where they are."
             )
-        for patch in _names(path):
+        listed = _names(path)
+        if not listed:
+            raise ValueError(
+                f"{path} names no patch for {split}: each of its lines must begin with a name such as {_EXAMPLE}. "
+                "Bring the official list, or name at least one patch."
+            )
+        for patch in listed:
             if patch in split_of:
                 raise ValueError(
                     f"{path}: {patch} is in {split_of[patch]} too. A patch belongs to one split: correct the lists."
@@ -77,23 +88,43 @@ def _listed(names: Iterable[str], folders: Sequence[Path]) -> Path | None:
 
 
 def _names(path: Path | None) -> dict[str, None]:
-    """A list's names, in order. ValueError for a line that begins with none, or one that comes twice."""
+    """A list's names, in order; the first line may be a header. ValueError for another line that begins with no
+    name, for a name that comes twice, and for what is no text.
+    """
     if path is None:
         return {}
-    content = path.read_bytes()
-    if path.suffix == ".bz2":
-        content = bz2.decompress(content)
     names: dict[str, None] = {}
-    for number, line in enumerate(content.decode().splitlines(), start=1):
+    for number, line in enumerate(_text(path).splitlines(), start=1):
         name = line.split(",")[0].strip().strip('"')
         if not name or (number == 1 and not name.startswith("S2")):
             continue
-        if not name.startswith("S2"):
-            raise ValueError(f"{path}, line {number}: {name!r} is no patch's name. Correct the list.")
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{path}, line {number}: {name[:80]!r} is no patch's name. Correct the list: a name is such as "
+                f"{_EXAMPLE}."
+            )
         if name in names:
             raise ValueError(f"{path}, line {number}: {name} is listed twice. Correct the list.")
         names[name] = None
     return names
+
+
+def _text(path: Path) -> str:
+    content = content_of(path)
+    if path.suffix == ".bz2":
+        try:
+            content = bz2.decompress(content)
+        except (OSError, EOFError, ValueError) as error:
+            raise ValueError(
+                f"{path} is no whole bz2 file ({error}). Bring the official list again."
+            ) from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}). Bring the official list again, a "
+            "patch's name a line."
+        ) from error
 
 
 def v2_lists(folders: Sequence[Path]) -> Lists:
@@ -110,16 +141,26 @@ def v2_lists(folders: Sequence[Path]) -> Lists:
     if path_left_out is not None:
         left_out = {row["patch_id"]: _reason(row) or SNOW for row in _rows(path_left_out)}
     patches: dict[str, Patch] = {}
-    for row in _rows(path):
+    rows = _rows(path)
+    if not rows:
+        raise ValueError(f"{path} names no patch. Bring the published file.")
+    for row in rows:
         name, split, reason = row["patch_id"], row["split"], _reason(row)
         if name in patches:
             raise ValueError(f"{path}: {name} is listed twice. Bring the published file.")
         if split not in SPLITS:
-            raise ValueError(f"{path}: {name} has split {split!r}: must be {', '.join(SPLITS)}.")
+            raise ValueError(
+                f"{path}: {name} has split {split!r}: must be {', '.join(SPLITS)}. Bring the published file."
+            )
         if reason is not None:
             left_out[name] = reason
-        if name not in left_out:
-            patches[name] = Patch(name, split, tuple(row["labels"] or ()))
+        if name in left_out:
+            continue
+        if not isinstance(row["labels"] or [], list):
+            raise ValueError(
+                f"{path}: {name} has labels {row['labels']!r}: must be a list of names. Bring the published file."
+            )
+        patches[name] = Patch(name, split, tuple(row["labels"] or ()))
     return Lists(patches=list(patches.values()), left_out=left_out)
 
 
@@ -130,17 +171,28 @@ def _reason(row: dict[str, Any]) -> str | None:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
+    """The table's rows, each with a name. ValueError if it is damaged or not as published."""
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, BufferReader, parquet
     except ImportError:
         raise ModuleNotFoundError(f"{path} needs the package pyarrow. {EXTRA}") from None
+    content = content_of(path)
     try:
-        lacking = set(_COLUMNS) - set(parquet.read_schema(path).names)
-        if lacking:
+        names = parquet.read_schema(BufferReader(content)).names
+        lacking = set(_COLUMNS) - set(names)
+        rows: list[dict[str, Any]] = []
+        if not lacking:
+            rows = parquet.read_table(BufferReader(content), columns=list(_COLUMNS)).to_pylist()
+    except (ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: what is damaged inside
+        raise ValueError(
+            f"{path} is no parquet file, or a damaged one ({error}). Bring the published file."
+        ) from error
+    if lacking:
+        raise ValueError(f"{path} lacks the column {', '.join(sorted(lacking))}. Bring the published file.")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row["patch_id"], str) or not row["patch_id"]:
             raise ValueError(
-                f"{path} lacks the column {', '.join(sorted(lacking))}. Bring the published file."
+                f"{path}: row {number} of {len(rows)} has patch_id {row['patch_id']!r}, and must have a patch's "
+                "name. Bring the published file."
             )
-        rows: list[dict[str, Any]] = parquet.read_table(path, columns=list(_COLUMNS)).to_pylist()
-    except ArrowException as error:
-        raise ValueError(f"{path} is no parquet file ({error}). Bring the published file.") from error
     return rows

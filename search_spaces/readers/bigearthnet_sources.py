@@ -17,9 +17,8 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from search_spaces.readers.bigearthnet_format import (
     BANDS,
@@ -29,12 +28,12 @@ from search_spaces.readers.bigearthnet_format import (
     Sample,
     Version,
     check_band,
+    check_side,
     class_numbers,
 )
 from search_spaces.readers.bigearthnet_lists import Patch, first_in, v1_lists, v2_lists
-
-if TYPE_CHECKING:
-    import lmdb
+from search_spaces.readers.bigearthnet_lmdb import FILE, LmdbReader
+from search_spaces.readers.files import refused_by_system
 
 V2_FOLDER = "BigEarthNet-S2"
 UNLISTED = "in no split list"
@@ -45,6 +44,11 @@ class Reader(Protocol):
 
     @property
     def version(self) -> Version: ...
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it reads through a memory map, where damaged data may kill the process."""
+        ...
 
     def read(self, patch: Patch, bands: Sequence[str] = BANDS) -> Sample:
         """PatchError if anything of it is missing, damaged or not as it must be."""
@@ -57,10 +61,11 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """``patches`` in the lists' order; ``left_out``: how many others there are, by the reason; ``missing``:
-    those of ``patches`` that are not there, as far as listing folders tells.
+    """What lies at ``path``. ``patches`` in the lists' order; ``left_out``: how many others there are, by the
+    reason; ``missing``: those of ``patches`` that are not there, as far as listing folders tells.
     """
 
+    path: Path
     reader: Reader
     patches: list[Patch]
     left_out: dict[str, int]
@@ -70,15 +75,17 @@ class Archive:
 def open_archive(path: str | Path, *, lists: str | Path | None = None) -> Archive:
     """The archive at ``path``, whichever of the three it is; reads its lists but no pixels.
 
-    FileNotFoundError if there is no archive or a list lacks, ValueError for lists that contradict themselves.
+    FileNotFoundError if there is no archive or a list lacks, ValueError for lists that contradict themselves or
+    are damaged, and for an LMDB that is not whole.
     """
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is no directory. Name the one that holds BigEarthNet's patches.")
     beside = [Path(lists)] if lists is not None else [path, path.parent]
     reader: Reader
-    if (path / "data.mdb").is_file():
+    if (path / FILE).is_file():
         reader = LmdbReader(path)
+        reader.check()
     elif (path / V2_FOLDER).is_dir():
         reader = FoldersV2(path / V2_FOLDER)
     # Not beside it: v1 may lie in one folder with v2's tables.
@@ -97,7 +104,7 @@ def open_archive(path: str | Path, *, lists: str | Path | None = None) -> Archiv
         unlisted = {name for name in present if name.startswith("S2")} - patches - found.left_out.keys()
         if unlisted:
             left_out[UNLISTED] = len(unlisted)
-    return Archive(reader=reader, patches=found.patches, left_out=dict(left_out), missing=missing)
+    return Archive(path=path, reader=reader, patches=found.patches, left_out=dict(left_out), missing=missing)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,7 @@ class FoldersV1:
 
     root: Path
     version: Version = "v1"
+    mapped: ClassVar[bool] = False
 
     def read(self, patch: Patch, bands: Sequence[str] = BANDS) -> Sample:
         folder = _folder(patch.name, self.root / patch.name)
@@ -114,7 +122,7 @@ class FoldersV1:
             labels = json.loads(path.read_bytes())["labels"]
         except FileNotFoundError:
             raise PatchError(patch.name, f"{path.name} is missing.") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise PatchError(patch.name, f"{path.name} is damaged ({error!r}).") from error
         if not isinstance(labels, list):
             raise PatchError(patch.name, f"{path.name}: labels is no list.")
@@ -131,6 +139,7 @@ class FoldersV2:
 
     root: Path
     version: Version = "v2"
+    mapped: ClassVar[bool] = False
 
     def read(self, patch: Patch, bands: Sequence[str] = BANDS) -> Sample:
         folder = _folder(patch.name, self.root / patch.name.rsplit("_", 2)[0] / patch.name)
@@ -141,51 +150,6 @@ class FoldersV2:
         return {name for tile in _folders(self.root) for name in _folders(self.root / tile)}
 
 
-@dataclass(frozen=True)
-class LmdbReader:
-    """rico-hdl's LMDB of v2."""
-
-    root: Path
-    version: Version = "v2"
-
-    def read(self, patch: Patch, bands: Sequence[str] = BANDS) -> Sample:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
-        with _environment(self.root, os.getpid()).begin() as transaction:
-            value = transaction.get(patch.name.encode())
-        if value is None:
-            raise PatchError(patch.name, f"it is not in {self.root}.")
-        try:
-            content = load(bytes(value))
-        except (SafetensorError, ValueError) as error:
-            raise PatchError(patch.name, f"its value is no safetensors dictionary ({error}).") from error
-        lacking = [band for band in bands if band not in content]
-        if lacking:
-            raise PatchError(patch.name, f"{', '.join(lacking)} is missing in its value.")
-        return Sample(
-            bands={band: check_band(patch.name, band, content[band]) for band in bands},
-            classes=class_numbers(patch.name, patch.labels or (), "v2"),
-        )
-
-    def present(self) -> set[str] | None:
-        return None
-
-
-# One a process, which may open a file only once; never used across a fork.
-@lru_cache(maxsize=4)
-def _environment(root: Path, process: int) -> lmdb.Environment:
-    try:
-        import lmdb
-    except ImportError:
-        raise ModuleNotFoundError(f"{root} needs the package lmdb. {EXTRA}") from None
-    try:
-        # Without readahead, reading at random would load far more than it uses; nobody writes: no lock.
-        return lmdb.open(str(root), readonly=True, lock=False, readahead=False)
-    except lmdb.Error as error:
-        raise ValueError(f"{root} is no LMDB ({error}). Bring it again.") from error
-
-
 def _folder(patch: str, folder: Path) -> Path:
     if not folder.is_dir():
         raise PatchError(patch, f"{folder} is missing: the archive is not completely extracted.")
@@ -193,8 +157,11 @@ def _folder(patch: str, folder: Path) -> Path:
 
 
 def _folders(root: Path) -> set[str]:
-    with os.scandir(root) as entries:
-        return {entry.name for entry in entries if entry.is_dir()}
+    try:
+        with os.scandir(root) as entries:
+            return {entry.name for entry in entries if entry.is_dir()}
+    except OSError as error:
+        raise refused_by_system(root, "listed", error) from error
 
 
 def _read_tiffs(patch: str, folder: Path, bands: Sequence[str]) -> dict[str, Any]:
@@ -212,6 +179,8 @@ def _read_tiffs(patch: str, folder: Path, bands: Sequence[str]) -> dict[str, Any
                 with rasterio.open(path, driver="GTiff") as file:
                     if file.count != 1:
                         raise PatchError(patch, f"{path.name} holds {file.count} bands, not one.")
+                    # Before it is read: a damaged size may be one that no memory can hold.
+                    check_side(patch, band, (file.height, file.width))
                     pixels = file.read(1)
             except (RasterioError, OSError) as error:
                 if not path.exists():

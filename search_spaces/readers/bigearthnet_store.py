@@ -1,31 +1,48 @@
-"""BigEarthNet's patches in one memory-mapped file: how it is written, resumed after any death, read and verified.
+"""BigEarthNet's patches in one memory-mapped file: its form, and how it is read and verified.
 
 pixels.bin      patch after patch, band after band, each in its own resolution: little-endian uint16
 patches.jsonl   a header, then a line for each patch stored or skipped; appended to, what a resumed run goes by
 index.npz       names, splits, classes and checksums as arrays; there once the file is complete
+
+A patch whose pixels were damaged, and could not be read anew, keeps its place in all three, and has no split.
 """
 
 from __future__ import annotations
 
-import fcntl
+import io
 import json
 import mmap
 import os
+import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.readers.bigearthnet_format import CLASSES, SIDES, SPLITS, Pixels, Split, Version
+from search_spaces.readers.bigearthnet_format import (
+    BANDS,
+    CLASSES,
+    SIDES,
+    SPLITS,
+    VERSIONS,
+    Pixels,
+    Split,
+    Version,
+)
+from search_spaces.readers.files import content_of, refused_by_system
 
 FORMAT = 1
 PIXELS, JOURNAL, INDEX = "pixels.bin", "patches.jsonl", "index.npz"
+NO_SPLIT = 255
+"""In the index, of a patch whose pixels are lost."""
+REPAIR = "Start the command that made it again, with --repair: what is damaged is read anew."
+
+_AGAIN = "Start the command that makes it again."
 
 Rows = npt.NDArray[np.int64]
 
@@ -59,11 +76,16 @@ class Layout:
         return {"format": FORMAT, "version": self.version, "bands": list(self.bands)}
 
     @staticmethod
-    def from_line(line: Mapping[str, Any], path: Path) -> Layout:
-        """ValueError if another program, or a later form of this one, wrote it."""
-        if line.get("format") != FORMAT:
-            raise ValueError(f"{path} is not of format {FORMAT}. Make it anew from the archive.")
-        return Layout(version=line["version"], bands=tuple(line["bands"]))
+    def from_line(line: object, path: Path, *, remedy: str) -> Layout:
+        """ValueError if another program, or a later form of this one, wrote it, or if it is damaged."""
+        if not isinstance(line, dict) or line.get("format") != FORMAT:
+            raise ValueError(f"{path} is not of format {FORMAT}. {remedy}")
+        version, bands = line.get("version"), line.get("bands")
+        if version not in VERSIONS or not isinstance(bands, list) or any(band not in BANDS for band in bands):
+            raise ValueError(
+                f"{path} is damaged: its version is {version!r}, its bands are {bands!r}. {remedy}"
+            )
+        return Layout(version=version, bands=tuple(bands))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,136 +98,28 @@ class Stored:
     checksum: int  # zlib.crc32 of its bytes
 
 
-@dataclass
-class Writer:
-    """Appends patches to the file in ``directory``, beginning it or going on where the last run ended.
+def are_whole(file: int, layout: Layout, checksums: Iterable[int | None]) -> Iterator[bool]:
+    """Of each patch in ``file``, a descriptor, whether it is what its checksum was taken of; None: it has none.
 
-    One process a directory: another is refused. ValueError if what is there is another archive's or damaged.
+    What the disk does not give counts as damaged: it is not read through a map, where that would kill the process.
     """
-
-    directory: Path
-    layout: Layout
-    stored: list[Stored] = field(default_factory=list, init=False)
-    skipped: dict[str, str] = field(default_factory=dict, init=False)  # name -> why
-
-    def __post_init__(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as files:
-            self._journal = files.enter_context(open(self.directory / JOURNAL, "a+b"))
-            _lock(self._journal.fileno(), self.directory)
-            self._replay()
-            self._pixels = files.enter_context(open(self.directory / PIXELS, "ab"))
-            self._cut()
-            self._files = files.pop_all()
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
-
-    def append(self, read: Sequence[tuple[Stored, bytes]], skipped: Mapping[str, str]) -> None:
-        """Add patches and the reasons of those that are none; when it returns, they are kept whatever happens."""
-        for _, content in read:
-            self._pixels.write(content)
-        self._sync(self._pixels)
-        # Only now: what the journal names, the file holds.
-        lines: list[dict[str, Any]] = [
-            {"patch": of.name, "split": of.split, "classes": of.classes, "crc32": of.checksum}
-            for of, _ in read
-        ]
-        lines += [{"patch": name, "skipped": reason} for name, reason in skipped.items()]
-        self._write(lines)
-        self.stored += [of for of, _ in read]
-        for of, _ in read:
-            self.skipped.pop(of.name, None)
-        self.skipped.update(skipped)
-
-    def finish(self) -> None:
-        """Write the index, at once and whole: from now on the file can be read."""
-        classes = np.zeros((len(self.stored), len(CLASSES)), np.uint8)
-        for row, patch in enumerate(self.stored):
-            classes[row, list(patch.classes)] = 1
-        partial = self.directory / f".{INDEX}"
-        with open(partial, "wb") as file:
-            np.savez(
-                file,
-                header=np.frombuffer(json.dumps(self.layout.line()).encode(), np.uint8),
-                names=np.array([patch.name.encode() for patch in self.stored], dtype=np.bytes_),
-                splits=np.array([SPLITS.index(patch.split) for patch in self.stored], np.uint8),
-                classes=classes,
-                checksums=np.array([patch.checksum for patch in self.stored], np.uint32),
-            )
-            self._sync(file)
-        os.replace(partial, self.directory / INDEX)
-
-    def _replay(self) -> None:
-        path = self.directory / JOURNAL
-        self._journal.seek(0)
-        content = self._journal.read()
-        whole = content.rfind(b"\n") + 1  # a torn last line counts for nothing
-        lines = content[:whole].splitlines()
-        if not lines:
-            self._journal.truncate(0)
-            self._write([self.layout.line()])
-            return
-        self._journal.truncate(whole)
-        found = None
-        for number, text in enumerate(lines, start=1):
-            try:
-                line = json.loads(text)
-                if number == 1:
-                    found = Layout.from_line(line, path)
-                else:
-                    self._take(line)
-            except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{path}, line {number} is damaged ({error!r}). Remove {self.directory} and begin anew."
-                ) from error
-        assert found is not None
-        if found != self.layout:
-            raise ValueError(
-                f"{self.directory} was begun with {found.version} and the bands {', '.join(found.bands)}. Go on "
-                "with the same, or name another directory."
-            )
-
-    def _take(self, line: Mapping[str, Any]) -> None:
-        name = line["patch"]
-        if "skipped" in line:
-            self.skipped[name] = line["skipped"]
-            return
-        self.stored.append(
-            Stored(name=name, split=line["split"], classes=tuple(line["classes"]), checksum=line["crc32"])
-        )
-        self.skipped.pop(name, None)
-
-    def _cut(self) -> None:
-        """Drop pixels that were written, but not yet named, when the last run died."""
-        size, named = self._pixels.tell(), len(self.stored) * self.layout.patch_bytes
-        if size < named:
-            raise ValueError(
-                f"{self._pixels.name} has {size} bytes, and {JOURNAL} names {named}. Remove {self.directory} and "
-                "begin anew."
-            )
-        self._pixels.truncate(named)
-        self._pixels.seek(named)
-
-    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self._journal.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-        self._sync(self._journal)
-
-    def _sync(self, file: Any) -> None:
-        file.flush()
-        os.fsync(file.fileno())
+    for row, expected in enumerate(checksums):
+        if expected is None:
+            yield True
+            continue
+        try:
+            content = os.pread(file, layout.patch_bytes, row * layout.patch_bytes)
+        except OSError:
+            yield False
+            continue
+        yield zlib.crc32(content) == expected
 
 
-def _lock(file: int, directory: Path) -> None:
+def _opened(path: Path) -> io.BufferedReader:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"Another process is writing {directory}. Wait for it, or end it.") from None
-    except OSError:  # a file system without locks
-        pass
+        return open(path, "rb")
+    except OSError as error:
+        raise refused_by_system(path, "read", error) from error
 
 
 class Store:
@@ -224,21 +138,20 @@ class Store:
                 f"{self.directory} holds no BigEarthNet for training. Make it: python -m "
                 f"search_spaces.readers.bigearthnet ARCHIVE {self.directory}"
             )
+        header, self._splits, self._classes = self._read("header", "splits", "classes")
         try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as index:
-                self.layout = Layout.from_line(json.loads(index["header"].tobytes()), path)
-                self._splits, self._classes = index["splits"], index["classes"]
-        except (KeyError, zipfile.BadZipFile, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error!r}). Start the command that makes it again."
-            ) from error
+            line = json.loads(header.tobytes())
+        except ValueError as error:
+            raise self._damaged_index(error) from error
+        self.layout = Layout.from_line(line, path, remedy=_AGAIN)
+        if self._splits.ndim != 1 or self._classes.shape != (len(self._splits), len(CLASSES)):
+            raise self._damaged_index(f"{self._splits.shape} splits, {self._classes.shape} classes")
         named = len(self) * self.layout.patch_bytes
         # Reading past a file's end would kill the process.
-        size = (self.directory / PIXELS).stat().st_size
+        pixels = self.directory / PIXELS
+        size = pixels.stat().st_size if pixels.is_file() else 0
         if size < named:
-            raise ValueError(
-                f"{self.directory / PIXELS} has {size} bytes, and its index names {named}. Make it anew."
-            )
+            raise ValueError(f"{pixels} has {size} bytes, and its index names {named}. {REPAIR}")
         self._mapped: tuple[mmap.mmap, Pixels] | None = None
 
     def __len__(self) -> int:
@@ -255,7 +168,8 @@ class Store:
         return cast("npt.NDArray[np.uint8]", self._classes[rows])
 
     def names(self, rows: Rows) -> list[str]:
-        return [name.decode() for name in self._read("names")[rows]]
+        (names,) = self._read("names")
+        return [name.decode() for name in names[rows]]
 
     def read(self, rows: Rows) -> Pixels:
         """The values of these patches, (n, values), as a copy.
@@ -274,14 +188,29 @@ class Store:
 
     def damaged(self) -> Iterator[str | None]:
         """Reads each patch again: its name if it is not what was written, else None."""
-        checksums, names = self._read("checksums"), self._read("names")
-        for row in range(len(self)):
-            found = zlib.crc32(self.read(np.array([row])).tobytes())
-            yield names[row].decode() if found != int(checksums[row]) else None
+        checksums, names = self._read("checksums", "names")
+        expected = (
+            None if split == NO_SPLIT else int(checksum)
+            for split, checksum in zip(self._splits, checksums, strict=True)
+        )
+        with _opened(self.directory / PIXELS) as file:
+            for name, whole in zip(names, are_whole(file.fileno(), self.layout, expected), strict=True):
+                yield None if whole else name.decode()
 
-    def _read(self, name: str) -> npt.NDArray[Any]:
-        with np.load(self.directory / INDEX, allow_pickle=False) as index:
-            return cast("npt.NDArray[Any]", index[name])
+    def _read(self, *names: str) -> list[npt.NDArray[Any]]:
+        content = content_of(self.directory / INDEX)
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as index:
+                return [index[name] for name in names]
+        # What zipfile and numpy raise for bytes that are none of theirs.
+        except (
+            KeyError, EOFError, ValueError, TypeError, AttributeError, OSError, RuntimeError, OverflowError,
+            MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error, struct.error,
+        ) as error:  # fmt: skip
+            raise self._damaged_index(error) from error
+
+    def _damaged_index(self, found: object) -> ValueError:
+        return ValueError(f"{self.directory / INDEX} is damaged ({found!r}). {_AGAIN}")
 
     def _span(self, row: int, unit: int) -> tuple[int, int]:
         """(start, length) of the whole units of so many bytes that hold a patch; the file's end ends them too."""
@@ -291,7 +220,7 @@ class Store:
 
     def _map(self) -> tuple[mmap.mmap, Pixels]:
         if self._mapped is None:
-            with open(self.directory / PIXELS, "rb") as file:
+            with _opened(self.directory / PIXELS) as file:
                 mapped = mmap.mmap(
                     file.fileno(), len(self) * self.layout.patch_bytes, access=mmap.ACCESS_READ
                 )

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, TypeVar
 
 from hpo import config
@@ -26,16 +27,19 @@ _LINE_S = 60.0
 
 
 def in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int | None
+    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int | None, apart: bool = False
 ) -> Iterator[Result]:
     """``function`` of each item, in order, in so many processes (None: one a core that this one may use).
 
-    Few results wait at a time, however slowly they are taken. ChildProcessError if a process dies.
+    A single one is this one, unless the work is to be done ``apart``. Few results wait at a time, however slowly
+    they are taken. ChildProcessError if a process dies.
     """
     count = processes or len(os.sched_getaffinity(0))
-    if count == 1:
+    if count == 1 and not apart:
         yield from map(function, items)
         return
+    others = set(multiprocessing.active_children())
+    ours: set[BaseProcess] = set()
     # Not forked: the caller may have threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
@@ -43,16 +47,27 @@ def in_processes(
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
+            ours.update(set(multiprocessing.active_children()) - others)
             if len(waiting) > 2 * count:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise ChildProcessError(
-            "A process that shared the work was killed; was there too little memory? Start it again."
-        ) from None
+        pool.shutdown()  # afterwards it is known how each ended
+        raise ChildProcessError(_how_it_died({process.exitcode for process in ours})) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _how_it_died(exit_codes: set[int | None]) -> str:
+    """The pool ends the others itself, by SIGTERM."""
+    for fault in (signal.SIGBUS, signal.SIGSEGV):
+        if -fault in exit_codes:
+            return (
+                f"A process that shared the work was ended by {fault.name}, as one is that reads a damaged file, or "
+                "one that became shorter. Bring the file again, whole, and start again."
+            )
+    return "A process that shared the work was killed; was there too little memory? Start it again."
 
 
 def _begin() -> None:

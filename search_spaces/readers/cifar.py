@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from search_spaces.readers.files import content_of, refused_by_system, write_new
 from search_spaces.readers.pickled_data import read_pickled
 from search_spaces.readers.small_images import SETS, read_digits, read_fashion_mnist
 
@@ -151,10 +152,10 @@ def read_cifar(source: str) -> Cifar:
     path = Path(source)
     if path.is_dir():
         return _read_folder(path)
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is not there. Name a folder or an archive with CIFAR-10 or CIFAR-100, "
-            f"{' or '.join(SETS)}."
+            f"{path} is {'no file and no folder' if path.exists() else 'not there'}. Name a folder or an archive "
+            f"with CIFAR-10 or CIFAR-100, {' or '.join(SETS)}."
         )
     return _read_archive(path)
 
@@ -183,6 +184,27 @@ def as_cifar(name: str) -> dict[str, bytes]:
     return {
         name: batch.tobytes() for name, batch in zip((*_FORMS[0].train, _FORMS[0].test), batches, strict=True)
     }
+
+
+def write_cifar(name: str, folder: Path) -> None:
+    """Write ``as_cifar(name)`` into ``folder``, which is made; what it has written before stays as it is.
+
+    FileExistsError, and nothing is written, if a set is there already: it would be overwritten, or no longer be what
+    is read from there.
+    """
+    contents = {folder / file: content for file, content in as_cifar(name).items()}
+    others = [
+        place / file
+        for form in _FORMS
+        for place in (folder, folder / form.folder)
+        for file in form.files
+        if place / file not in contents and (place / file).exists()
+    ]
+    if others:
+        raise FileExistsError(
+            f"{folder} has another set: {', '.join(map(str, others))}. Name another folder, or move it away."
+        )
+    write_new(contents)
 
 
 # The forms
@@ -312,7 +334,7 @@ def _read_folder(path: Path) -> Cifar:
                         f"{folder} has no {', '.join(missing)}, and the other files of {form.folder}. "
                         "Extract the archive again, whole."
                     )
-                return _read(form, str(folder), lambda name, folder=folder: (folder / name).read_bytes())  # type: ignore[misc]
+                return _read(form, str(folder), lambda name, folder=folder: content_of(folder / name))  # type: ignore[misc]
     raise FileNotFoundError(
         f"{path} has no files of CIFAR-10 or CIFAR-100. Name the folder with "
         f"{' or '.join(form.files[0] for form in _FORMS)}."
@@ -320,10 +342,13 @@ def _read_folder(path: Path) -> Cifar:
 
 
 def _read_archive(path: Path) -> Cifar:
-    with open(path, "rb") as file:
-        digest = hashlib.md5(usedforsecurity=False)
-        while piece := file.read(2**20):
-            digest.update(piece)
+    digest = hashlib.md5(usedforsecurity=False)
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(2**20):
+                digest.update(piece)
+    except OSError as error:
+        raise refused_by_system(path, "read", error) from error
     if digest.hexdigest() not in ARCHIVES:
         raise ValueError(
             f"{path} has the MD5 sum {digest.hexdigest()}, which is none of the published archives "
@@ -351,10 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.command == "write":
-            contents = as_cifar(given.name)
-            given.folder.mkdir(parents=True, exist_ok=True)
-            for name, content in contents.items():
-                (given.folder / name).write_bytes(content)
+            write_cifar(given.name, given.folder)
         source = str(given.folder if given.command == "write" else given.source)
         found = read_cifar(source)
     except (OSError, ValueError) as error:

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from search_spaces.readers.files import content_of, write_new
+
 FEATURES = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
 """Loads, high, middle and low, useful and useless, and the oil's temperature."""
 
@@ -209,8 +211,9 @@ def read_series(source: str) -> Series:
         return _parsed(as_csv(source), source)
     path = Path(source)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there. Name a csv such as data/ETTm2.csv, or {PACKAGED}.")
-    content = path.read_bytes()
+        what = "a directory" if path.is_dir() else "no file" if path.exists() else "not there"
+        raise FileNotFoundError(f"{path} is {what}. Name a csv such as data/ETTm2.csv, or {PACKAGED}.")
+    content = content_of(path)
     published = PUBLISHED.get(path.name)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if published is not None and found != published:
@@ -219,7 +222,7 @@ def read_series(source: str) -> Series:
             "give a series of your own another name."
         )
     try:
-        return _parsed(content.decode(), source)
+        return _parsed(content.decode("utf-8-sig"), source)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text in UTF-8, and so no csv. Name another file.") from error
 
@@ -336,9 +339,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.command == "write":
-            text = as_csv(given.name)
-            given.file.parent.mkdir(parents=True, exist_ok=True)
-            given.file.write_text(text)
+            if given.file.name in PUBLISHED:
+                raise ValueError(
+                    f"{given.file} has the name of a published file, which {given.name} is not. Name another."
+                )
+            write_new({given.file: as_csv(given.name).encode()})
         source = str(given.file if given.command == "write" else given.source)
         series = read_series(source)
     except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,10 @@ def read_pickled(content: bytes, *, source: str) -> object:
     cut short, or asks for anything else.
     """
     try:
-        return _plain(_Reader(source).run(content))
+        with warnings.catch_warnings():
+            # Python's own, of escape sequences in damaged names.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return _plain(_Reader(source).run(content))
     except _Refused:
         raise
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:

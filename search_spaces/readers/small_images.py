@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import math
+import struct
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -12,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
+
+from search_spaces.readers.files import content_of
 
 SETS = ("digits", "fashion-mnist")
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -97,9 +102,16 @@ def _idx(path: Path) -> npt.NDArray[np.uint8]:
     """An array in the idx format: two zero bytes, the type (8: bytes), the number of dimensions, then their
     sizes.
     """
-    with gzip.open(path) as file:
-        content = file.read()
-    if content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} is no idx file of bytes. Install the package dataset-fashion-mnist again.")
-    sizes = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(content[3])]
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes)
+    packed = content_of(path)
+    remedy = "Install the package dataset-fashion-mnist again."
+    try:
+        content = gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise ValueError(f"{path} is no whole gzip file ({error}). {remedy}") from error
+    if content[:3] != b"\0\0\x08" or len(content) < 4:
+        raise ValueError(f"{path} is no idx file of bytes. {remedy}")
+    begin = 4 + 4 * content[3]
+    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, begin, 4)]
+    if len(content) != begin + math.prod(sizes):
+        raise ValueError(f"{path} has {len(content)} bytes, and names {begin + math.prod(sizes)}. {remedy}")
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(sizes)
