@@ -17,7 +17,7 @@ from hpo import config
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_SPEAKING = timedelta(seconds=10)
+_PATIENCE = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +39,23 @@ class Place:
         return f"cuda:{self.local_rank}" if neighbours <= torch.cuda.device_count() else "cpu"
 
     def tell(self, sentence: str) -> None:
-        """Print ``sentence`` on standard error, by the first of the ranks that has something to say: what ended one
-        mostly ends all, and torchrun ends the others. It has been printed when this returns.
+        """Print ``sentence`` on standard error, by the first of the ranks that has something to say: what ends one
+        mostly ends all. It has been printed when this returns, on all that have come here within seconds.
         """
-        if self.store is None or self.store.add("told", 1) == 1:
-            print(sentence, file=sys.stderr, flush=True)
-            if self.store is not None:
-                self.store.set("printed", "")
+        if self.store is None:
+            print(sentence, file=sys.stderr)
             return
-        # Who ends first has torchrun end the others, and nobody shall be ended while it speaks.
+        told = self.store.add("told", 1)
+        if told == 1:
+            print(sentence, file=sys.stderr, flush=True)
+            self.store.set("printed", "")
+        # Who ends first has torchrun end the others: none shall be ended while it speaks, or complain that a peer is
+        # gone while it still joins the group.
         with suppress(RuntimeError):
-            self.store.wait(["printed"], _SPEAKING)
+            self.store.wait(["printed"], _PATIENCE)
+            if told == self.size:
+                self.store.set("all", "")
+            self.store.wait(["all"], _PATIENCE)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from search_spaces import sources
 from search_spaces.readers.bigearthnet_format import BANDS, SPLITS
-from search_spaces.readers.bigearthnet_store import Layout, Stored, Writer
+from search_spaces.readers.bigearthnet_store import Layout, Stored
+from search_spaces.readers.bigearthnet_writer import Writer
 
 
 def cifar_archive(path: Path) -> Path:
