@@ -586,7 +586,8 @@ def _unmarked(flat: Tensor, lacking: list[tuple[int, int]]) -> list[int]:
     if not lacking:
         return []
     sums = flat[[begin for _, begin in lacking]]
-    nowhere = ((sums == 0) & torch.signbit(sums)).tolist()
+    # Of a complex number the real part has the sign.
+    nowhere = ((sums == 0) & torch.signbit(sums.real)).tolist()
     return [place for (place, _), nobody in zip(lacking, nowhere, strict=True) if nobody]
 
 
