@@ -85,6 +85,10 @@ def make_task(
     """
     if network not in NETWORKS:
         raise hpo.UsageError(f"network = {network!r}: must be {' or '.join(NETWORKS)}. Correct it.")
+    if not 0 <= warmup_epochs <= epochs:
+        raise hpo.UsageError(
+            f"warmup_epochs = {warmup_epochs}: must be from 0 to the run's {epochs} epochs. Correct it."
+        )
 
     def recipe(p: dict[str, Any], classes: int, ranks: int) -> Recipe:
         import torch

@@ -46,6 +46,14 @@ class Topology:
 
     ranks_per_node: int | None = None
 
+    def __post_init__(self) -> None:
+        per_node = self.ranks_per_node
+        if per_node is not None and (isinstance(per_node, bool) or not isinstance(per_node, int)):
+            raise ValueError(
+                f"Topology(ranks_per_node={per_node!r}): must be a whole number of ranks, or None to go by the hosts. "
+                "Correct it."
+            )
+
     def nodes(self, hosts: Sequence[object]) -> tuple[Ranks, ...]:
         """The ranks of each node; ``hosts`` names each rank's. ValueError if the ranks do not fit."""
         size, per_node = len(hosts), self.ranks_per_node

@@ -14,6 +14,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
+from trainers.arguments import check_kinds
 from trainers.communication import (
     Channel,
     Communicator,
@@ -95,6 +96,7 @@ class LocalSGD:
                 raise ValueError(
                     f"LocalSGD({name}={value!r}): {name} must be a whole number of at least 1. Correct it."
                 )
+        check_kinds(self)
         check_steps("LocalSGD", "start", self.start)
         if (self.neighbourhood_every is None) != (self.neighbourhoods is None):
             raise ValueError(

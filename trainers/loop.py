@@ -28,8 +28,8 @@ from trainers.names import plain, plain_name, renamed
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.schedules import Constant, ReduceOnPlateau, Schedule
-from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings
-from trainers.strategy import Method, Setup, State, Strategy
+from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings, check_call, check_optimizer
+from trainers.strategy import Method, Setup, State, Strategy, check_method
 
 
 class Interrupted(Exception):
@@ -118,6 +118,9 @@ def train(
     for settings that cannot be, or a checkpoint of other ones; ``CommunicationError`` when a rank is lost.
     Python's, numpy's and torch's global generators are afterwards as they were before.
     """
+    check_call(
+        metrics=metrics, optimizer=optimizer, topology=topology, checkpoint=checkpoint, timeout=timeout
+    )
     settings = Settings(
         model=model,
         train_set=train_set,
@@ -126,13 +129,13 @@ def train(
         epochs=epochs,
         batch_size=batch_size,
         metrics=dict(metrics or {}),
-        schedule=schedule or Constant(),
+        schedule=Constant() if schedule is None else schedule,
         precision=precision,
         clip_norm=clip_norm,
         accumulate=accumulate,
         label_smoothing=label_smoothing,
         early_stopping=early_stopping,
-        assignment=assignment or Disjoint(),
+        assignment=Disjoint() if assignment is None else assignment,
         checkpoint_every=checkpoint_every,
         report=report,
         interrupt=interrupt,
@@ -142,9 +145,7 @@ def train(
         device=device_of(model),
     )
     method = DDP() if method is None else method
-    if isinstance(method, type) or not callable(getattr(method, "strategy", None)):
-        name = method.__name__ if isinstance(method, type) else "DDP"
-        raise ValueError(f"method = {method!r}: must be a method's settings. Pass {name}(), say.")
+    check_method(f"method = {method!r}", method)
     communicator = Communicator(topology=topology, timeout=timeout, device=settings.device, among=group)
     try:
         with generators_kept():
@@ -154,6 +155,7 @@ def train(
                 raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
             # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
             made = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
+            check_optimizer(made)
             run = _Run(settings, communicator, made, method, checkpoint, progress)
             del made
             try:

@@ -76,7 +76,8 @@ class PowerSGDAverager:
 def _orthonormal(p: Tensor) -> Tensor:
     """A basis of the columns of ``p``, which no library finds in half precision."""
     half = p.dtype in (torch.bfloat16, torch.float16)
-    return torch.linalg.qr(p.float() if half else p).Q.to(p.dtype)
+    basis: Tensor = torch.linalg.qr(p.float() if half else p).Q
+    return basis.to(p.dtype)
 
 
 def _shape(parameter: Tensor) -> tuple[int, int]:
