@@ -100,7 +100,7 @@ def test_a_weight_that_the_optimizer_leaves_out_is_named_before_the_first_step(
 
 
 SETTINGS: dict[str, Callable[[], object]] = {
-    "Topology(ranks_per_node=1.0): must be a whole number": lambda: trainers.Topology(
+    "ranks_per_node = 1.0: must be a whole number, or None to go by the hosts": lambda: trainers.Topology(
         ranks_per_node=1.0  # type: ignore[arg-type]
     ),
     "OIALR(sigma_cutoff='a'): sigma_cutoff must be a number": lambda: trainers.OIALR(

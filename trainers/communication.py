@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 
+from trainers.arguments import check_argument, is_integer
 from trainers.process_groups import group_apart, next_number
 
 BUCKET_BYTES = 25 * 2**20
@@ -47,12 +48,10 @@ class Topology:
     ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
-        per_node = self.ranks_per_node
-        if per_node is not None and (isinstance(per_node, bool) or not isinstance(per_node, int)):
-            raise ValueError(
-                f"Topology(ranks_per_node={per_node!r}): must be a whole number of ranks, or None to go by the hosts. "
-                "Correct it."
-            )
+        allowed = self.ranks_per_node is None or is_integer(self.ranks_per_node)
+        check_argument(
+            "ranks_per_node", self.ranks_per_node, allowed, "a whole number, or None to go by the hosts"
+        )
 
     def nodes(self, hosts: Sequence[object]) -> tuple[Ranks, ...]:
         """The ranks of each node; ``hosts`` names each rank's. ValueError if the ranks do not fit."""

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from trainers.label_smoothing import smoothed
 from trainers.names import plain, plain_name, renamed
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
+from trainers.saved import Best, checked, described, fill_buffers, fill_model, fill_optimizer, form_of
 from trainers.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings, check_call, check_optimizer
 from trainers.strategy import Method, Setup, State, Strategy, check_method
@@ -183,32 +184,6 @@ class _Position:
     evaluation_s: float = 0.0
 
 
-class _Best(TypedDict):
-    """The model as it was at some epoch, and the strategy's state, which tells its shapes."""
-
-    model: dict[str, Tensor]
-    strategy: State
-
-
-class _Saved(TypedDict):
-    """What a checkpoint holds, shared and own together."""
-
-    identity: dict[str, str]
-    model: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    strategy: State
-    buffers: dict[str, Tensor]
-    best: _Best | None
-    epoch: int
-    step: int
-    history: list[Metrics]
-    reason: str
-    loss_sum: Tensor
-    train_s: float
-    evaluation_s: float
-    counters: dict[str, dict[str, float]]
-
-
 class _Run:
     def __init__(
         self,
@@ -227,13 +202,13 @@ class _Run:
         self.full_parameters = sum(p.numel() for p in self.model.parameters())
         self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.position = _Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
-        self.best: _Best | None = None
+        self.best: Best | None = None
         self.identity = {
             **settings.identity(),
             "method": repr(method),
             # Methods keep state by place in the node: others could take it up, and would go apart.
             "nodes": repr(communicator.nodes),
-            **_described(optimizer),
+            **described(optimizer),
         }
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
@@ -256,6 +231,8 @@ class _Run:
                 seed=settings.seed,
             )
         )
+        # A model that a run before left in factors is whole now.
+        self.form = form_of(self.model)
         self.checkpoint = Checkpoint(checkpoint, communicator) if checkpoint is not None else None
         try:
             self._check_names()
@@ -288,6 +265,8 @@ class _Run:
 
     def to_the_end(self) -> Result:
         self._take_up()
+        if self.checkpoint is not None and not self.position.reason:
+            self.checkpoint.try_writing()
         while not self.position.reason:
             self._train_epoch()
             self._finish_epoch()
@@ -507,6 +486,7 @@ class _Run:
             position.epoch * self.steps_per_epoch + position.step,
             shared={
                 "identity": self.identity,
+                "form": self.form,
                 "epoch": position.epoch,
                 "step": position.step,
                 "history": position.history,
@@ -529,24 +509,14 @@ class _Run:
     def _take_up(self) -> None:
         """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings."""
         found = self.checkpoint.load() if self.checkpoint is not None else None
-        if found is None:
+        if self.checkpoint is None or found is None:
             return
-        saved = cast(_Saved, {**found[0], **found[1]})
-        differing = [
-            f"{name} was {was}, is {self.identity.get(name)}"
-            for name, was in saved["identity"].items()
-            if was != self.identity.get(name)
-        ]
-        if differing:
-            raise ValueError(
-                f"The checkpoint in {self.checkpoint} is of other settings: {'; '.join(differing)}. "
-                "Name another directory, or remove it to start anew."
-            )
-        self._fill({"model": saved["model"], "strategy": saved["strategy"]})
-        self.optimizer.load_state_dict(saved["optimizer"])
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(saved["buffers"][plain_name(name)])
+        with self.checkpoint.by_all("go on from its part of"):
+            where = str(self.checkpoint)
+            saved = checked({**found[0], **found[1]}, identity=self.identity, form=self.form, where=where)
+            self._fill({"model": saved["model"], "strategy": saved["strategy"]})
+            fill_optimizer(self.optimizer, saved["optimizer"], where=where)
+            fill_buffers(self.model, saved["buffers"], where=where)
         self.communicator.set_counters(saved["counters"])
         self.best = saved["best"]
         position = self.position
@@ -558,21 +528,7 @@ class _Run:
     def _strategy_state(self) -> State:
         return cast(State, renamed(dict(self.strategy.state()), plain_name))
 
-    def _fill(self, saved: _Best) -> None:
+    def _fill(self, saved: Best) -> None:
         # First the strategy: it may have to give the model other shapes.
         self.strategy.load(cast(State, renamed(saved["strategy"], lambda name: self.names.get(name, name))))
-        # The model's own, as it also says which versions its modules' states are of.
-        state = self.model.state_dict()
-        names = {plain_name(name): name for name in state}
-        state.clear()
-        state.update({names.get(name, name): value for name, value in saved["model"].items()})
-        self.model.load_state_dict(state)
-
-
-def _described(optimizer: Optimizer) -> dict[str, str]:
-    """The optimizer's kind, and the settings of its parameter groups by name."""
-    described = {"optimizer": type(optimizer).__name__}
-    for index, group in enumerate(optimizer.param_groups):
-        settings = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
-        described.update({f"{name} of group {index}": repr(value) for name, value in settings.items()})
-    return described
+        fill_model(self.model, saved["model"], where=str(self.checkpoint))
