@@ -23,13 +23,11 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 
-from trainers.arguments import check_argument, is_integer
 from trainers.process_groups import group_apart, next_number
+from trainers.topology import Ranks, Topology
 
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
-
-Ranks = tuple[int, ...]
 
 _REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SENT = (*_REAL, torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -39,34 +37,6 @@ _SUMMED = (*_SENT, torch.complex64, torch.complex128)
 
 class CommunicationError(RuntimeError):
     """A collective operation ended with an error or ran over its time: most likely another rank is gone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """Which ranks share a node: so many consecutive ones each, or (None) those that name the same host."""
-
-    ranks_per_node: int | None = None
-
-    def __post_init__(self) -> None:
-        allowed = self.ranks_per_node is None or is_integer(self.ranks_per_node)
-        check_argument(
-            "ranks_per_node", self.ranks_per_node, allowed, "a whole number, or None to go by the hosts"
-        )
-
-    def nodes(self, hosts: Sequence[object]) -> tuple[Ranks, ...]:
-        """The ranks of each node; ``hosts`` names each rank's. ValueError if the ranks do not fit."""
-        size, per_node = len(hosts), self.ranks_per_node
-        if per_node is None:
-            members: dict[object, list[int]] = {}
-            for rank, host in enumerate(hosts):
-                members.setdefault(host, []).append(rank)
-            return tuple(tuple(ranks) for ranks in members.values())
-        if per_node < 1 or size % per_node:
-            raise ValueError(
-                f"Topology(ranks_per_node={per_node}): {size} ranks are no multiple of it. "
-                f"Name a divisor of {size}, or leave it out to go by the hosts."
-            )
-        return tuple(tuple(range(first, first + per_node)) for first in range(0, size, per_node))
 
 
 class Pending:

@@ -19,7 +19,6 @@ from trainers.communication import (
     Channel,
     Communicator,
     GradientAverager,
-    Ranks,
     buckets,
     reconcile_buffers,
 )
@@ -32,6 +31,7 @@ from trainers.strategy import (
     refuse_synchronised_norms,
     steps_of,
 )
+from trainers.topology import Ranks
 
 Partition = tuple[Ranks, ...]
 

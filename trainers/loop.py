@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.checkpoint import Checkpoint
-from trainers.communication import Communicator, Topology, broadcast_tensors, refuse_sparse
+from trainers.communication import Communicator, broadcast_tensors, refuse_sparse
 from trainers.data import Assignment, Batch, Disjoint, length_of, load
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping, recorded
@@ -31,6 +31,7 @@ from trainers.saved import Best, checked, described, fill_buffers, fill_model, f
 from trainers.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings, check_call, check_optimizer
 from trainers.strategy import Method, Setup, State, Strategy, check_method
+from trainers.topology import Topology
 
 
 class Interrupted(Exception):
@@ -116,7 +117,8 @@ def train(
     ``wait_s`` is about 0, and ``train_s`` leaves out what is still queued at an epoch's end.
 
     The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
-    for settings that cannot be, or a checkpoint of other ones; ``CommunicationError`` when a rank is lost.
+    for settings that cannot be, a checkpoint of other ones or a damaged one, or a directory that cannot be written,
+    all before the first step; ``CommunicationError`` when a rank is lost.
     Python's, numpy's and torch's global generators are afterwards as they were before.
     """
     check_call(
