@@ -56,9 +56,10 @@ def _importance(record: results.CampaignRecord) -> dict[str, Importance | Campai
 
 
 def best_json(directory: Path, top: int | None) -> str:
-    """A list of objects, best first: ``id, value, objectives, params``, ``known`` for known points, with several
-    objectives ``knee``; where configurations were evaluated again, their ``evaluations, failed, mean, error``; the
-    first has ``campaign``, too: what is said of all together."""
+    """A list of objects, best first: ``id, value, objectives, params``, the campaign's ``task`` and ``options``, which
+    say what the parameters are of, ``known`` for known points, with several objectives ``knee``; where configurations
+    were evaluated again, their ``evaluations, failed, mean, error``; the first has ``campaign``, too: what is said of
+    all together."""
     record = results.load(directory)
     found = _top(record, top)
     several = len(record.objectives) > 1
@@ -71,6 +72,8 @@ def best_json(directory: Path, top: int | None) -> str:
             "value": one.value,
             "objectives": one.objectives,
             "params": one.params,
+            "task": record.identity.get("task"),
+            "options": record.identity.get("options") or {},
         }
         if one.id in repeated:
             entry["evaluations"] = len(repeated[one.id].values)

@@ -85,8 +85,12 @@ def make_task(
     """
     check.one_of(NETWORKS, network=network)
     check.number("above 0", lambda value: value > 0, lr=lr)
+    check.number("of at least 0", lambda value: value >= 0, weight_decay=weight_decay)
+    check.whole(1, epochs=epochs)
     check.number(
-        "of at least 0", lambda value: value >= 0, weight_decay=weight_decay, warmup_epochs=warmup_epochs
+        f"from 0 to the run's {epochs} epochs",
+        lambda value: 0 <= value <= epochs,
+        warmup_epochs=warmup_epochs,
     )
     check.whole(1, group_size=group_size, dim=dim, depth=depth, width=width)
     check.divisor("dim", dim, heads=heads)

@@ -341,9 +341,11 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
     text = terminal.hpo("status", "run").stdout
     assert "state             done" in text and "30 completed" in text and status["best"]["id"] in text
 
+    identity = json.loads((terminal.directory / "run" / "campaign.json").read_text())
     top = json.loads(terminal.hpo("best", "run", "--json", "--top", 3).stdout)
     assert [one["value"] for one in top] == sorted(one["value"] for one in top) and len(top) == 3
     assert (top[0]["id"], top[0]["params"]) == (status["best"]["id"], status["best"]["params"])
+    assert all((one["task"], one["options"]) == (identity["task"], identity["options"]) for one in top)
     assert top[0]["id"] in terminal.hpo("best", "run").stdout
 
     for suffix in "csv", "json":

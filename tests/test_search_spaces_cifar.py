@@ -346,6 +346,13 @@ def test_one_fold_is_refused_before_anything_starts() -> None:
         fast(vit_ab, folds=1)
 
 
+def test_a_warm_up_beyond_the_run_is_refused_before_anything_starts() -> None:
+    with pytest.raises(
+        hpo.UsageError, match=r"warmup_epochs = 10\.0: must be a number from 0 to the run's 2 epochs"
+    ):
+        fast(vit_ab, warmup_epochs=10.0)
+
+
 # From search to use
 
 QUICK = ["--epochs", "2", "--batch-size", "4", "--train-samples", "32", "--dim", "24", "--depth", "2"]

@@ -17,12 +17,12 @@ from trainers.communication import (
     CommunicationError,
     Communicator,
     GradientAverager,
-    Topology,
     average_tensors,
     broadcast_tensors,
     buckets,
     reconcile_buffers,
 )
+from trainers.topology import Topology
 
 CPU = torch.device("cpu")
 

@@ -167,10 +167,10 @@ def test_what_no_rank_uses_is_left_alone(compression: str | None) -> None:
     assert torch.equal(found[0][-2], start.never.weight)
 
 
-def unused_now_and_then(rank: int, wire_dtype: torch.dtype | None) -> list[list[bool]]:
+def unused_now_and_then(rank: int, dtype: torch.dtype, wire_dtype: torch.dtype | None) -> list[list[bool]]:
     """Whether parameters have a gradient after steps in which ranks (2,), none and (0, 1) had one."""
     comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(0))]
+    parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((3,), (), (0,))]
     averager = GradientAverager(parameters, comm.world, wire_dtype=wire_dtype, keep_none=True)
     found = []
     for ranks in ((2,), (), (0, 1)):
@@ -183,14 +183,17 @@ def unused_now_and_then(rank: int, wire_dtype: torch.dtype | None) -> list[list[
     return found
 
 
-@pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16])
-def test_a_gradient_of_zeros_is_told_from_none(wire_dtype: torch.dtype | None) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "wire_dtype"),
+    [(torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None), (torch.complex64, None)],
+)
+def test_a_gradient_of_zeros_is_told_from_none(dtype: torch.dtype, wire_dtype: torch.dtype | None) -> None:
     # An empty one has nothing to tell by.
     expected = [[True, True, True], [False, False, True], [True, True, True]]
-    assert run_ranks(3, unused_now_and_then, wire_dtype) == [expected] * 3
+    assert run_ranks(3, unused_now_and_then, dtype, wire_dtype) == [expected] * 3
 
 
-def powersgd_beside_plain(rank: int) -> list[float]:
+def powersgd_beside_plain(rank: int, dtype: torch.dtype) -> list[float]:
     """Feeds one gradient of rank 2 through factors of rank 2, then of rank 1 again and again; errors by
     step."""
     comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
@@ -202,11 +205,11 @@ def powersgd_beside_plain(rank: int) -> list[float]:
     mean /= comm.size
     errors = []
     for columns, steps in ((2, 2), (1, 40)):
-        parameter = nn.Parameter(torch.zeros(8, 3, 4, dtype=torch.float64))
+        parameter = nn.Parameter(torch.zeros(8, 3, 4, dtype=dtype))
         averager = PowerSGDAverager([parameter], comm.world, rank=columns, seed=0)
         sent = torch.zeros_like(mean)
         for step in range(1, steps + 1):
-            parameter.grad = mine.view(8, 3, 4).clone()
+            parameter.grad = mine.view(8, 3, 4).to(dtype, copy=True)
             averager.arm()
             averager.finish()
             sent += parameter.grad.view(8, 12)
@@ -214,9 +217,14 @@ def powersgd_beside_plain(rank: int) -> list[float]:
     return errors
 
 
-def test_powersgd_loses_nothing_of_what_fits_and_feeds_back_what_does_not() -> None:
-    errors = run_ranks(2, powersgd_beside_plain)[0]
-    assert max(errors[:2]) < 1e-12
+@pytest.mark.parametrize(
+    ("dtype", "rounding"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02), (torch.float16, 3e-3)]
+)
+def test_powersgd_loses_nothing_of_what_fits_and_feeds_back_what_does_not(
+    dtype: torch.dtype, rounding: float
+) -> None:
+    errors = run_ranks(2, powersgd_beside_plain, dtype)[0]
+    assert max(errors[:2]) < rounding
     # What one step misses the next ones bring: the mean of what was sent comes to the gradient as 1 / steps.
     assert errors[2] > 0.1
     assert errors[-1] < 2.5 / 40

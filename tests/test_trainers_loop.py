@@ -5,7 +5,6 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -158,9 +157,9 @@ def saved_by_one_ahead(rank: int, directory: str) -> list[int]:
     communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
     write = trainers.checkpoint._write
 
-    def slow(path: Path, content: Any) -> None:
+    def slow(path: Path, content: Any) -> int:
         time.sleep(0.2 if path.name == "latest" else 0)
-        write(path, content)
+        return write(path, content)
 
     trainers.checkpoint._write = slow
     checkpoint = Checkpoint(directory, communicator)
@@ -229,18 +228,18 @@ def with_a_file_missing(rank: int, directory: str, missing: str) -> str:
             found.mkdir()
     torch.distributed.barrier()
     begin = time.monotonic()
-    with pytest.raises((OSError, ValueError)) as caught:
+    with pytest.raises(ValueError) as caught:
         train(model(), checkpoint=directory, batch_size=4)
     assert time.monotonic() - begin < 10
-    return f"{type(caught.value).__name__}: {caught.value}"
+    return str(caught.value)
 
 
 def test_where_one_rank_cannot_read_all_ranks_end(tmp_path: Path) -> None:
     one, other = run_ranks(2, with_a_file_missing, str(tmp_path / "a"), "rank-1.pt")
     assert "Rank 1 could not read its rank-N.pt" in one
-    assert "FileNotFoundError" in other
+    assert "rank-1.pt is missing. Put back a copy" in other
     one, other = run_ranks(2, with_a_file_missing, str(tmp_path / "b"), "latest")
-    assert "IsADirectoryError" in one
+    assert "latest cannot be read (Is a directory)" in one
     assert "Rank 0 could not read its latest" in other
 
 
@@ -261,19 +260,6 @@ def test_a_compiled_model_and_the_plain_one_share_checkpoints(
     assert_identical(
         {name.removeprefix("_orig_mod."): value for name, value in state_of(second).items()}, state_of(whole)
     )
-
-
-def test_a_checkpoint_holds_no_code(tmp_path: Path) -> None:
-    train(model(), checkpoint=tmp_path)
-    (saved,) = tmp_path.glob("step-*")
-
-    class Exploit:
-        def __reduce__(self) -> tuple[Callable[..., None], tuple[int]]:
-            return os._exit, (77,)
-
-    torch.save({"ranks": 1, "identity": Exploit()}, saved / "shared.pt")
-    with pytest.raises(Exception, match="weights_only"):
-        train(model(), checkpoint=tmp_path)
 
 
 def trained_like_any(rank: int) -> tuple[dict[str, Tensor], list[dict[str, float]], str]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.ab_merge import GroupExchange, groups_of
+from trainers.arguments import check_kinds
 from trainers.communication import (
     Channel,
     GradientAverager,
@@ -26,7 +27,14 @@ from trainers.communication import (
     reconcile_buffers,
 )
 from trainers.decomposition import SharedWork, svd, svd_cost
-from trainers.lowrank import SMALLEST_SIDE, MatrixWeight, factorise, make_whole, matrix_weights
+from trainers.lowrank import (
+    SMALLEST_SIDE,
+    MatrixWeight,
+    factorise,
+    make_whole,
+    matrix_weights,
+    refuse_untrained,
+)
 from trainers.optimizer_state import Projection, exchange
 from trainers.strategy import (
     Setup,
@@ -84,6 +92,7 @@ class AB:
     full_rank_last_layer: bool = True
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_steps("AB", "warmup_steps", self.warmup_steps)
         check_steps("AB", "ab_steps", self.ab_steps, least=1)
         for name in ("rebound_steps", "lr_rebound_steps"):
@@ -155,6 +164,7 @@ class _ABTraining(Strategy):
                 f"trained, with sides of at least {SMALLEST_SIDE}, besides the first and last layer where these "
                 "stay whole. Use DDP, or let full_rank_first_layer or full_rank_last_layer be False."
             )
+        refuse_untrained("AB", self._weights, setup.optimizer)
         self._exchange: GroupExchange | None = None
         if method.groups:
             refuse_synchronised_norms("AB(groups=True)", setup.model)

@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from trainers.arguments import check_kinds
 from trainers.data import Batch
 from trainers.randomness import derive
 
@@ -28,6 +29,9 @@ def effective_epochs(epochs: int, copies: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class Overlapping(ABC):
     """What the assignments below have in common."""
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
 
     @abstractmethod
     def copies_of(self, ranks: int) -> int:

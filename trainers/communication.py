@@ -24,11 +24,10 @@ import torch.distributed.nn.functional
 from torch import Tensor, nn
 
 from trainers.process_groups import group_apart, next_number
+from trainers.topology import Ranks, Topology
 
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
-
-Ranks = tuple[int, ...]
 
 _REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SENT = (*_REAL, torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -38,28 +37,6 @@ _SUMMED = (*_SENT, torch.complex64, torch.complex128)
 
 class CommunicationError(RuntimeError):
     """A collective operation ended with an error or ran over its time: most likely another rank is gone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """Which ranks share a node: so many consecutive ones each, or (None) those that name the same host."""
-
-    ranks_per_node: int | None = None
-
-    def nodes(self, hosts: Sequence[object]) -> tuple[Ranks, ...]:
-        """The ranks of each node; ``hosts`` names each rank's. ValueError if the ranks do not fit."""
-        size, per_node = len(hosts), self.ranks_per_node
-        if per_node is None:
-            members: dict[object, list[int]] = {}
-            for rank, host in enumerate(hosts):
-                members.setdefault(host, []).append(rank)
-            return tuple(tuple(ranks) for ranks in members.values())
-        if per_node < 1 or size % per_node:
-            raise ValueError(
-                f"Topology(ranks_per_node={per_node}): {size} ranks are no multiple of it. "
-                f"Name a divisor of {size}, or leave it out to go by the hosts."
-            )
-        return tuple(tuple(range(first, first + per_node)) for first in range(0, size, per_node))
 
 
 class Pending:
@@ -586,7 +563,8 @@ def _unmarked(flat: Tensor, lacking: list[tuple[int, int]]) -> list[int]:
     if not lacking:
         return []
     sums = flat[[begin for _, begin in lacking]]
-    nowhere = ((sums == 0) & torch.signbit(sums)).tolist()
+    # Of a complex number the real part has the sign.
+    nowhere = ((sums == 0) & torch.signbit(sums.real)).tolist()
     return [place for (place, _), nobody in zip(lacking, nowhere, strict=True) if nobody]
 
 

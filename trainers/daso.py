@@ -10,6 +10,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
+from trainers.arguments import check_kinds
 from trainers.communication import (
     Bucket,
     GradientAverager,
@@ -75,6 +76,7 @@ class DASO:
                 raise ValueError(
                     f"DASO({name}={value!r}): {name} must be a whole number of at least {least}. Correct it."
                 )
+        check_kinds(self)
         if self.sync_delay > self.sync_every:
             raise ValueError(
                 f"DASO(sync_every={self.sync_every}, sync_delay={self.sync_delay}): sync_delay must be at most "

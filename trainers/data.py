@@ -96,14 +96,15 @@ def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
     ]
 
 
-def length_of(samples: Dataset[object]) -> int:
-    """The number of samples. TypeError for a set without a length, ValueError for an empty one."""
+def length_of(samples: Dataset[object], which: str = "") -> int:
+    """The number of samples. TypeError for a set without a length, ValueError for an empty one, both of which
+    name the set as ``which``.
+    """
+    named = f"{which}: {type(samples).__name__}" if which else type(samples).__name__
     if not isinstance(samples, Sized):
-        raise TypeError(
-            f"{type(samples).__name__} has no length: samples cannot be dealt to ranks. Give it a __len__."
-        )
+        raise TypeError(f"{named} has no length: samples cannot be dealt to ranks. Give it a __len__.")
     if not len(samples):
-        raise ValueError(f"{type(samples).__name__} is empty. Bring data.")
+        raise ValueError(f"{named} is empty. Bring data.")
     return len(samples)
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trainers.arguments import check_kinds
+
 
 def is_better(value: float, best: float | None, direction: str, min_delta: float) -> bool:
     """Whether ``value`` beats ``best`` (None: nothing yet) by more than ``min_delta``. NaN beats nothing."""
@@ -40,6 +42,7 @@ class EarlyStopping:
     restore_best: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         for name, allowed, rule in (
             ("direction", self.direction in ("minimize", "maximize"), '"minimize" or "maximize"'),
             ("patience", self.patience >= 1, "at least 1"),

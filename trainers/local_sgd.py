@@ -14,11 +14,11 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
+from trainers.arguments import check_kinds
 from trainers.communication import (
     Channel,
     Communicator,
     GradientAverager,
-    Ranks,
     buckets,
     reconcile_buffers,
 )
@@ -31,6 +31,7 @@ from trainers.strategy import (
     refuse_synchronised_norms,
     steps_of,
 )
+from trainers.topology import Ranks
 
 Partition = tuple[Ranks, ...]
 
@@ -95,6 +96,7 @@ class LocalSGD:
                 raise ValueError(
                     f"LocalSGD({name}={value!r}): {name} must be a whole number of at least 1. Correct it."
                 )
+        check_kinds(self)
         check_steps("LocalSGD", "start", self.start)
         if (self.neighbourhood_every is None) != (self.neighbourhoods is None):
             raise ValueError(

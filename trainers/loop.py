@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.checkpoint import Checkpoint
-from trainers.communication import Communicator, Topology, broadcast_tensors, refuse_sparse
+from trainers.communication import Communicator, broadcast_tensors, refuse_sparse
 from trainers.data import Assignment, Batch, Disjoint, length_of, load
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping, recorded
@@ -27,9 +27,11 @@ from trainers.label_smoothing import smoothed
 from trainers.names import plain, plain_name, renamed
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
+from trainers.saved import Best, checked, described, fill_buffers, fill_model, fill_optimizer, form_of
 from trainers.schedules import Constant, ReduceOnPlateau, Schedule
-from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings
-from trainers.strategy import Method, Setup, State, Strategy
+from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings, check_call, check_optimizer
+from trainers.strategy import Method, Setup, State, Strategy, check_method
+from trainers.topology import Topology
 
 
 class Interrupted(Exception):
@@ -115,9 +117,13 @@ def train(
     ``wait_s`` is about 0, and ``train_s`` leaves out what is still queued at an epoch's end.
 
     The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
-    for settings that cannot be, or a checkpoint of other ones; ``CommunicationError`` when a rank is lost.
+    for settings that cannot be, a checkpoint of other ones or a damaged one, or a directory that cannot be written,
+    all before the first step; ``CommunicationError`` when a rank is lost.
     Python's, numpy's and torch's global generators are afterwards as they were before.
     """
+    check_call(
+        metrics=metrics, optimizer=optimizer, topology=topology, checkpoint=checkpoint, timeout=timeout
+    )
     settings = Settings(
         model=model,
         train_set=train_set,
@@ -126,13 +132,13 @@ def train(
         epochs=epochs,
         batch_size=batch_size,
         metrics=dict(metrics or {}),
-        schedule=schedule or Constant(),
+        schedule=Constant() if schedule is None else schedule,
         precision=precision,
         clip_norm=clip_norm,
         accumulate=accumulate,
         label_smoothing=label_smoothing,
         early_stopping=early_stopping,
-        assignment=assignment or Disjoint(),
+        assignment=Disjoint() if assignment is None else assignment,
         checkpoint_every=checkpoint_every,
         report=report,
         interrupt=interrupt,
@@ -142,9 +148,7 @@ def train(
         device=device_of(model),
     )
     method = DDP() if method is None else method
-    if isinstance(method, type) or not callable(getattr(method, "strategy", None)):
-        name = method.__name__ if isinstance(method, type) else "DDP"
-        raise ValueError(f"method = {method!r}: must be a method's settings. Pass {name}(), say.")
+    check_method(f"method = {method!r}", method)
     communicator = Communicator(topology=topology, timeout=timeout, device=settings.device, among=group)
     try:
         with generators_kept():
@@ -154,6 +158,7 @@ def train(
                 raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
             # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
             made = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
+            check_optimizer(made)
             run = _Run(settings, communicator, made, method, checkpoint, progress)
             del made
             try:
@@ -181,32 +186,6 @@ class _Position:
     evaluation_s: float = 0.0
 
 
-class _Best(TypedDict):
-    """The model as it was at some epoch, and the strategy's state, which tells its shapes."""
-
-    model: dict[str, Tensor]
-    strategy: State
-
-
-class _Saved(TypedDict):
-    """What a checkpoint holds, shared and own together."""
-
-    identity: dict[str, str]
-    model: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    strategy: State
-    buffers: dict[str, Tensor]
-    best: _Best | None
-    epoch: int
-    step: int
-    history: list[Metrics]
-    reason: str
-    loss_sum: Tensor
-    train_s: float
-    evaluation_s: float
-    counters: dict[str, dict[str, float]]
-
-
 class _Run:
     def __init__(
         self,
@@ -225,13 +204,13 @@ class _Run:
         self.full_parameters = sum(p.numel() for p in self.model.parameters())
         self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.position = _Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
-        self.best: _Best | None = None
+        self.best: Best | None = None
         self.identity = {
             **settings.identity(),
             "method": repr(method),
             # Methods keep state by place in the node: others could take it up, and would go apart.
             "nodes": repr(communicator.nodes),
-            **_described(optimizer),
+            **described(optimizer),
         }
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
@@ -254,6 +233,8 @@ class _Run:
                 seed=settings.seed,
             )
         )
+        # A model that a run before left in factors is whole now.
+        self.form = form_of(self.model)
         self.checkpoint = Checkpoint(checkpoint, communicator) if checkpoint is not None else None
         try:
             self._check_names()
@@ -286,6 +267,8 @@ class _Run:
 
     def to_the_end(self) -> Result:
         self._take_up()
+        if self.checkpoint is not None and not self.position.reason:
+            self.checkpoint.try_writing()
         while not self.position.reason:
             self._train_epoch()
             self._finish_epoch()
@@ -505,6 +488,7 @@ class _Run:
             position.epoch * self.steps_per_epoch + position.step,
             shared={
                 "identity": self.identity,
+                "form": self.form,
                 "epoch": position.epoch,
                 "step": position.step,
                 "history": position.history,
@@ -527,24 +511,14 @@ class _Run:
     def _take_up(self) -> None:
         """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings."""
         found = self.checkpoint.load() if self.checkpoint is not None else None
-        if found is None:
+        if self.checkpoint is None or found is None:
             return
-        saved = cast(_Saved, {**found[0], **found[1]})
-        differing = [
-            f"{name} was {was}, is {self.identity.get(name)}"
-            for name, was in saved["identity"].items()
-            if was != self.identity.get(name)
-        ]
-        if differing:
-            raise ValueError(
-                f"The checkpoint in {self.checkpoint} is of other settings: {'; '.join(differing)}. "
-                "Name another directory, or remove it to start anew."
-            )
-        self._fill({"model": saved["model"], "strategy": saved["strategy"]})
-        self.optimizer.load_state_dict(saved["optimizer"])
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(saved["buffers"][plain_name(name)])
+        with self.checkpoint.by_all("go on from its part of"):
+            where = str(self.checkpoint)
+            saved = checked({**found[0], **found[1]}, identity=self.identity, form=self.form, where=where)
+            self._fill({"model": saved["model"], "strategy": saved["strategy"]})
+            fill_optimizer(self.optimizer, saved["optimizer"], where=where)
+            fill_buffers(self.model, saved["buffers"], where=where)
         self.communicator.set_counters(saved["counters"])
         self.best = saved["best"]
         position = self.position
@@ -556,21 +530,7 @@ class _Run:
     def _strategy_state(self) -> State:
         return cast(State, renamed(dict(self.strategy.state()), plain_name))
 
-    def _fill(self, saved: _Best) -> None:
+    def _fill(self, saved: Best) -> None:
         # First the strategy: it may have to give the model other shapes.
         self.strategy.load(cast(State, renamed(saved["strategy"], lambda name: self.names.get(name, name))))
-        # The model's own, as it also says which versions its modules' states are of.
-        state = self.model.state_dict()
-        names = {plain_name(name): name for name in state}
-        state.clear()
-        state.update({names.get(name, name): value for name, value in saved["model"].items()})
-        self.model.load_state_dict(state)
-
-
-def _described(optimizer: Optimizer) -> dict[str, str]:
-    """The optimizer's kind, and the settings of its parameter groups by name."""
-    described = {"optimizer": type(optimizer).__name__}
-    for index, group in enumerate(optimizer.param_groups):
-        settings = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
-        described.update({f"{name} of group {index}": repr(value) for name, value in settings.items()})
-    return described
+        fill_model(self.model, saved["model"], where=str(self.checkpoint))

@@ -8,7 +8,7 @@ working, with gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, cast
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, linear
+from torch.optim import Optimizer
 
 from trainers.decomposition import full_precision
 
@@ -112,6 +113,17 @@ def matrix_weights(
             elif weight.whole.requires_grad and owners[id(weight.whole)] == 1:
                 found.append(weight)
     return found
+
+
+def refuse_untrained(owner: str, weights: Iterable[MatrixWeight], optimizer: Optimizer) -> None:
+    """ValueError if ``optimizer`` leaves out one of ``weights``, which are whole."""
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for weight in weights:
+        if id(weight.whole) not in trained:
+            raise ValueError(
+                f"{owner}: {weight.name} requires a gradient, but the optimizer does not train it. Give the "
+                "optimizer all parameters that it is passed, or freeze this one."
+            )
 
 
 def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.ab import AB
+from trainers.arguments import check_kinds
 from trainers.communication import broadcast_tensors
 from trainers.ddp import DDP
 from trainers.decomposition import SharedWork, full_precision, svd, svd_cost
@@ -24,9 +25,10 @@ from trainers.lowrank import (
     factorise,
     make_whole,
     matrix_weights,
+    refuse_untrained,
 )
 from trainers.optimizer_state import Projection, exchange, remove
-from trainers.strategy import Method, Setup, State, Steps, Strategy, check_steps, steps_of
+from trainers.strategy import Method, Setup, State, Steps, Strategy, check_method, check_steps, steps_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ class OIALR:
     synchronisation: Method | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_steps("OIALR", "delay", self.delay)
         check_steps("OIALR", "update_every", self.update_every, least=1)
         if not 0 < self.sigma_cutoff < 1:
@@ -86,6 +89,8 @@ class OIALR:
                 f"OIALR(layer_step={self.layer_step!r}): must be a fraction of the weights, above 0 and up to 1. "
                 "Correct it."
             )
+        if self.synchronisation is not None:
+            check_method(f"OIALR(synchronisation={self.synchronisation!r})", self.synchronisation)
         if isinstance(self.synchronisation, (OIALR, AB)):
             raise ValueError(
                 f"OIALR(synchronisation={type(self.synchronisation).__name__}(…)): a weight is decomposed once. "
@@ -328,13 +333,7 @@ def _eligible(method: OIALR, setup: Setup) -> list[MatrixWeight]:
             + (f", beside what {' and '.join(whole)} leaves whole" if whole else "")
             + ". Widen the model, or use another method."
         )
-    trained = {id(parameter) for group in setup.optimizer.param_groups for parameter in group["params"]}
-    for weight in weights:
-        if id(weight.whole) not in trained:
-            raise ValueError(
-                f"OIALR: {weight.name} requires a gradient, but the optimizer does not train it. Give the "
-                "optimizer all parameters that it is passed, or freeze this one."
-            )
+    refuse_untrained("OIALR", weights, setup.optimizer)
     return weights
 
 

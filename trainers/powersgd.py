@@ -45,7 +45,7 @@ class PowerSGDAverager:
         gradients = [gradient_of(parameter) for parameter in self._matrices]
         corrected = [g.reshape(e.shape) + e for g, e in zip(gradients, self._errors, strict=True)]
         ps = self._averaged([m @ q for m, q in zip(corrected, self._qs, strict=True)])
-        ps = [torch.linalg.qr(p).Q for p in ps]
+        ps = [_orthonormal(p) for p in ps]
         self._qs = self._averaged([m.T @ p for m, p in zip(corrected, ps, strict=True)])
         for i, gradient in enumerate(gradients):
             approximation = ps[i] @ self._qs[i].T
@@ -71,6 +71,13 @@ class PowerSGDAverager:
     def _averaged(self, factors: list[Tensor]) -> list[Tensor]:
         average_summands(self._channel, factors)
         return factors
+
+
+def _orthonormal(p: Tensor) -> Tensor:
+    """A basis of the columns of ``p``, which no library finds in half precision."""
+    half = p.dtype in (torch.bfloat16, torch.float16)
+    basis: Tensor = torch.linalg.qr(p.float() if half else p).Q
+    return basis.to(p.dtype)
 
 
 def _shape(parameter: Tensor) -> tuple[int, int]:

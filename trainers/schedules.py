@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trainers.arguments import check_kinds, is_number
 from trainers.early_stopping import is_better, recorded
 
 History = Sequence[Mapping[str, float]]
@@ -28,7 +29,8 @@ class Schedule(ABC):
     warmup_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        self._refuse_unless(self.warmup_epochs >= 0, "warmup_epochs", "at least 0")
+        check_kinds(self)
+        self._refuse_unless(0 <= self.warmup_epochs < math.inf, "warmup_epochs", "at least 0 and finite")
         self._refuse_unless(self.warmup_lr >= 0, "warmup_lr", "at least 0")
 
     def rate(self, lr: float, *, epoch: float, epochs: float, history: History = ()) -> float:
@@ -141,7 +143,8 @@ class Drops(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_unless(all(0 < part < 1 for part in self.at), "at", "parts of the run, between 0 and 1")
+        parts = isinstance(self.at, (tuple, list)) and all(is_number(p) and 0 < p < 1 for p in self.at)
+        self._refuse_unless(parts, "at", "parts of the run, between 0 and 1")
         self._refuse_unless(0 < self.factor < 1, "factor", "between 0 and 1")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Real
+from datetime import timedelta
+from os import PathLike
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from trainers.arguments import check_argument, is_integer, is_number, is_whole
 from trainers.data import Assignment, length_of
 from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import Metric
 from trainers.schedules import Schedule
+from trainers.topology import Topology
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metrics = dict[str, float]
@@ -61,6 +66,7 @@ class Settings:
     device: torch.device
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name, least in (
             ("epochs", 1),
             ("batch_size", 1),
@@ -68,22 +74,22 @@ class Settings:
             ("accumulate", 1),
             ("loader_processes", 0),
         ):
-            if not _is_whole(getattr(self, name), least):
+            if not is_whole(getattr(self, name), least):
                 raise ValueError(
                     f"{name} = {getattr(self, name)!r}: must be a whole number of at least {least}. Correct it."
                 )
-        if self.checkpoint_every is not None and not _is_whole(self.checkpoint_every, 1):
+        if self.checkpoint_every is not None and not is_whole(self.checkpoint_every, 1):
             raise ValueError(
                 f"checkpoint_every = {self.checkpoint_every!r}: must be a whole number of steps of at least 1, "
                 "or None for every epoch. Correct it."
             )
         if self.precision not in ("fp32", "bf16"):
             raise ValueError(f'precision = {self.precision!r}: must be "fp32" or "bf16". Correct it.')
-        if self.clip_norm is not None and not (_is_number(self.clip_norm) and self.clip_norm > 0):
+        if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
             raise ValueError(
                 f"clip_norm = {self.clip_norm!r}: must be a number above 0, or None for no clipping. Correct it."
             )
-        if not (_is_number(self.label_smoothing) and 0 <= self.label_smoothing < 1):
+        if not (is_number(self.label_smoothing) and 0 <= self.label_smoothing < 1):
             raise ValueError(
                 f"label_smoothing = {self.label_smoothing!r}: must be at least 0 and below 1. Correct it."
             )
@@ -93,8 +99,45 @@ class Settings:
         taken = sorted(n for n in self.metrics if n in _OF_METHODS or n.startswith(OF_LAYERS))
         if taken:
             raise ValueError(f"metrics: methods record {taken[0]!r}. Choose another name.")
-        if self.validation_set is None and self.metrics:
+        length_of(self.train_set, "train_set")
+        if self.validation_set is not None:
+            length_of(self.validation_set, "validation_set")
+        elif self.metrics:
             raise ValueError("metrics need a validation set. Pass one, or no metrics.")
+        warmup = self.schedule.warmup_epochs
+        if warmup > self.epochs:
+            raise ValueError(
+                f"schedule: a warm-up of {warmup:g} epochs does not end in a run of {self.epochs}: the full rate would "
+                "never be reached. Shorten the warm-up, or train longer."
+            )
+
+    def _check_kinds(self) -> None:
+        assignment, stopping = self.assignment, self.early_stopping
+        dealing = callable(getattr(assignment, "epoch", None)) and not isinstance(assignment, type)
+        functions = all(map(callable, self.metrics.values()))
+        for name, allowed, rule in (
+            ("loss", callable(self.loss), "a function of (outputs, targets)"),
+            ("metrics", functions, "functions of (outputs, targets) by name"),
+            ("schedule", isinstance(self.schedule, Schedule), "a schedule: trainers.Cosine(), say"),
+            (
+                "early_stopping",
+                stopping is None or isinstance(stopping, EarlyStopping),
+                "None or a trainers.EarlyStopping(patience=5), say",
+            ),
+            ("assignment", dealing, "an assignment of samples: trainers.Disjoint(), say"),
+            (
+                "report",
+                self.report is None or callable(self.report),
+                "None or a function of (epoch, metrics)",
+            ),
+            (
+                "interrupt",
+                self.interrupt is None or callable(self.interrupt),
+                "None or a function without arguments",
+            ),
+            ("seed", is_integer(self.seed), "a whole number, the same on all ranks"),
+        ):
+            check_argument(name, getattr(self, name), allowed, rule)
 
     def identity(self) -> dict[str, str]:
         """What a checkpoint must have been written with to be gone on from."""
@@ -112,9 +155,44 @@ class Settings:
         }
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def check_call(
+    *, metrics: object, optimizer: object, topology: object, checkpoint: object, timeout: object
+) -> None:
+    """ValueError where one of these, as ``train`` was told it, is of another kind than it says."""
+    for name, value, allowed, rule in (
+        ("metrics", metrics, metrics is None or isinstance(metrics, Mapping), "functions by name"),
+        (
+            "optimizer",
+            optimizer,
+            callable(optimizer),
+            "a function that makes it: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), say",
+        ),
+        (
+            "topology",
+            topology,
+            topology is None or isinstance(topology, Topology),
+            "None or a trainers.Topology(ranks_per_node=2), say",
+        ),
+        (
+            "checkpoint",
+            checkpoint,
+            checkpoint is None or isinstance(checkpoint, (str, PathLike)),
+            "None or the path of a directory",
+        ),
+        ("timeout", timeout, isinstance(timeout, timedelta), "a datetime.timedelta(minutes=10), say"),
+    ):
+        check_argument(name, value, allowed, rule)
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def check_optimizer(made: object) -> None:
+    """ValueError unless ``made``, what the user's function returned, is an optimizer that the loop can drive."""
+    check_argument(
+        "optimizer(parameters)", made, isinstance(made, Optimizer), "a torch.optim.Optimizer: return it"
+    )
+    assert isinstance(made, Optimizer)
+    closure = inspect.signature(made.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"optimizer: {type(made).__name__} computes gradients several times a step, and ranks average them once. "
+            "Use another, torch.optim.AdamW say."
+        )

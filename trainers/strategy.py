@@ -133,6 +133,13 @@ def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
         )
 
 
+def check_method(said: str, method: object) -> None:
+    """ValueError, beginning with what was ``said``, unless ``method`` is a method's settings."""
+    if isinstance(method, type) or not callable(getattr(method, "strategy", None)):
+        name = method.__name__ if isinstance(method, type) else "DDP"
+        raise ValueError(f"{said}: must be a method's settings. Pass {name}(), say.")
+
+
 def refuse_synchronised_norms(owner: str, model: nn.Module) -> None:
     """ValueError if layers of ``model`` exchange statistics in each pass, over ranks that train apart."""
     for name, module in model.named_modules():

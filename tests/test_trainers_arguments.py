@@ -1,0 +1,156 @@
+"""What is of the wrong kind is refused at once, in one sentence that names it, and not where it would be used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import trainers
+
+SAMPLES = TensorDataset(torch.zeros(16, 20), torch.zeros(16, dtype=torch.int64))
+NONE = TensorDataset(torch.zeros(0, 20), torch.zeros(0, dtype=torch.int64))
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def no_step() -> bool:
+    raise AssertionError("a step was begun")
+
+
+def train(**changed: Any) -> trainers.Result:
+    settings: dict[str, Any] = {
+        "model": nn.Sequential(*(nn.Linear(20, 20) for _ in range(4))),
+        "train_set": SAMPLES,
+        "validation_set": SAMPLES,
+        "loss": cross_entropy,
+        "optimizer": sgd,
+        "epochs": 2,
+        "batch_size": 8,
+        "interrupt": no_step,
+    }
+    return trainers.train(**{**settings, **changed})
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "schedule = 'cosine': must be a schedule": {"schedule": "cosine"},
+    "schedule = <class 'trainers.schedules.Cosine'>: must be": {"schedule": trainers.Cosine},
+    "early_stopping = 5: must be None or a trainers.EarlyStopping": {"early_stopping": 5},
+    "topology = 2: must be None or a trainers.Topology": {"topology": 2},
+    "assignment = 'fine': must be an assignment": {"assignment": "fine"},
+    "trainers.data.Disjoint'>: must be an assignment": {"assignment": trainers.Disjoint},
+    "report = 3: must be None or a function": {"report": 3},
+    "interrupt = True: must be None or a function": {"interrupt": True},
+    "loss = None: must be a function": {"loss": None},
+    "metrics = [1]: must be functions by name": {"metrics": [1]},
+    "metrics = {'accuracy': 1}: must be functions": {"metrics": {"accuracy": 1}},
+    "checkpoint = 5: must be None or the path": {"checkpoint": 5},
+    "timeout = 60: must be a datetime.timedelta": {"timeout": 60},
+    "seed = 'x': must be a whole number": {"seed": "x"},
+    "seed = 1.5: must be a whole number": {"seed": 1.5},
+    "seed = None: must be a whole number": {"seed": None},
+    "optimizer = an object of type SGD: must be a function that makes it": {
+        "optimizer": sgd([nn.Parameter(torch.zeros(1))])
+    },
+    "optimizer(parameters) = None: must be a torch.optim.Optimizer": {"optimizer": lambda parameters: None},
+    "optimizer: LBFGS computes gradients several times a step": {"optimizer": torch.optim.LBFGS},
+    "schedule: a warm-up of 2.5 epochs does not end in a run of 2": {
+        "schedule": trainers.Cosine(warmup_epochs=2.5)
+    },
+    "train_set: TensorDataset is empty": {"train_set": NONE},
+    "validation_set: TensorDataset is empty": {"validation_set": NONE},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_the_loop_refuses(message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        train(**WRONG[message])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_loop_refuses_what_cannot_be_dealt() -> None:
+    with pytest.raises(TypeError, match="validation_set: int has no length"):
+        train(validation_set=5)
+
+
+def test_what_numpy_makes_and_a_warm_up_of_the_whole_run_are_allowed() -> None:
+    schedule = trainers.Cosine(warmup_epochs=np.float32(2), warmup_lr=np.float64(0.01))
+    result = train(schedule=schedule, seed=np.int64(3), interrupt=None)
+    assert [entry["lr"] for entry in result.history] == pytest.approx([0.0325, 0.0775])
+
+
+@pytest.mark.parametrize("method", [trainers.AB(groups=False), trainers.OIALR()], ids=["AB", "OIALR"])
+def test_a_weight_that_the_optimizer_leaves_out_is_named_before_the_first_step(
+    method: trainers.Method,
+) -> None:
+    owner = type(method).__name__
+    with pytest.raises(ValueError, match=rf"{owner}: 2\.weight requires a gradient, but the optimizer"):
+        train(method=method, optimizer=lambda parameters: sgd(list(parameters)[:4]))
+
+
+SETTINGS: dict[str, Callable[[], object]] = {
+    "ranks_per_node = 1.0: must be a whole number, or None to go by the hosts": lambda: trainers.Topology(
+        ranks_per_node=1.0  # type: ignore[arg-type]
+    ),
+    "OIALR(sigma_cutoff='a'): sigma_cutoff must be a number": lambda: trainers.OIALR(
+        sigma_cutoff="a"  # type: ignore[arg-type]
+    ),
+    "OIALR(sigma_cutoff=None): sigma_cutoff must be a number": lambda: trainers.OIALR(
+        sigma_cutoff=None  # type: ignore[arg-type]
+    ),
+    "OIALR(synchronisation='DASO'): must be a method's settings. Pass DDP()": lambda: trainers.OIALR(
+        synchronisation="DASO"  # type: ignore[arg-type]
+    ),
+    "trainers.daso.DASO'>): must be a method's settings. Pass DASO()": lambda: trainers.OIALR(
+        synchronisation=trainers.DASO  # type: ignore[arg-type]
+    ),
+    "AB(merge_gain='1'): merge_gain must be a number": lambda: trainers.AB(
+        merge_gain="1"  # type: ignore[arg-type]
+    ),
+    "AB(groups='no'): groups must be True or False": lambda: trainers.AB(
+        groups="no"  # type: ignore[arg-type]
+    ),
+    "DASO(adaptive='no'): adaptive must be True or False": lambda: trainers.DASO(
+        adaptive="no"  # type: ignore[arg-type]
+    ),
+    "DASO(plateau_threshold=None): plateau_threshold must be a number": lambda: trainers.DASO(
+        plateau_threshold=None  # type: ignore[arg-type]
+    ),
+    "LocalSGD(adaptive='x'): adaptive must be True or False": lambda: trainers.LocalSGD(
+        adaptive="x"  # type: ignore[arg-type]
+    ),
+    "Cosine(warmup_epochs='1'): warmup_epochs must be a number": lambda: trainers.Cosine(
+        warmup_epochs="1"  # type: ignore[arg-type]
+    ),
+    "Cosine(warmup_epochs=inf): warmup_epochs must be at least 0 and finite": lambda: trainers.Cosine(
+        warmup_epochs=math.inf
+    ),
+    "Drops(at=0.5): at must be parts of the run": lambda: trainers.Drops(at=0.5),  # type: ignore[arg-type]
+    "ReduceOnPlateau(patience='5'): patience must be a whole number": lambda: trainers.ReduceOnPlateau(
+        patience="5"  # type: ignore[arg-type]
+    ),
+    "EarlyStopping(restore_best=1): restore_best must be True or False": lambda: trainers.EarlyStopping(
+        restore_best=1  # type: ignore[arg-type]
+    ),
+    "Coarse(shards=2.0): shards must be a whole number": lambda: trainers.Coarse(
+        shards=2.0  # type: ignore[arg-type]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", SETTINGS)
+def test_settings_refuse(message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        SETTINGS[message]()
+    assert message in str(caught.value)

@@ -1,0 +1,326 @@
+"""A checkpoint that is damaged, of something else or out of reach is refused on all ranks, in one sentence that
+names it, before any step; nothing in it is run, and nothing of it is removed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gloo import run_ranks
+from resuming import After, assert_identical, state_of
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import trainers
+from trainers.checkpoint import read_alone
+
+REMEDY = "Put back a copy of the checkpoint, or remove it, or name another directory"
+
+
+def model(width: int = 16) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 16), nn.Linear(16, 2))
+
+
+def no_step() -> bool:
+    raise AssertionError("a step was begun")
+
+
+def train(net: nn.Module, directory: Path | str, **changed: Any) -> trainers.Result:
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(2))
+    settings: dict[str, Any] = {
+        "loss": cross_entropy,
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        "epochs": 2,
+        "batch_size": 4,
+    }
+    return trainers.train(
+        net, TensorDataset(x, (x[:, 0] > 0).long()), checkpoint=directory, **{**settings, **changed}
+    )
+
+
+def interrupted(directory: Path | str, **changed: Any) -> None:
+    with pytest.raises(trainers.Interrupted):
+        train(model(), directory, interrupt=After(3), **changed)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def refused(directory: Path | str, net: nn.Module | None = None, **changed: Any) -> str:
+    """What the run is refused with, before its first step; the files are as they were."""
+    before = files(Path(directory))
+    with pytest.raises(ValueError) as caught:
+        train(net or model(), directory, interrupt=no_step, **changed)
+    assert files(Path(directory)) == before
+    assert "\n" not in str(caught.value)
+    assert type(caught.value) is ValueError
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved")
+    interrupted(directory)
+    return directory
+
+
+def copied(saved: Path, to: Path, *, checksums: bool) -> Path:
+    """A copy of ``saved``; without ``checksums`` it is as earlier versions wrote it."""
+    shutil.copytree(saved, to, dirs_exist_ok=True)
+    if not checksums:
+        latest = to / "latest"
+        latest.write_text(latest.read_text().splitlines()[0])
+    return to
+
+
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "one bit flipped": flipped,
+    "zeroed": lambda content: content[:200] + bytes(200) + content[400:],
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "no file of torch": lambda content: b"hello",
+}
+
+
+@pytest.mark.parametrize("name", ["shared.pt", "rank-0.pt"])
+@pytest.mark.parametrize(
+    ("damage", "checksums"),
+    # Of one bit nothing but a checksum tells.
+    [*((damage, True) for damage in DAMAGE), *((damage, False) for damage in list(DAMAGE)[1:])],
+)
+def test_a_damaged_file_is_named(
+    saved: Path, tmp_path: Path, name: str, damage: str, checksums: bool
+) -> None:
+    directory = copied(saved, tmp_path, checksums=checksums)
+    (path,) = directory.glob(f"step-*/{name}")
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    told = refused(directory)
+    assert str(path) in told
+    assert ("is damaged: its checksum" if checksums else "cannot be read as tensors and plain data") in told
+    assert REMEDY in told
+    assert "weights_only" not in told
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        read_alone(directory)
+
+
+@pytest.mark.parametrize("text", ["abc", "", "-1", "1\nshared.pt", "1\nshared.pt xyz", "é"])
+def test_a_damaged_latest_is_named(saved: Path, tmp_path: Path, text: str) -> None:
+    directory = copied(saved, tmp_path, checksums=True)
+    (directory / "latest").write_text(text, encoding="latin-1")
+    assert f"{directory}/latest is damaged: it names no step. {REMEDY}" in refused(directory)
+
+
+def test_a_missing_file_is_named(saved: Path, tmp_path: Path) -> None:
+    directory = copied(saved, tmp_path, checksums=True)
+    (path,) = directory.glob("step-*/rank-0.pt")
+    path.unlink()
+    assert f"{path} is missing. {REMEDY}" in refused(directory)
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_checkpoint_is_gone_on_from_with_checksums_and_without(
+    saved: Path, tmp_path: Path, checksums: bool
+) -> None:
+    whole, pieces = model(), model()
+    train(whole, tmp_path / "whole")
+    train(pieces, copied(saved, tmp_path / "pieces", checksums=checksums))
+    assert_identical(state_of(whole), state_of(pieces))
+    assert read_alone(tmp_path / "whole")["reason"] == "finished"
+    # Also what earlier versions wrote is checked from the next step on.
+    assert len((tmp_path / "pieces" / "latest").read_text().splitlines()) == 3
+
+
+def test_a_run_that_died_between_the_files_of_a_step_goes_on_from_the_one_before(
+    saved: Path, tmp_path: Path
+) -> None:
+    directory = copied(saved, tmp_path / "pieces", checksums=True)
+    (step,) = directory.glob("step-*")
+    begun = directory / "step-000000004"
+    shutil.copytree(step, begun)
+    (begun / "shared.pt").write_bytes(b"of a later step, and no whole one")
+    (begun / "rank-0.pt.partial").write_bytes(b"")
+    whole, pieces = model(), model()
+    train(whole, tmp_path / "whole")
+    train(pieces, directory)
+    assert_identical(state_of(whole), state_of(pieces))
+
+
+def test_a_checkpoint_holds_no_code(saved: Path, tmp_path: Path) -> None:
+    directory = copied(saved, tmp_path, checksums=False)
+    (path,) = directory.glob("step-*/shared.pt")
+
+    class Exploit:
+        def __reduce__(self) -> tuple[Callable[..., None], tuple[int]]:
+            return os._exit, (77,)
+
+    torch.save({"ranks": 1, "identity": Exploit()}, path)
+    assert "cannot be read as tensors and plain data (UnpicklingError)" in refused(directory)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1], "is of something else than a run"),
+        ({"x": 1}, "is of something else than a run"),
+        ({"ranks": 1}, "is of something else than a run: no best"),
+    ],
+)
+def test_what_is_no_checkpoint_of_a_run_is_refused(
+    saved: Path, tmp_path: Path, content: object, message: str
+) -> None:
+    directory = copied(saved, tmp_path, checksums=False)
+    (path,) = directory.glob("step-*/shared.pt")
+    torch.save(content, path)
+    told = refused(directory)
+    assert message in told
+    assert str(directory) in told
+
+
+@pytest.mark.parametrize(
+    "method",
+    [trainers.DDP(), trainers.OIALR(delay=2, update_every=2), trainers.AB(groups=False, warmup_steps=2)],
+    ids=lambda method: type(method).__name__,
+)
+def test_a_checkpoint_of_another_model_is_refused_with_where_it_differs(
+    tmp_path: Path, method: trainers.Method
+) -> None:
+    interrupted(tmp_path, method=method)
+    told = refused(tmp_path, model(width=20), method=method)
+    assert f"{tmp_path} is of another model: 0.weight was (16, 6), is (20, 6), and 4 more differ" in told
+    assert "Name another directory, or remove it to start anew." in told
+    deeper = nn.Sequential(*model(), nn.Linear(2, 2))
+    assert "4.weight was not there, is (2, 2)" in refused(tmp_path, deeper, method=method)
+    frozen = model()
+    frozen[2].bias.requires_grad_(False)
+    assert "2.bias was (16,), is (16,) and frozen" in refused(tmp_path, frozen, method=method)
+
+
+class WithBuffer(nn.Module):
+    def __init__(self, size: int, persistent: bool) -> None:
+        super().__init__()
+        self.net = model()
+        self.register_buffer("mask", torch.ones(size), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_checkpoint_of_other_buffers_is_refused(tmp_path: Path, persistent: bool) -> None:
+    with pytest.raises(trainers.Interrupted):
+        train(WithBuffer(2, persistent), tmp_path, interrupt=After(1))
+    told = refused(tmp_path, WithBuffer(3, persistent))
+    assert f"The checkpoint in {tmp_path} is of another model: mask was (2,), is (3,)." in told
+
+
+def test_a_checkpoint_of_parameters_grouped_otherwise_is_refused(tmp_path: Path) -> None:
+    interrupted(tmp_path)
+
+    def grouped(parameters: Any) -> torch.optim.Optimizer:
+        first, *others = parameters
+        return torch.optim.AdamW([{"params": [first]}, {"params": others}], lr=0.01)
+
+    assert f"The checkpoint in {tmp_path} is of another optimizer" in refused(tmp_path, optimizer=grouped)
+
+
+# Where it cannot be written
+
+
+def out_of_reach(rank: int, directory: str, mine: str) -> str:
+    """Rank 1 is told ``mine``."""
+    with pytest.raises(ValueError) as caught:
+        train(model(), mine if rank else directory, interrupt=no_step)
+    return str(caught.value)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for directory in (file, file / "below"):
+        with pytest.raises(ValueError, match=rf"checkpoint = '{directory}': rank 0 on .* cannot write there"):
+            train(model(), directory, interrupt=no_step)
+    one, other = run_ranks(2, out_of_reach, str(tmp_path / "fine"), str(file))
+    assert "Rank 1 could not write to the checkpoint in" in one
+    assert f"checkpoint = '{file}': rank 1 on" in other
+    assert list((tmp_path / "fine").iterdir()) == []
+
+
+def test_a_finished_run_needs_not_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(model(), tmp_path)
+
+    def read_only(self: Path, content: bytes) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_bytes", read_only)
+    assert train(model(), tmp_path, interrupt=no_step).reason == "finished"
+
+
+# Several ranks
+
+
+def of_two(rank: int, directory: str, damaged: str) -> str:
+    interrupted(directory, batch_size=2)
+    torch.distributed.barrier()
+    if rank == 0:
+        (path,) = Path(directory).glob(f"**/{damaged}")
+        path.write_bytes(flipped(path.read_bytes()) if damaged != "latest" else b"abc")
+    torch.distributed.barrier()
+    return refused(directory, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "by"), [("latest", [0]), ("shared.pt", [0, 1]), ("rank-0.pt", [0]), ("rank-1.pt", [1])]
+)
+def test_all_ranks_agree_on_refusing(tmp_path: Path, damaged: str, by: list[int]) -> None:
+    for rank, told in enumerate(run_ranks(2, of_two, str(tmp_path), damaged)):
+        if rank in by:
+            assert f"{damaged} is damaged" in told
+        else:
+            assert f"Rank {by[0]} could not read its" in told
+
+
+def of_other_settings_on_one(rank: int, directory: str) -> str:
+    interrupted(directory, batch_size=2)
+    return refused(directory, batch_size=2, clip_norm=1.0 if rank else None)
+
+
+def test_a_rank_alone_that_refuses_ends_the_others(tmp_path: Path) -> None:
+    one, other = run_ranks(2, of_other_settings_on_one, str(tmp_path))
+    assert "Rank 1 could not go on from its part of the checkpoint" in one
+    assert "clip_norm was None, is 1.0" in other
+
+
+def disk_full(rank: int, directory: str) -> str:
+    write = trainers.checkpoint._write
+
+    def full(path: Path, content: Any) -> int:
+        if path.name == "rank-1.pt":
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    trainers.checkpoint._write = full
+    with pytest.raises((OSError, ValueError)) as caught:
+        train(model(), directory, batch_size=2)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_rank_that_cannot_save_ends_the_others_at_once(tmp_path: Path) -> None:
+    one, other = run_ranks(2, disk_full, str(tmp_path))
+    assert one.startswith("ValueError: Rank 1 could not write its part of the checkpoint in")
+    assert other == "OSError: [Errno 28] No space left on device"
+    assert not (tmp_path / "latest").exists()

@@ -1,0 +1,56 @@
+"""Of what kind a user's values are: else a wrong one is found where it is used, by an error about something else.
+
+Nothing here is about which values of the right kind are allowed: that is said where these are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, numpy's included, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is a whole number, numpy's included, and no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is an int of at least ``least``, and no truth value."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_kinds(settings: DataclassInstance) -> None:
+    """ValueError unless the fields of ``settings`` that are annotated so hold a float, an int or a bool."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        # Annotations are not evaluated: they are the words that stand there.
+        if field.type == "float":
+            allowed, rule = is_number(value), "a number"
+        elif field.type == "int":
+            allowed, rule = is_integer(value), "a whole number"
+        elif field.type == "bool":
+            allowed, rule = isinstance(value, bool), "True or False"
+        else:
+            continue
+        if not allowed:
+            raise ValueError(
+                f"{type(settings).__name__}({field.name}={value!r}): {field.name} must be {rule}. Correct it."
+            )
+
+
+def check_argument(name: str, value: object, allowed: bool, rule: str) -> None:
+    """ValueError that ``value`` of the argument ``name`` must be ``rule``, unless ``allowed``."""
+    if not allowed:
+        text = repr(value)
+        # Models, optimizers and data sets show themselves in full.
+        shown = text if len(text) <= 80 and "\n" not in text else f"an object of type {type(value).__name__}"
+        raise ValueError(f"{name} = {shown}: must be {rule}. Correct it.")

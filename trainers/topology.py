@@ -1,0 +1,38 @@
+"""Which ranks are near one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainers.arguments import check_argument, is_integer
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Which ranks share a node: so many consecutive ones each, or (None) those that name the same host."""
+
+    ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        allowed = self.ranks_per_node is None or is_integer(self.ranks_per_node)
+        check_argument(
+            "ranks_per_node", self.ranks_per_node, allowed, "a whole number, or None to go by the hosts"
+        )
+
+    def nodes(self, hosts: Sequence[object]) -> tuple[Ranks, ...]:
+        """The ranks of each node; ``hosts`` names each rank's. ValueError if the ranks do not fit."""
+        size, per_node = len(hosts), self.ranks_per_node
+        if per_node is None:
+            members: dict[object, list[int]] = {}
+            for rank, host in enumerate(hosts):
+                members.setdefault(host, []).append(rank)
+            return tuple(tuple(ranks) for ranks in members.values())
+        if per_node < 1 or size % per_node:
+            raise ValueError(
+                f"Topology(ranks_per_node={per_node}): {size} ranks are no multiple of it. "
+                f"Name a divisor of {size}, or leave it out to go by the hosts."
+            )
+        return tuple(tuple(range(first, first + per_node)) for first in range(0, size, per_node))
