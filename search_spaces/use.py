@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,20 +125,8 @@ def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, m
     model = network(trained.params, **trained.options, **facts)
     try:
         model = trainers.load_trained(model, found[-1], merge=merge)
-    # Of a file that was cut short torch says that it is no zip, no pickle, or too short.
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        # Of what is no pickle it says, too, how to run whatever code is in it.
-        told = (
-            type(error).__name__
-            if isinstance(error, pickle.UnpicklingError)
-            else str(error).partition("\n")[0]
-        )
-        raise hpo.UsageError(
-            f"The checkpoint {found[-1]} cannot be read: {told or 'it is empty'}. It is damaged or incomplete: train "
-            f"the configuration again: {_AGAIN}"
-        ) from error
-    except ValueError as error:
-        raise hpo.UsageError(str(error)) from error
+    except (FileNotFoundError, ValueError) as error:
+        raise hpo.UsageError(f"{error} Or train the configuration again: {_AGAIN}") from error
     described = {"params": dict(trained.params), "options": dict(trained.options), "network": facts}
     try:
         trainers.save_model(
