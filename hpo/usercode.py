@@ -64,8 +64,10 @@ def explained(reference: str, what: str, error: BaseException) -> HpoError:
         if frame.filename not in ours and not frame.filename.startswith("<frozen importlib")
     ]
     if isinstance(error, HpoError):
-        package = str(Path(__file__).parent)
-        users = [frame for frame in frames if not frame.filename.startswith(package)]
+        # The bundled campaigns' sentences name options, which the user gave: their lines tell nothing.
+        home = Path(__file__).parents[1]
+        bundled = tuple(f"{home / name}/" for name in ("hpo", "trainers", "search_spaces"))
+        users = [frame for frame in frames if not frame.filename.startswith(bundled)]
         place = f"{users[-1].filename}, line {users[-1].lineno}: " if users else ""
         kind = UsageError if isinstance(error, UsageError) else CampaignError
         return kind(f'task = "{reference}": {place}{error}')

@@ -327,6 +327,14 @@ print(json.dumps([task.evaluate(None), task.objectives, task.default, "torch" in
 """
 
 
+def test_a_bundled_campaign_s_sentence_names_the_option_and_no_line_of_ours() -> None:
+    with pytest.raises(UsageError) as caught:
+        load_task("search_spaces.vit_ab:make_task", base=Path(), options={"data": "/nowhere"})
+    assert str(caught.value).startswith(
+        """task = "search_spaces.vit_ab:make_task": data = '/nowhere': is not there."""
+    )
+
+
 def in_a_child(source: TaskSource) -> object:
     """What the task gives in a new process that gets only the JSON, from another directory."""
     done = subprocess.run(
