@@ -419,8 +419,8 @@ def test_steps_after_an_exchange_are_of_ordinary_size_where_gradients_have_a_dir
         new.grad = u.T @ outer_gradient(step) @ vt.T
         was = new.detach().clone()
         optimizer.step()
-        # Squares alone, as if entries varied apart, give up to sqrt(48) times that here, and NaN where centered.
-        assert (new - was).abs().max().item() <= 1.5 * largest_before
+        # Squares alone, as if entries varied apart, give nearly four times that, and NaN where centered.
+        assert (new - was).abs().max().item() <= 2 * largest_before
 
 
 def test_what_a_checkpoint_holds_unsettled_is_settled_all_the_same() -> None:
@@ -438,7 +438,8 @@ def test_what_a_checkpoint_holds_unsettled_is_settled_all_the_same() -> None:
             parameter.grad = (100 if step == 2 else 1) * random(6, 8, seed=70 + step)
             one.step()
             if step == 2:
-                assert (one.state[parameter]["exp_avg_sq"] > 0.04 * parameter.grad.square()).all()
+                # 50 steps of averages fill 1 - 0.999⁵⁰ = 0.0488 of them.
+                assert (one.state[parameter]["exp_avg_sq"] > 0.048 * (parameter.grad / 3).square()).all()
     assert torch.equal(new, place)
 
 

@@ -5,8 +5,10 @@ linear map of those in the old ones, so a first moment goes through that map. Of
 squares, the square of the mean does so too, and what is left, the variance, goes through the map with its
 coefficients squared: that is exact where entries of the gradient vary apart. They do not where inputs of a layer
 have a direction in common, which is that of the largest singular values: there it is too small by up to the
-number of entries. So at the first three steps in the new coordinates no second moment is less than the gradient's
-square. Setting moments to zero and keeping the count of steps would make the next update several times too large.
+number of entries. So at the first three steps in the new coordinates no entry's gradient counts as more than three
+standard deviations: where it is more, the second moment is set to what makes it three. (To one, it would grow with
+each luck, and slow the training down where bases turn often.) Setting moments to zero and keeping the count of steps
+would make the next update several times too large.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ _UNSETTLED = "unsettled"
 """In the state of a parameter: how many of its first steps in new coordinates are to come."""
 _FIRST_STEPS = 3
 """A single gradient may be small by chance."""
+_DEVIATIONS = 3
 _settling: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
@@ -139,7 +142,7 @@ def _settle(optimizer: Optimizer, *_: object) -> None:
                 continue
             if left > 1:
                 state[_UNSETTLED] = left - 1
-            square = parameter.grad.square()
+            square = (parameter.grad / _DEVIATIONS).square()
             for name in _SECOND_MOMENTS & state.keys():
                 moment = state[name]
                 moment.copy_(torch.maximum(moment, square.to(moment.dtype) * _filled(name, state, group)[1]))
