@@ -6,46 +6,21 @@ That takes no time and no torch, so that a campaign is refused before it starts;
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
 import hpo
 from search_spaces import options
-
-PACKAGED_IMAGES = {"digits": 900, "fashion-mnist": 60_000}
-"""Sets that packages ship, as ``readers.cifar.as_cifar`` divides them: images to train with."""
-
-FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-
-ARCHIVES_BYTES = (170_052_171, 170_498_071, 168_513_733, 169_001_437)
-"""Of the published cifar-10-binary, cifar-10-python, cifar-100-binary and cifar-100-python.tar.gz."""
-_PUBLISHED_IMAGES = 50_000
-
-PACKAGED_SERIES = "elecdemand"
-
-
-@dataclass(frozen=True)
-class _Form:
-    folder: str
-    train: tuple[str, ...]
-    test: str
-    record_bytes: int = 0
-    """Of one image; 0 where files tell no number of images."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.train, self.test)
-
-
-FORMS = (
-    _Form("cifar-10-batches-bin", tuple(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin", 3073),
-    _Form("cifar-100-binary", ("train.bin",), "test.bin", 3074),
-    _Form("cifar-10-batches-py", tuple(f"data_batch_{n}" for n in range(1, 6)), "test_batch"),
-    _Form("cifar-100-python", ("train",), "test"),
+from search_spaces.readers.published import (
+    CIFAR_ARCHIVES_BYTES,
+    CIFAR_FORMS,
+    CIFAR_TRAINING_IMAGES,
+    FASHION_MNIST,
+    PACKAGED_IMAGES,
+    PACKAGED_SERIES,
+    CifarFiles,
 )
-"""As ``readers.cifar`` reads them."""
 
 
 def training_images(data: object) -> int | None:
@@ -164,7 +139,7 @@ def _path(data: object, expected: str) -> Path:
 
 
 def _in_folder(path: Path) -> int | None:
-    for form in FORMS:
+    for form in CIFAR_FORMS:
         for folder in (path, path / form.folder):
             missing = [name for name in form.files if not (folder / name).is_file()]
             if not missing:
@@ -176,11 +151,11 @@ def _in_folder(path: Path) -> int | None:
                 )
     raise hpo.UsageError(
         f"data = {str(path)!r}: has no files of CIFAR-10 or CIFAR-100. Name the folder with "
-        f"{' or '.join(form.files[0] for form in FORMS)}."
+        f"{' or '.join(form.files[0] for form in CIFAR_FORMS)}."
     )
 
 
-def _images(form: _Form, folder: Path) -> int | None:
+def _images(form: CifarFiles, folder: Path) -> int | None:
     sizes = {name: (folder / name).stat().st_size for name in form.files}
     for name, size in sizes.items():
         if not size or (form.record_bytes and size % form.record_bytes):
@@ -194,10 +169,10 @@ def _images(form: _Form, folder: Path) -> int | None:
 
 def _in_archive(path: Path) -> int:
     size = path.stat().st_size
-    if size not in ARCHIVES_BYTES:
+    if size not in CIFAR_ARCHIVES_BYTES:
         raise hpo.UsageError(
             f"data = {str(path)!r}: has {size} bytes, and the published archives have "
-            f"{', '.join(map(str, ARCHIVES_BYTES))}. Download it again; a set of your own, extract, and name its "
+            f"{', '.join(map(str, CIFAR_ARCHIVES_BYTES))}. Download it again; a set of your own, extract, and name its "
             "folder."
         )
-    return _PUBLISHED_IMAGES
+    return CIFAR_TRAINING_IMAGES

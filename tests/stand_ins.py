@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from search_spaces import sources
+from search_spaces.readers import published
 from search_spaces.readers.bigearthnet_format import BANDS, SPLITS
 from search_spaces.readers.bigearthnet_store import Layout, Stored
 from search_spaces.readers.bigearthnet_writer import Writer
@@ -15,15 +15,15 @@ def cifar_archive(path: Path) -> Path:
     """A file of the size of a published archive, which takes no space."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    os.truncate(path, sources.ARCHIVES_BYTES[0])
+    os.truncate(path, published.CIFAR_ARCHIVES_BYTES[0])
     return path
 
 
 def cifar_folder(path: Path, form: int = 0, images: int = 4) -> Path:
     """A folder of one of the forms, with so many images a file."""
     path.mkdir(parents=True, exist_ok=True)
-    for name in sources.FORMS[form].files:
-        (path / name).write_bytes(b"\0" * (sources.FORMS[form].record_bytes or 1) * images)
+    for name in published.CIFAR_FORMS[form].files:
+        (path / name).write_bytes(b"\0" * (published.CIFAR_FORMS[form].record_bytes or 1) * images)
     return path
 
 

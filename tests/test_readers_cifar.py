@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from search_spaces.readers import cifar, small_images
+from search_spaces.readers import cifar, published, small_images
 from search_spaces.readers.cifar import load_parts, read_cifar
 from search_spaces.readers.pickled_data import read_pickled
 
@@ -33,7 +33,7 @@ def made(count: int, classes: int, seed: int) -> tuple[Any, Any]:
 def binary_10(folder: Path, per_batch: int = 6) -> tuple[Any, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     parts = [made(per_batch, 10, seed) for seed in range(6)]
-    for name, (pixels, labels) in zip((*cifar._FORMS[0].train, "test_batch.bin"), parts, strict=True):
+    for name, (pixels, labels) in zip((*published.CIFAR_10_BINARY.train, "test_batch.bin"), parts, strict=True):
         content = b"".join(bytes([c]) + p.tobytes() for p, c in zip(pixels, labels, strict=True))
         (folder / name).write_bytes(content)
     return np.concatenate([p for p, _ in parts[:5]]), np.concatenate([c for _, c in parts[:5]])
@@ -90,7 +90,7 @@ def written_by_python_2(pixels: Any, labels: Any, key: bytes) -> bytes:
 
 def python_form(folder: Path, form: int, key: bytes, write: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(cifar._FORMS[form].files):
+    for seed, name in enumerate(published.CIFAR_FORMS[form].files):
         (folder / name).write_bytes(write(*made(6, 10, seed), key))
 
 
@@ -209,7 +209,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_pickle_of_something_else(tmp_path: Path, content: object) -> None:
-    for name in cifar._FORMS[2].files:
+    for name in published.CIFAR_10_PYTHON.files:
         (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
     with pytest.raises(ValueError, match=r"data_batch_1 must be a dictionary with 'data'"):
         read_cifar(str(tmp_path))

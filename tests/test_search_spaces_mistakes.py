@@ -32,7 +32,7 @@ from search_spaces import (
     vit_ab,
     vit_oialr,
 )
-from search_spaces.readers import augmentation, cifar, ett, small_images
+from search_spaces.readers import augmentation, cifar, published, small_images
 
 IMAGES: list[ModuleType] = [vit_oialr, vit_ab, daso_intervals, assignment]
 ALL: list[ModuleType] = [*IMAGES, digits, autoformer, bigearthnet]
@@ -194,20 +194,17 @@ def test_checks_need_no_torch() -> None:
 
 def test_names_said_without_torch_are_those_of_the_readers() -> None:
     assert tuple(augmentation.AUGMENTATIONS) == image_task.AUGMENTATIONS
-    assert tuple(sources.PACKAGED_IMAGES) == small_images.SETS == tuple(digits.TRAINING_IMAGES)
-    assert sources.FASHION_MNIST == small_images.FASHION_MNIST
-    assert sources.PACKAGED_SERIES == ett.PACKAGED
-    assert len(sources.ARCHIVES_BYTES) == len(cifar.ARCHIVES)
-    for mine, theirs in zip(sources.FORMS, cifar._FORMS, strict=True):
-        assert (mine.folder, mine.files, mine.train) == (theirs.folder, theirs.files, theirs.train)
-    assert len(cifar.read_cifar("digits").train) == sources.PACKAGED_IMAGES["digits"]
+    assert tuple(small_images.SETS) == tuple(digits.TRAINING_IMAGES)
+    assert len(published.CIFAR_ARCHIVES_BYTES) == len(cifar.ARCHIVES)
+    assert tuple(form.names for form in cifar._FORMS) == published.CIFAR_FORMS
+    assert len(cifar.read_cifar("digits").train) == published.PACKAGED_IMAGES["digits"]
     with pytest.raises(ValueError, match=f"digits has {digits.TRAINING_IMAGES['digits']} to train with"):
         small_images.load_images("digits", train_samples=10_000)
 
 
 @pytest.mark.parametrize("form", range(4))
 def test_a_folder_must_have_all_files_whole(form: int, tmp_path: Path) -> None:
-    one = sources.FORMS[form]
+    one = published.CIFAR_FORMS[form]
     whole = stand_ins.cifar_folder(tmp_path / "data" / one.folder, form, images=4)
     for named in (whole, whole.parent):
         found = sources.training_images(str(named))
@@ -354,7 +351,7 @@ def test_data_that_are_something_else_are_told_of_in_a_sentence(
     refused: Callable[..., str], tmp_path: Path
 ) -> None:
     archive = stand_ins.cifar_archive(tmp_path / "cifar.tar.gz")
-    os.truncate(archive, sources.ARCHIVES_BYTES[2])
+    os.truncate(archive, published.CIFAR_ARCHIVES_BYTES[2])
     assert "which is none of the published archives" in refused(vit_ab, "--data", str(archive))
     # Whole by its size, and of a class that there is not.
     folder = stand_ins.cifar_folder(tmp_path / "cifar")

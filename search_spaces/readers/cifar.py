@@ -26,6 +26,13 @@ from torch.utils.data import TensorDataset
 
 from search_spaces.readers.files import content_of, refused_by_system, write_new
 from search_spaces.readers.pickled_data import read_pickled
+from search_spaces.readers.published import (
+    CIFAR_10_BINARY,
+    CIFAR_10_PYTHON,
+    CIFAR_100_BINARY,
+    CIFAR_100_PYTHON,
+    CifarFiles,
+)
 from search_spaces.readers.small_images import SETS, read_digits, read_fashion_mnist
 
 SIDE = 32
@@ -181,9 +188,7 @@ def as_cifar(name: str) -> dict[str, bytes]:
     colours = np.repeat(pixels.reshape(len(pixels), -1), 3, axis=0).reshape(len(pixels), _PIXELS)
     records = np.concatenate([classes.astype(np.uint8)[:, None], colours], axis=1)
     batches = [*np.split(records[:trained], 5), records[trained:]]
-    return {
-        name: batch.tobytes() for name, batch in zip((*_FORMS[0].train, _FORMS[0].test), batches, strict=True)
-    }
+    return {name: batch.tobytes() for name, batch in zip(CIFAR_10_BINARY.files, batches, strict=True)}
 
 
 def write_cifar(name: str, folder: Path) -> None:
@@ -196,8 +201,8 @@ def write_cifar(name: str, folder: Path) -> None:
     others = [
         place / file
         for form in _FORMS
-        for place in (folder, folder / form.folder)
-        for file in form.files
+        for place in (folder, folder / form.names.folder)
+        for file in form.names.files
         if place / file not in contents and (place / file).exists()
     ]
     if others:
@@ -216,15 +221,9 @@ Records = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    train: tuple[str, ...]
-    test: str
-    folder: str
+    names: CifarFiles
     classes: int
     read: Callable[[bytes, str], Records]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.train, self.test)
 
 
 def _binary(label_bytes: int) -> Callable[[bytes, str], Records]:
@@ -271,30 +270,16 @@ def _python(key: bytes) -> Callable[[bytes, str], Records]:
 
 
 _FORMS = (
-    _Form(
-        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-        test="test_batch.bin",
-        folder="cifar-10-batches-bin",
-        classes=10,
-        read=_binary(1),
-    ),
-    _Form(train=("train.bin",), test="test.bin", folder="cifar-100-binary", classes=100, read=_binary(2)),
-    _Form(
-        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-        test="test_batch",
-        folder="cifar-10-batches-py",
-        classes=10,
-        read=_python(b"labels"),
-    ),
-    _Form(
-        train=("train",), test="test", folder="cifar-100-python", classes=100, read=_python(b"fine_labels")
-    ),
+    _Form(names=CIFAR_10_BINARY, classes=10, read=_binary(1)),
+    _Form(names=CIFAR_100_BINARY, classes=100, read=_binary(2)),
+    _Form(names=CIFAR_10_PYTHON, classes=10, read=_python(b"labels")),
+    _Form(names=CIFAR_100_PYTHON, classes=100, read=_python(b"fine_labels")),
 )
 
 
 def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar:
     parts: dict[str, Images] = {}
-    for name in form.files:
+    for name in form.names.files:
         pixels, classes = form.read(content_of(name), f"{source}: {name}")
         wrong = classes[classes >= form.classes]
         if len(wrong):
@@ -306,38 +291,38 @@ def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar
             pixels=torch.from_numpy(pixels.reshape(-1, 3, SIDE, SIDE).copy()),
             classes=torch.from_numpy(classes),
         )
-    lengths = {name: len(parts[name]) for name in form.train}
+    lengths = {name: len(parts[name]) for name in form.names.train}
     usual = Counter(lengths.values()).most_common(1)[0][0]
     for name, length in lengths.items():
         if length != usual:
             raise ValueError(
                 f"{source}: {name} has {length} images, and other batches have {usual}. Extract it again."
             )
-    trained = [parts[name] for name in form.train]
+    trained = [parts[name] for name in form.names.train]
     return Cifar(
         train=Images(
             pixels=torch.cat([part.pixels for part in trained]),
             classes=torch.cat([part.classes for part in trained]),
         ),
-        test=parts[form.test],
+        test=parts[form.names.test],
         classes=form.classes,
     )
 
 
 def _read_folder(path: Path) -> Cifar:
     for form in _FORMS:
-        for folder in (path, path / form.folder):
-            missing = [name for name in form.files if not (folder / name).is_file()]
-            if len(missing) < len(form.files):
+        for folder in (path, path / form.names.folder):
+            missing = [name for name in form.names.files if not (folder / name).is_file()]
+            if len(missing) < len(form.names.files):
                 if missing:
                     raise FileNotFoundError(
-                        f"{folder} has no {', '.join(missing)}, and the other files of {form.folder}. "
+                        f"{folder} has no {', '.join(missing)}, and the other files of {form.names.folder}. "
                         "Extract the archive again, whole."
                     )
                 return _read(form, str(folder), lambda name, folder=folder: content_of(folder / name))  # type: ignore[misc]
     raise FileNotFoundError(
         f"{path} has no files of CIFAR-10 or CIFAR-100. Name the folder with "
-        f"{' or '.join(form.files[0] for form in _FORMS)}."
+        f"{' or '.join(form.names.files[0] for form in _FORMS)}."
     )
 
 
@@ -360,7 +345,7 @@ def _read_archive(path: Path) -> Cifar:
             content = archive.extractfile(member) if member.isfile() else None
             if content is not None:
                 contents[Path(member.name).name] = content.read()
-    form = next(form for form in _FORMS if set(form.files) <= contents.keys())
+    form = next(form for form in _FORMS if set(form.names.files) <= contents.keys())
     return _read(form, str(path), contents.__getitem__)
 
 

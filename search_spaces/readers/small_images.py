@@ -17,10 +17,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from search_spaces.readers.files import content_of
+from search_spaces.readers.published import FASHION_MNIST, PACKAGED_IMAGES
 
-SETS = ("digits", "fashion-mnist")
-FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts it."""
+SETS = tuple(PACKAGED_IMAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
