@@ -24,7 +24,9 @@ _TAGS = 1000
 """Our tags are far from those that a task's own MPI code on the same communicator is likely to use. Each transport of
 a process takes the next: all ranks run their campaigns in the same order, and a late message of one must not reach
 the next."""
-
+_MAKING = _TAGS
+"""Added to a transport's tag where a communicator is made: Open MPI does that by messages with the tag it is given,
+which a rank that still listens would take for its own."""
 
 _ABORT = b"\0"
 """Begins a message that no protocol sends: whoever receives it ends at once, with the code that follows."""
@@ -224,7 +226,7 @@ class MpiTransport(LocalTransport):
     def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm:
         """A communicator of ``ranks`` alone, for tasks that bring MPI code; collective over these ranks."""
         group = self._comm.Get_group().Incl(list(ranks))
-        return self._comm.Create_group(group, self._tag)
+        return self._comm.Create_group(group, self._tag + _MAKING)
 
     def abort(self, code: int) -> None:
         """End all ranks at once; does not return.

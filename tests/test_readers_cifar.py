@@ -33,7 +33,9 @@ def made(count: int, classes: int, seed: int) -> tuple[Any, Any]:
 def binary_10(folder: Path, per_batch: int = 6) -> tuple[Any, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     parts = [made(per_batch, 10, seed) for seed in range(6)]
-    for name, (pixels, labels) in zip((*published.CIFAR_10_BINARY.train, "test_batch.bin"), parts, strict=True):
+    for name, (pixels, labels) in zip(
+        (*published.CIFAR_10_BINARY.train, "test_batch.bin"), parts, strict=True
+    ):
         content = b"".join(bytes([c]) + p.tobytes() for p, c in zip(pixels, labels, strict=True))
         (folder / name).write_bytes(content)
     return np.concatenate([p for p, _ in parts[:5]]), np.concatenate([c for _, c in parts[:5]])

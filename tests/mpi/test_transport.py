@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 GIVES_UP = Path(__file__).with_name("one_gives_up.py")
+GROUPS = Path(__file__).with_name("groups.py")
 LATE = Path(__file__).with_name("late_messages.py")
 
 
@@ -22,3 +24,11 @@ def test_who_gives_up_ends_all_whether_or_not_mpi_tolerates_deaths(mpirun, toler
     done = mpirun(4, GIVES_UP, *who, tolerant=tolerant, check=False, timeout=50)
     assert done.returncode == 65, done.stderr
     assert "was not ended" not in done.stdout
+
+
+@pytest.mark.parametrize("listener", range(4))
+def test_a_rank_that_still_listens_hears_nothing_of_a_communicator_in_the_making(mpirun, listener):
+    done = mpirun(4, GROUPS, listener, timeout=90)
+    found = json.loads(done.stdout.splitlines()[-1])
+    sent = [[rank, '"early"'] for rank in range(4) if rank != listener]
+    assert found == {"heard": sorted([*sent, [(listener + 1) % 4, '"later"']]), "total": 6}
