@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from datetime import timedelta
 from typing import Any
@@ -325,33 +324,26 @@ def test_an_exchanged_parameter_goes_on_being_trained(kind: str, projected: bool
     assert old not in optimizer.state
     assert old.grad is None
     if projected and kind in PROJECTED:
-        unsettled = {"unsettled"} if kind not in ("sgd", "momentum") else set()
-        assert optimizer.state[new].keys() == before.keys() | unsettled
-        for name, was in before.items():
-            value = optimizer.state[new][name]
-            if not isinstance(was, Tensor) or not was.dim():
-                assert value == was
-            elif name in ("exp_avg", "momentum_buffer", "grad_avg"):
-                torch.testing.assert_close(value, left @ was.view(6, 8) @ right)
-            elif name == "sum":
-                torch.testing.assert_close(value, left**2 @ was.view(6, 8) @ right**2)
+        assert optimizer.state[new].keys() == before.keys()
+        for name, value in optimizer.state[new].items():
+            was = before[name]
+            if isinstance(was, Tensor) and was.dim():
+                first = name in ("exp_avg", "momentum_buffer", "grad_avg")
+                a, b = (left, right) if first else (left**2, right**2)
+                # Beside a mean, whose square the optimizer takes off, it is the variance that goes through squares.
+                mean = before["grad_avg"].view(6, 8) if name == "square_avg" else torch.zeros(6, 8)
+                expected = a @ (was.view(6, 8) - mean**2) @ b + (left @ mean.to(left) @ right) ** 2
+                torch.testing.assert_close(value, expected)
             else:
-                # Three steps of averages that began with zero, where the optimizer corrects that.
-                b1, b2 = optimizer.param_groups[0].get("betas", (0.0, 0.0))
-                mean = before["grad_avg" if name == "square_avg" else "exp_avg"].view(6, 8) / (1 - b1**3)
-                variance = (was.view(6, 8) / (1 - b2**3) - mean**2).clamp_min(0)
-                expected = left**2 @ variance @ right**2 + (left @ mean @ right) ** 2
-                torch.testing.assert_close(value, (1 - b2**3) * expected)
+                assert value == was
     elif kind == "adagrad":
         assert torch.equal(optimizer.state[new]["sum"], torch.full_like(new, 0.5))
     else:
         assert new not in optimizer.state
     value = new.detach().clone()
-    for step in range(3):
-        new.grad, other.grad = random(5, 7, seed=20 + step), random(3)
-        optimizer.step()
+    new.grad, other.grad = random(5, 7, seed=20), random(3)
+    optimizer.step()
     assert (new - value).abs().min() > 0
-    assert "unsettled" not in optimizer.state[new]
     optimizer.load_state_dict(optimizer.state_dict())
 
 
@@ -386,61 +378,26 @@ def test_the_first_step_after_an_exchange_is_of_ordinary_size() -> None:
     assert 0.01 < new.abs().mean() < 0.1
 
 
-def outer_gradient(seed: int, scale: float = 1.0) -> Tensor:
-    """As of a layer whose inputs have a direction in common: entries that go up and down together."""
-    return scale * torch.outer(random(32, seed=seed), 1 + 0.3 * random(48, seed=seed + 10_000))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.Adam(p, lr=0.1),
-        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.0, amsgrad=True),
-        lambda p: torch.optim.RMSprop(p, lr=0.1),
-        lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
-    ],
-)
-def test_steps_after_an_exchange_are_of_ordinary_size_where_gradients_have_a_direction_in_common(
-    make: Any,
-) -> None:
+def test_a_centred_second_moment_stays_above_its_mean_s_square() -> None:
+    """Else the optimizer takes the root of a negative number: inputs with a direction in common suffice for that."""
     old = nn.Parameter(torch.zeros(32, 48, dtype=torch.float64))
-    optimizer = make([old])
-    largest_before = 0.0
+    optimizer = torch.optim.RMSprop([old], lr=0.1, centered=True)
+
+    def gradient(seed: int) -> Tensor:
+        return torch.outer(1 + random(32, seed=seed), 1 + 0.3 * random(48, seed=seed + 10_000))
+
     for step in range(100):
-        old.grad = outer_gradient(step)
-        was = old.detach().clone()
+        old.grad = gradient(step)
         optimizer.step()
-        if step >= 50:
-            largest_before = max(largest_before, (old - was).abs().max().item())
-    u, _, vt = torch.linalg.svd(sum(outer_gradient(step) for step in range(50)), full_matrices=False)
+    u, _, vt = torch.linalg.svd(sum(gradient(step) for step in range(50)), full_matrices=False)
     new = nn.Parameter(torch.zeros(32, 32, dtype=torch.float64))
     exchange(optimizer, old, new, Projection(left=u.T, right=vt.T))
+    state = optimizer.state[new]
+    assert (state["square_avg"] >= state["grad_avg"].square()).all()
     for step in range(100, 120):
-        new.grad = u.T @ outer_gradient(step) @ vt.T
-        was = new.detach().clone()
+        new.grad = u.T @ gradient(step) @ vt.T
         optimizer.step()
-        # Squares alone, as if entries varied apart, give nearly four times that, and NaN where centered.
-        assert (new - was).abs().max().item() <= 2 * largest_before
-
-
-def test_what_a_checkpoint_holds_unsettled_is_settled_all_the_same() -> None:
-    """Between the first steps after the exchange a run may stop."""
-    optimizer, old, _ = stepped(OPTIMIZERS["adamw"], 50)
-    new = nn.Parameter(random(6, 8))
-    exchange(optimizer, old, new, Projection(left=torch.eye(6, dtype=torch.float64)))
-    saved = copy.deepcopy(optimizer.state_dict())
-    again, other, _ = stepped(OPTIMIZERS["adamw"])
-    place = nn.Parameter(new.detach().clone())
-    exchange(again, other, place)
-    again.load_state_dict(saved)
-    for one, parameter in ((optimizer, new), (again, place)):
-        for step in range(5):
-            parameter.grad = (100 if step == 2 else 1) * random(6, 8, seed=70 + step)
-            one.step()
-            if step == 2:
-                # 50 steps of averages fill 1 - 0.999⁵⁰ = 0.0488 of them.
-                assert (one.state[parameter]["exp_avg_sq"] > 0.048 * (parameter.grad / 3).square()).all()
-    assert torch.equal(new, place)
+        assert new.isfinite().all()
 
 
 def test_the_same_parameter_may_take_other_coordinates() -> None:
