@@ -11,8 +11,9 @@
   has it (U, Vᵀ frozen, Σ trained), and of rank k by materialising W = U Σ Vᵀ in each pass, as the published code
   does. 768 → 768 and 768 → 3072, one thread, variants interleaved, medians. ``faster_than_materialised`` at
   k = 192, a quarter, on 8 192 rows; ``of_full_rank`` is the largest ratio over k at 25 216 rows, a batch of 128
-  images of 197 tokens. Where the product takes fewer operations than its factors do, the making of it counted,
-  the layer works as one matrix. ``by_rows`` has fewer rows, too, where making it weighs more.
+  images of 197 tokens. Where two matrices, Σ multiplied into a basis, or one take fewer operations than the three
+  factors do, the making of them counted, the layer works as these. ``by_rows`` has fewer rows, too, where making
+  them weighs more.
 - Decompositions: seconds of the conversion and of an update of all weights, exchange between ranks included, of
   a small vision transformer on four ranks, and of a step. ``share_at_source`` is their share of a run with the
   source's numbers: 156 000 steps, converted after a third, an update every 1 000 (Table A.1), each as dear as
@@ -216,7 +217,7 @@ def layers(repeats: int, quick: bool) -> dict[str, Any]:
     for name, shape in LAYERS.items():
         by_rows = {}
         for rows in (FEW_ROWS,) if quick else (FEW_ROWS, ROWS, MANY_ROWS):
-            # The dearest are few: where a layer begins to work as one matrix, and where that costs the most.
+            # The dearest are few: around where a layer begins to work as one matrix, and where that costs the most.
             eighths = (2,) if quick else (2, 4, 5, 8) if rows == MANY_ROWS else (1, 2, 3, 4, 5, 6, 8)
             ks = [WIDTH * part // 8 for part in eighths]
             by_rows[rows] = layer_seconds(shape, rows, ks, 3 if rows == MANY_ROWS else repeats)
