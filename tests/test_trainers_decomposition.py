@@ -400,6 +400,19 @@ def test_a_centred_second_moment_stays_above_its_mean_s_square() -> None:
         assert new.isfinite().all()
 
 
+def test_moments_of_complex_parameters_begin_anew_as_squares_of_their_parts_go_through_no_map() -> None:
+    old = nn.Parameter(torch.complex(random(6, 8), random(6, 8, seed=1)))
+    optimizer = torch.optim.Adam([old], lr=0.1)
+    old.grad = torch.complex(random(6, 8, seed=2), random(6, 8, seed=3))
+    optimizer.step()
+    u, _, vh = torch.linalg.svd(old.detach(), full_matrices=False)
+    new = nn.Parameter(u.mH @ old.detach() @ vh.mH)
+    exchange(optimizer, old, new, Projection(left=u.mH, right=vh.mH))
+    new.grad = torch.complex(random(6, 6, seed=4), random(6, 6, seed=5))
+    optimizer.step()
+    assert new.isfinite().all()
+
+
 def test_the_same_parameter_may_take_other_coordinates() -> None:
     optimizer, old, other = stepped(OPTIMIZERS["adamw"])
     was = {name: value.clone() for name, value in optimizer.state[old].items()}

@@ -74,7 +74,8 @@ def exchange(
             accumulated = projection.second(accumulated).reshape(new.shape)
         optimizer.settle(new, accumulated)
         return
-    if projection is None or not _understood(state, old):
+    # torch keeps the squares of a complex gradient's two parts, which no map mixes as it mixes the gradient's.
+    if projection is None or old.is_complex() or not _understood(state, old):
         _begin(optimizer, new)
         return
     kept: dict[str, object] = {}
