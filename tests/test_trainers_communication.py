@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from datetime import timedelta
@@ -349,6 +350,53 @@ def test_a_dead_peer_ends_the_wait_with_a_sentence() -> None:
     assert survivor[0] == "returned", survivor[1]
     assert "Rank 0 of 2 on " in survivor[1]
     assert "Most likely another rank ended" in survivor[1]
+
+
+def with_a_hanging_peer(rank: int) -> bool:
+    """On rank 1, whether rank 0's process ended while this one came to no collective."""
+    comm = communicator(timeout_s=1)
+    first, _ = (int(pid.item()) for pid in comm.world.all_gather(torch.tensor([os.getpid()])))
+    if rank == 1:
+        return bool(select.select([os.pidfd_open(first)], [], [], 20)[0])
+    try:
+        with pytest.raises(CommunicationError):
+            # The second was to come after the first, which holds up a thread of gloo's.
+            for pending in [comm.world.all_reduce(torch.ones(10)) for _ in range(4)]:
+                pending.wait()
+    finally:
+        comm.close()
+    return True
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="another process's end is seen through Linux's pidfd"
+)
+def test_a_process_ends_though_its_peer_hangs() -> None:
+    # The group's own time-out, which gloo's threads keep to unless they are told another, is longer than 20 s.
+    assert run_ranks(2, with_a_hanging_peer) == [True, True]
+
+
+def with_time_outs(rank: int) -> list[float]:
+    backend = dist.group.WORLD._get_backend(CPU)  # type: ignore[union-attr]
+    seconds = [backend.options._timeout.total_seconds()]
+    comm = communicator(timeout_s=7)
+    seconds.append(backend.options._timeout.total_seconds())
+    comm.close()
+    return [*seconds, backend.options._timeout.total_seconds()]
+
+
+def test_the_callers_group_gets_its_time_out_back() -> None:
+    assert run_ranks(2, with_time_outs) == [[30.0, 7.0, 30.0]] * 2
+
+
+def without_a_backend(rank: int) -> None:
+    elsewhere = dist.new_group(backend="cuda:gloo")
+    with pytest.raises(ValueError, match="no backend for a model on 'cpu'"):
+        Communicator(topology=None, timeout=timedelta(seconds=5), device=CPU, among=elsewhere)
+
+
+def test_a_model_where_the_group_has_no_backend_is_refused() -> None:
+    run_ranks(2, without_a_backend)
 
 
 LEFT = """

@@ -73,6 +73,8 @@ class Channel:
     bytes_between: float = 0.0
     wait_s: float = 0.0
     operations: int = 0
+    broken: bool = field(default=False, init=False)
+    """Whether an operation failed: gloo then closes the connections, and no other can succeed."""
 
     @property
     def size(self) -> int:
@@ -147,6 +149,7 @@ class Channel:
             self.wait_s += time.perf_counter() - begin
 
     def _lost(self, what: str, waited_s: float, error: RuntimeError) -> CommunicationError:
+        self.broken = True
         return CommunicationError(
             f"Rank {self.rank} of {self.size} on {socket.gethostname()}: {what} in {self.name!r} failed "
             f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "
@@ -187,12 +190,14 @@ class Communicator:
         self._timeout = timeout
         self._own_groups: list[dist.ProcessGroup] = []
         self._channels: dict[str, Channel] = {}
+        callers = among or (dist.group.WORLD if joined else None)
+        self._callers_timeout = _TimeOut(callers, device, timeout)
         everyone = tuple(range(self.size))
         finding = Channel(
             name="topology",
             ranks=everyone,
             rank=self.rank,
-            group=among or (dist.group.WORLD if joined else None),
+            group=callers,
             timeout=timeout,
             next_is_near=True,
         )
@@ -286,10 +291,13 @@ class Communicator:
 
     def close(self) -> None:
         """Give back the process groups made here; the one that the caller initialised stays."""
+        channels = (self._finding, *self._channels.values())
+        # What is under way in a broken group, and holds up its end, shall not get the caller's half an hour back.
+        self._callers_timeout.close(put_back=not any(channel.broken for channel in channels))
         for group in self._own_groups:
             dist.destroy_process_group(group)
         self._own_groups.clear()
-        for channel in (self._finding, *self._channels.values()):
+        for channel in channels:
             # A reference would keep the group, and its threads, alive after the caller has destroyed it.
             channel.group = None
         self._channels.clear()
@@ -310,6 +318,33 @@ class Communicator:
             next_is_near=self._node_of[self.rank] == self._node_of[following],
         )
         return self._channels[name]
+
+
+class _TimeOut:
+    """Has gloo end what runs over its time in the caller's own group, by default after half an hour.
+
+    To wait no longer is not enough: gloo's threads go on in an operation whose peer hangs, and a process cannot end
+    before they do.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, timeout: timedelta) -> None:
+        try:
+            backend = group._get_backend(device) if group is not None else None
+        except RuntimeError as error:
+            raise ValueError(
+                f"The process group has no backend for a model on {device.type!r}. Move the model to the GPU, or give "
+                'init_process_group the backend "cpu:gloo,cuda:nccl".'
+            ) from error
+        self._backend = backend if isinstance(backend, dist.ProcessGroupGloo) else None
+        if self._backend is not None:
+            self._before = self._backend.options._timeout
+            self._backend.set_timeout(timeout)
+
+    def close(self, *, put_back: bool) -> None:
+        """Let go of the group, with the time-out that it had before where that is to be ``put_back``."""
+        if self._backend is not None and put_back:
+            self._backend.set_timeout(self._before)
+        self._backend = None
 
 
 def _hosts(channel: Channel, device: torch.device) -> list[int]:
