@@ -385,6 +385,7 @@ class Chosen(nn.Module):
         self.depthwise = nn.Conv2d(32, 32, 3, groups=32)
         self.up = nn.ConvTranspose2d(32, 32, 3)
         self.lstm = nn.LSTM(32, 32)
+        self.complex = nn.Linear(32, 32, dtype=torch.complex64)
         self.parametrised = nn.utils.parametrizations.weight_norm(nn.Linear(32, 32))
         self.tied = nn.Linear(32, 50, bias=False)
         self.tied.weight = self.embedding.weight

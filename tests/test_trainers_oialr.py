@@ -779,6 +779,27 @@ def test_refuses_what_it_cannot_train() -> None:
         train(model(), optimizer=lambda parameters: adamw(list(parameters)[1:]))
 
 
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into = nn.Linear(24, 20, dtype=torch.complex128)
+        self.real = nn.Sequential(nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.real(self.into(inputs.to(torch.complex128)).abs())  # type: ignore[no-any-return]
+
+
+def test_complex_weights_stay_whole() -> None:
+    net = Complex()
+    train(net)
+    weight = net.into._parameters["weight"]
+    assert weight is not None
+    assert weight.is_complex()
+    assert weight.imag.abs().min() > 0
+    assert [w.name for w in matrix_weights(net) if w.factors] == ["real.0.weight"]
+
+
 def test_the_default_is_a_third_and_a_fiftieth_of_all_steps() -> None:
     # Of 108 steps 36, and each second from then on: the tenth update is in the fifth epoch of twelve steps.
     histories = train(model(), method=trainers.OIALR(), epochs=9, batch_size=4).history

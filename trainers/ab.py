@@ -161,8 +161,8 @@ class _ABTraining(Strategy):
         if not self._weights:
             raise ValueError(
                 "AB: the model has no weight to factorise: none of Linear, Conv1d, Conv2d or MultiheadAttention, "
-                f"trained, with sides of at least {SMALLEST_SIDE}, besides the first and last layer where these "
-                "stay whole. Use DDP, or let full_rank_first_layer or full_rank_last_layer be False."
+                f"trained and real, with sides of at least {SMALLEST_SIDE}, besides the first and last layer where "
+                "these stay whole. Use DDP, or let full_rank_first_layer or full_rank_last_layer be False."
             )
         refuse_untrained("AB", self._weights, setup.optimizer)
         self._exchange: GroupExchange | None = None

@@ -85,9 +85,9 @@ def matrix_weights(
     """The weights of ``model`` that may be factored, in the order in which it defines its layers.
 
     These are the weights of Linear, Conv1d, Conv2d and MultiheadAttention whose sides allow it, which are
-    trained, and which no other layer shares. ``first`` and ``last``: whether those of the model's first and
-    last layer with a weight (of any kind, embeddings included) may be among them. ``factored``: whether those
-    that are factored already may.
+    trained, which no other layer shares, and whose numbers are real. ``first`` and ``last``: whether those of
+    the model's first and last layer with a weight (of any kind, embeddings included) may be among them.
+    ``factored``: whether those that are factored already may.
     """
     layers = list(_layers(model))
     owners: dict[int, int] = {}
@@ -110,9 +110,14 @@ def matrix_weights(
             if weight.factors:
                 if factored:
                     found.append(weight)
-            elif weight.whole.requires_grad and owners[id(weight.whole)] == 1:
+            elif _may_be(weight.whole) and owners[id(weight.whole)] == 1:
                 found.append(weight)
     return found
+
+
+def _may_be(whole: nn.Parameter) -> bool:
+    # Of complex numbers the decompositions, and the moments in their coordinates, would be others.
+    return whole.requires_grad and not whole.is_complex()
 
 
 def refuse_untrained(owner: str, weights: Iterable[MatrixWeight], optimizer: Optimizer) -> None:

@@ -327,8 +327,8 @@ def _eligible(method: OIALR, setup: Setup) -> list[MatrixWeight]:
             if getattr(method, f"full_rank_{place}_layer")
         ]
         raise ValueError(
-            "OIALR: the model has no weight to decompose. It needs a trained weight of a Linear, Conv1d, Conv2d or "
-            f"MultiheadAttention with both sides of at least {SMALLEST_SIDE} and of a ratio up to "
+            "OIALR: the model has no weight to decompose. It needs a trained, real weight of a Linear, Conv1d, Conv2d "
+            f"or MultiheadAttention with both sides of at least {SMALLEST_SIDE} and of a ratio up to "
             f"{LARGEST_ASPECT}, shared with no other layer"
             + (f", beside what {' and '.join(whole)} leaves whole" if whole else "")
             + ". Widen the model, or use another method."
