@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import trainers
 
@@ -68,6 +68,8 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "train_set: TensorDataset is empty": {"train_set": NONE},
     "validation_set: TensorDataset is empty": {"validation_set": NONE},
+    "model = <class 'torch.nn.modules.linear.Linear'>: must be a torch.nn.Module": {"model": nn.Linear},
+    "model = None: must be a torch.nn.Module": {"model": None},
 }
 
 
@@ -77,6 +79,90 @@ def test_the_loop_refuses(message: str) -> None:
         train(**WRONG[message])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class Streamed(IterableDataset[Any]):
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(SAMPLES)
+
+
+NO_SET: dict[str, Any] = {
+    "DataLoader deals samples itself": DataLoader(SAMPLES, batch_size=8),
+    "tuple holds no pairs of inputs and target. Of two tensors make a data set": SAMPLES.tensors,
+    "list holds no pairs": list(SAMPLES.tensors),
+    "Tensor holds no pairs": SAMPLES.tensors[0],
+    "set gives no sample by its number": {1, 2},
+    "Streamed gives no sample by its number": Streamed(),
+}
+
+
+@pytest.mark.parametrize("which", ["train_set", "validation_set"])
+@pytest.mark.parametrize("message", NO_SET)
+def test_the_loop_refuses_what_is_no_set_of_samples(message: str, which: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        train(**{which: NO_SET[message]})
+    assert f"{which}: {message}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_pairs_is_a_set_of_samples() -> None:
+    pairs = list(SAMPLES)
+    assert train(train_set=pairs, validation_set=pairs, interrupt=None).reason == "finished"
+
+
+def not_reduced(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def item_of(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    return cross_entropy(outputs, targets).item()
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (not_reduced, "a tensor of shape (8,)"),
+        (item_of, "float"),
+        (nn.CrossEntropyLoss(reduction="none"), "(8,)"),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_refused_at_the_first_step(loss: Any, found: str) -> None:
+    ended: list[int] = []
+    with pytest.raises(
+        TypeError, match=r"loss: returned .*must return a tensor without dimensions"
+    ) as caught:
+        train(loss=loss, interrupt=None, report=lambda epoch, metrics: ended.append(epoch))
+    assert found in str(caught.value)
+    assert not ended
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(torch.zeros(16, 2), "Tensor of shape (16, 2)"), (None, "None"), ({"f1": 1.0}, "dict")],
+)
+def test_a_metric_that_is_no_number_is_named(value: Any, found: str) -> None:
+    with pytest.raises(TypeError, match=r"metrics: 'f1' returned .* must return one number") as caught:
+        train(metrics={"f1": lambda outputs, targets: value}, interrupt=None)
+    assert found in str(caught.value)
+
+
+def test_a_launchers_ranks_without_a_group_do_not_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "2")
+    for call in (
+        train,
+        lambda: trainers.evaluate(nn.Linear(20, 2), SAMPLES, metrics={"a": item_of}, batch_size=4),
+    ):
+        with pytest.raises(
+            ValueError, match=r"WORLD_SIZE = 4: this is rank 2 .*init_process_group\(\) first"
+        ):
+            call()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert train(interrupt=None).reason == "finished"
 
 
 def test_the_loop_refuses_what_cannot_be_dealt() -> None:

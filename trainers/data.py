@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from trainers.randomness import derive, generators_kept, seed_generators
 
@@ -96,13 +96,32 @@ def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
     ]
 
 
-def length_of(samples: Dataset[object], which: str = "") -> int:
-    """The number of samples. TypeError for a set without a length, ValueError for an empty one, both of which
-    name the set as ``which``.
+_BY_NUMBER = ("__getitem__", "__getitems__", "read_batch")
+"""Ways to ask a data set for samples, one of which it has."""
+
+
+def _of_pairs(samples: Sequence[object]) -> bool:
+    """Whether the first of ``samples`` is a pair, or there is none."""
+    first = next(iter(samples), ((), ()))
+    return isinstance(first, (tuple, list)) and len(first) == 2
+
+
+def length_of(samples: object, which: str = "") -> int:
+    """The number of samples. TypeError for what is no data set with a length, ValueError for an empty one, both of
+    which name it as ``which``.
     """
     named = f"{which}: {type(samples).__name__}" if which else type(samples).__name__
+    if isinstance(samples, DataLoader):
+        raise TypeError(f"{named} deals samples itself, and here ranks are dealt theirs. Pass its data set.")
+    if isinstance(samples, Tensor) or (isinstance(samples, (tuple, list)) and not _of_pairs(samples)):
+        raise TypeError(
+            f"{named} holds no pairs of inputs and target. Of two tensors make a data set: "
+            "torch.utils.data.TensorDataset(inputs, targets)."
+        )
     if not isinstance(samples, Sized):
         raise TypeError(f"{named} has no length: samples cannot be dealt to ranks. Give it a __len__.")
+    if isinstance(samples, IterableDataset) or not any(hasattr(samples, name) for name in _BY_NUMBER):
+        raise TypeError(f"{named} gives no sample by its number. Give it a __getitem__.")
     if not len(samples):
         raise ValueError(f"{named} is empty. Bring data.")
     return len(samples)

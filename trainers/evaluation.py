@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from trainers.agreement import refuse_alone_among_many
 from trainers.communication import Channel, Communicator
 from trainers.data import in_order, length_of, load, share
 
@@ -37,6 +38,7 @@ def evaluate(
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
+    refuse_alone_among_many()
     communicator = Communicator(topology=None, timeout=timeout, device=device_of(model), among=group)
     try:
         return scores(
@@ -87,10 +89,22 @@ def scores(
             _gathered(all_outputs, sizes, channel),
             _gathered(all_targets, sizes, channel),
         )
-    values = [float(metric(all_outputs, all_targets)) for metric in metrics.values()]
+    values = [_number(name, metric(all_outputs, all_targets)) for name, metric in metrics.items()]
     # Ranks decide by these numbers, so all must have the same ones to the last bit: rank 0's.
     agreed = channel.broadcast(torch.tensor(values, dtype=torch.float64, device=device)).wait().tolist()
     return dict(zip(metrics, agreed, strict=True))
+
+
+def _number(name: str, value: object) -> float:
+    """``value``, which the metric ``name`` returned. TypeError if it is not one number."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        raise TypeError(
+            f"metrics: {name!r} returned {type(value).__name__}{shape} for all outputs and targets, and must return "
+            "one number. Correct it."
+        ) from None
 
 
 def outputs_of(model: nn.Module, inputs: object) -> Tensor:

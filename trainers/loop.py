@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from trainers.agreement import model_in_short, refuse_alone_among_many, refuse_disagreement
 from trainers.checkpoint import Checkpoint
 from trainers.communication import Communicator, broadcast_tensors, refuse_sparse
 from trainers.data import Assignment, Batch, Disjoint, length_of, load
@@ -117,12 +118,17 @@ def train(
     ``wait_s`` is about 0, and ``train_s`` leaves out what is still queued at an epoch's end.
 
     The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
-    for settings that cannot be, a checkpoint of other ones or a damaged one, or a directory that cannot be written,
-    all before the first step; ``CommunicationError`` when a rank is lost.
+    for settings that cannot be, or that are not the same on all ranks, a checkpoint of other ones or a damaged one, or
+    a directory that cannot be written, all before the first step; ``CommunicationError`` when a rank is lost.
     Python's, numpy's and torch's global generators are afterwards as they were before.
     """
     check_call(
-        metrics=metrics, optimizer=optimizer, topology=topology, checkpoint=checkpoint, timeout=timeout
+        model=model,
+        metrics=metrics,
+        optimizer=optimizer,
+        topology=topology,
+        checkpoint=checkpoint,
+        timeout=timeout,
     )
     settings = Settings(
         model=model,
@@ -149,9 +155,17 @@ def train(
     )
     method = DDP() if method is None else method
     check_method(f"method = {method!r}", method)
+    refuse_alone_among_many()
     communicator = Communicator(topology=topology, timeout=timeout, device=settings.device, among=group)
     try:
         with generators_kept():
+            told = {
+                "model": model_in_short(model),
+                **settings.told(),
+                "method": repr(method),
+                "checkpoint": "None" if checkpoint is None else "a directory",
+            }
+            refuse_disagreement(communicator.service, told, settings.device)
             # Each rank's caller may have drawn other weights: rank 0's count.
             broadcast_tensors(communicator.service, [*model.parameters(), *model.buffers()])
             if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -159,6 +173,7 @@ def train(
             # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
             made = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
             check_optimizer(made)
+            refuse_disagreement(communicator.service, {"optimizer": repr(described(made))}, settings.device)
             run = _Run(settings, communicator, made, method, checkpoint, progress)
             del made
             try:
@@ -306,7 +321,7 @@ class _Run:
                     outputs = outputs_of(model, inputs)
                     if self.settings.label_smoothing:
                         targets = smoothed(targets, outputs, self.settings.label_smoothing)
-                    value = self.settings.loss(outputs, targets)
+                    value = _one_number(self.settings.loss(outputs, targets))
                 value = value * (batch.weight / len(passes))
                 torch.autograd.backward(value)
                 local_loss += value.detach()
@@ -534,3 +549,16 @@ class _Run:
         # First the strategy: it may have to give the model other shapes.
         self.strategy.load(cast(State, renamed(saved["strategy"], lambda name: self.names.get(name, name))))
         fill_model(self.model, saved["model"], where=str(self.checkpoint))
+
+
+def _one_number(value: object) -> Tensor:
+    """``value``, what the loss returned. TypeError if it is not one number that can be derived."""
+    if not isinstance(value, Tensor) or value.dim():
+        found = (
+            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        )
+        raise TypeError(
+            f"loss: returned {found}, and must return a tensor without dimensions, the mean over its samples. Correct "
+            'it: cross_entropy(outputs, targets, reduction="mean"), say.'
+        )
+    return value

@@ -139,6 +139,17 @@ class Settings:
         ):
             check_argument(name, getattr(self, name), allowed, rule)
 
+    def told(self) -> dict[str, str]:
+        """What has to be the same on all ranks, lest they wait for one another in vain, or train apart."""
+        validation = "None" if self.validation_set is None else f"{length_of(self.validation_set)} samples"
+        return {
+            **self.identity(),
+            "validation_set": validation,
+            "metrics": repr(list(self.metrics)),
+            "early_stopping": repr(self.early_stopping),
+            "checkpoint_every": repr(self.checkpoint_every),
+        }
+
     def identity(self) -> dict[str, str]:
         """What a checkpoint must have been written with to be gone on from."""
         return {
@@ -156,10 +167,17 @@ class Settings:
 
 
 def check_call(
-    *, metrics: object, optimizer: object, topology: object, checkpoint: object, timeout: object
+    *,
+    model: object,
+    metrics: object,
+    optimizer: object,
+    topology: object,
+    checkpoint: object,
+    timeout: object,
 ) -> None:
     """ValueError where one of these, as ``train`` was told it, is of another kind than it says."""
     for name, value, allowed, rule in (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
         ("metrics", metrics, metrics is None or isinstance(metrics, Mapping), "functions by name"),
         (
             "optimizer",
