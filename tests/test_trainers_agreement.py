@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.agreement import refuse_disagreement
-from trainers.communication import Communicator
+from trainers.data import Batch
 
 
 def samples(count: int) -> TensorDataset:
@@ -46,12 +45,53 @@ def call(**changed: Any) -> dict[str, Any]:
         "validation_set": samples(4),
         "loss": cross_entropy,
         "metrics": {"accuracy": accuracy},
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "optimizer": adam(0.1),
         "epochs": 2,
         "batch_size": 4,
         "interrupt": no_step,
+        "topology": trainers.Topology(ranks_per_node=1),
         **changed,
     }
+
+
+class Frozen(nn.Sequential):
+    """Another class with parameters of the same names: what a layer is called does not count."""
+
+
+class Dealt:
+    """A user's assignment, which gives each rank a set of its own."""
+
+    def epoch(self, *, rank: int, **told: Any) -> list[list[Batch]]:
+        indices = torch.arange(4) + rank
+        return [[Batch(indices=indices, weight=1.0, seed=0)] for _ in range(3)]
+
+
+class OneMore(Dealt):
+    def epoch(self, *, rank: int, **told: Any) -> list[list[Batch]]:
+        steps = super().epoch(rank=rank, **told)
+        return steps[:1] if rank == 1 else steps
+
+
+@dataclass(frozen=True)
+class Own(trainers.Constant):
+    """A user's schedule. Sets are shown in another order in every process."""
+
+    names: frozenset[str] = frozenset("abcdefgh")
+    function: object = None
+
+
+class Elsewhere:
+    """Shows where it lies in memory."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __repr__(self) -> str:
+        return f"<Elsewhere object at 0x7f{self.rank:x}0>"
+
+
+def adam(lr: float, decay: float = 0.0) -> Any:
+    return lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
 
 
 def rank_1s() -> dict[str, dict[str, Any]]:
@@ -61,21 +101,25 @@ def rank_1s() -> dict[str, dict[str, Any]]:
         "batch_size = 8 on": call(batch_size=8),
         "accumulate = 2 on": call(accumulate=2),
         "seed = 1 on": call(seed=1),
-        "samples = 20 on": call(train_set=samples(20)),
-        "validation_set = 8 samples on": call(validation_set=samples(8)),
-        "validation_set = None on": call(validation_set=None, metrics=None),
-        "metrics = ['precision', 'accuracy'] on": call(metrics={"precision": accuracy, "accuracy": accuracy}),
+        "clip_norm = 1.0 on": call(clip_norm=1),
+        "samples of train_set = 20 on": call(train_set=samples(20)),
+        "samples of validation_set = 8 on": call(validation_set=samples(8)),
+        "samples of validation_set = None on": call(validation_set=None, metrics=None),
+        "metrics = (precision, accuracy) on": call(metrics={"precision": accuracy, "accuracy": accuracy}),
         "precision = bf16 on": call(precision="bf16"),
         "schedule = Cosine(": call(schedule=trainers.Cosine()),
+        "assignment = FullOverlap(": call(assignment=trainers.FullOverlap()),
+        "assignment = OneMore on": call(assignment=OneMore()),
         "method = LocalSGD(": call(method=trainers.LocalSGD()),
         "early_stopping = EarlyStopping(": call(early_stopping=trainers.EarlyStopping(patience=1)),
-        "model = a Sequential of 73 numbers in 4 parameters": call(model=mlp(7)),
-        "model = a Sequential of 53 numbers in 4 parameters": call(model=frozen_first()),
         "checkpoint = a directory on": call(checkpoint="never-made"),
-        "optimizer = {'optimizer': 'SGD', 'lr of group 0': '0.2'": call(
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.2)
-        ),
-        "optimizer = {'optimizer': 'AdamW'": call(optimizer=torch.optim.AdamW),
+        "ranks of each node = ((0, 1, 2)) on": call(topology=trainers.Topology(ranks_per_node=3)),
+        "number of the model's parameters and buffers = 2 on": call(model=nn.Linear(6, 3)),
+        "model's tensor 0 = 0.weight (7, 6) float32 on": call(model=mlp(7)),
+        "model's tensor 0 = 1.weight (3, 5) float32 on": call(model=frozen_first()),
+        "optimizer = SGD with": call(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
+        "lr of the optimizer's group 0 = 0.2 on": call(optimizer=adam(0.2)),
+        "weight_decay of the optimizer's group 0 = 0.5 on": call(optimizer=adam(0.1, 0.5)),
     }
 
 
@@ -100,21 +144,42 @@ def test_ranks_that_were_told_different_things_are_all_told_so() -> None:
             assert "\n" not in said
 
 
-class Own:
-    """A user's schedule without a __repr__ of its own: it shows where it lies in memory, and that differs."""
+def steps_of_one(rank: int) -> str:
+    with pytest.raises(ValueError) as caught:
+        trainers.train(**call(assignment=OneMore()))
+    return str(caught.value)
 
-    warmup_epochs = 0.0
+
+def test_ranks_with_other_numbers_of_steps_are_told_so() -> None:
+    assert run_ranks(2, steps_of_one)[1].startswith("steps an epoch = 1 on rank 1: not the same")
 
 
-def with_addresses(rank: int) -> None:
-    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-    kept = [Own() for _ in range(rank + 1)]
-    refuse_disagreement(communicator.service, {"schedule": repr(kept[-1])}, torch.device("cpu"))
-    # Weights may differ: all get those of rank 0.
+def ways_to_say_it(rank: int) -> dict[str, Any]:
+    # Else sets are in one order in all ranks, which come of one process.
+    letters = "abcdefgh" if rank else "hgfedcba"
+    return call(
+        interrupt=None,
+        # Weights may differ: all get those of rank 0. So may what they are wrapped in.
+        model=Frozen(*mlp()) if rank else mlp(),
+        schedule=Own(names=frozenset(letters), function=Elsewhere(rank)),
+        clip_norm=1 if rank else 1.0,
+        optimizer=adam(0.1)
+        if rank
+        else lambda parameters: torch.optim.AdamW(list(parameters), 0.1, weight_decay=0.0),
+        assignment=Dealt(),
+        train_set=samples(16 + rank),
+        batch_size=4 + rank,
+        report=None if rank else lambda epoch, metrics: None,
+        loader_processes=0,
+        evaluation_batch_size=2 + rank,
+    )
+
+
+def with_what_may_differ(rank: int) -> str:
     torch.manual_seed(rank)
-    trainers.train(**call(interrupt=None, model=mlp()))
-    communicator.close()
+    return trainers.train(**ways_to_say_it(rank)).reason
 
 
 def test_what_may_differ_is_not_refused() -> None:
-    run_ranks(3, with_addresses)
+    assert repr(Elsewhere(0)) != repr(Elsewhere(1))
+    assert run_ranks(3, with_what_may_differ) == ["finished"] * 3

@@ -95,7 +95,7 @@ NO_SET: dict[str, Any] = {
     "list holds no pairs": list(SAMPLES.tensors),
     "Tensor holds no pairs": SAMPLES.tensors[0],
     "set gives no sample by its number": {1, 2},
-    "Streamed gives no sample by its number": Streamed(),
+    "Streamed streams its samples, and ranks are dealt theirs by number": Streamed(),
 }
 
 
@@ -108,9 +108,23 @@ def test_the_loop_refuses_what_is_no_set_of_samples(message: str, which: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_of_pairs_is_a_set_of_samples() -> None:
-    pairs = list(SAMPLES)
-    assert train(train_set=pairs, validation_set=pairs, interrupt=None).reason == "finished"
+class Files(list[str]):
+    """A list whose items are not what it holds."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return SAMPLES[int(super().__getitem__(index))]
+
+
+class ByNumberToo(Streamed):
+    def __getitem__(self, index: int) -> Any:
+        return SAMPLES[index]
+
+
+@pytest.mark.parametrize(
+    "samples", [list(SAMPLES), tuple(SAMPLES), Files(map(str, range(16))), ByNumberToo()]
+)
+def test_whatever_gives_pairs_by_number_is_a_set_of_samples(samples: Any) -> None:
+    assert train(train_set=samples, validation_set=samples, interrupt=None).reason == "finished"
 
 
 def not_reduced(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -127,6 +141,10 @@ def item_of(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         (not_reduced, "a tensor of shape (8,)"),
         (item_of, "float"),
         (nn.CrossEntropyLoss(reduction="none"), "(8,)"),
+        (
+            lambda outputs, targets: cross_entropy(outputs.detach(), targets),
+            "a tensor that depends on no trained",
+        ),
     ],
 )
 def test_a_loss_that_is_no_mean_is_refused_at_the_first_step(loss: Any, found: str) -> None:
@@ -141,7 +159,11 @@ def test_a_loss_that_is_no_mean_is_refused_at_the_first_step(loss: Any, found: s
 
 @pytest.mark.parametrize(
     ("value", "found"),
-    [(torch.zeros(16, 2), "Tensor of shape (16, 2)"), (None, "None"), ({"f1": 1.0}, "dict")],
+    [
+        (torch.zeros(16, 2), "Tensor of shape (16, 2) and torch.float32"),
+        (None, "None"),
+        ({"f1": 1.0}, "dict"),
+    ],
 )
 def test_a_metric_that_is_no_number_is_named(value: Any, found: str) -> None:
     with pytest.raises(TypeError, match=r"metrics: 'f1' returned .* must return one number") as caught:
@@ -152,14 +174,12 @@ def test_a_metric_that_is_no_number_is_named(value: Any, found: str) -> None:
 def test_a_launchers_ranks_without_a_group_do_not_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")
-    for call in (
-        train,
-        lambda: trainers.evaluate(nn.Linear(20, 2), SAMPLES, metrics={"a": item_of}, batch_size=4),
-    ):
-        with pytest.raises(
-            ValueError, match=r"WORLD_SIZE = 4: this is rank 2 .*init_process_group\(\) first"
-        ):
-            call()
+    # Some launchers say so much of any program.
+    assert train(interrupt=None).reason == "finished"
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(ValueError, match=r"WORLD_SIZE = 4: this is rank 2 .*init_process_group\(\) first"):
+        train()
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     assert train(interrupt=None).reason == "finished"

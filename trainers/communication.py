@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -73,8 +74,6 @@ class Channel:
     bytes_between: float = 0.0
     wait_s: float = 0.0
     operations: int = 0
-    broken: bool = field(default=False, init=False)
-    """Whether an operation failed: gloo then closes the connections, and no other can succeed."""
 
     @property
     def size(self) -> int:
@@ -149,7 +148,6 @@ class Channel:
             self.wait_s += time.perf_counter() - begin
 
     def _lost(self, what: str, waited_s: float, error: RuntimeError) -> CommunicationError:
-        self.broken = True
         return CommunicationError(
             f"Rank {self.rank} of {self.size} on {socket.gethostname()}: {what} in {self.name!r} failed "
             f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "
@@ -190,18 +188,20 @@ class Communicator:
         self._timeout = timeout
         self._own_groups: list[dist.ProcessGroup] = []
         self._channels: dict[str, Channel] = {}
-        callers = among or (dist.group.WORLD if joined else None)
-        self._callers_timeout = _TimeOut(callers, device, timeout)
         everyone = tuple(range(self.size))
         finding = Channel(
             name="topology",
             ranks=everyone,
             rank=self.rank,
-            group=callers,
+            group=among or (dist.group.WORLD if joined else None),
             timeout=timeout,
             next_is_near=True,
         )
         self._finding = finding
+        if finding.group is not None and self.size > 1 and _has_gloo(finding.group, device):
+            # gloo's threads stay in an operation whose peer hangs until its group's own time-out, in the caller's half
+            # an hour by default, and no process can end before they do.
+            finding.group = self._made([everyone])
         self.nodes = (topology or Topology()).nodes(_hosts(finding, device))
         self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
         self.world = self._register("world", everyone, finding.group)
@@ -217,23 +217,9 @@ class Communicator:
             raise ValueError(
                 f"group {name!r}: {parts} must hold each of {self.size} ranks once. Correct the partition."
             )
-        number = next_number(self._largest) if self._apart and any(len(ranks) > 1 for ranks in parts) else 0
-        mine: Channel | None = None
-        for ranks in parts:
-            made: dist.ProcessGroup | None = None
-            if len(ranks) > 1:
-                members = [self._members[rank] for rank in ranks]
-                if not self._apart:
-                    # torch wants every rank to take part in making every group, also of those it is not in.
-                    made = dist.new_group(members, timeout=self._timeout)
-                elif self.rank in ranks:
-                    made = group_apart(members, number, timeout=self._timeout)
-            if self.rank in ranks:
-                mine = self._register(name, ranks, made)
-                if made is not None:
-                    self._own_groups.append(made)
-        assert mine is not None
-        return mine
+        made = self._made(parts)
+        mine = next(ranks for ranks in parts if self.rank in ranks)
+        return self._register(name, mine, made)
 
     @property
     def node(self) -> Channel:
@@ -291,16 +277,44 @@ class Communicator:
 
     def close(self) -> None:
         """Give back the process groups made here; the one that the caller initialised stays."""
-        channels = (self._finding, *self._channels.values())
-        # What is under way in a broken group, and holds up its end, shall not get the caller's half an hour back.
-        self._callers_timeout.close(put_back=not any(channel.broken for channel in channels))
         for group in self._own_groups:
             dist.destroy_process_group(group)
         self._own_groups.clear()
-        for channel in channels:
+        for channel in (self._finding, *self._channels.values()):
             # A reference would keep the group, and its threads, alive after the caller has destroyed it.
             channel.group = None
         self._channels.clear()
+
+    def _made(self, parts: Sequence[Ranks]) -> dist.ProcessGroup | None:
+        """A group of this rank's part of ``parts``, given back at the end; None if it is alone there."""
+        number = next_number(self._largest) if self._apart and any(len(ranks) > 1 for ranks in parts) else 0
+        mine: dist.ProcessGroup | None = None
+        for ranks in parts:
+            if len(ranks) == 1:
+                continue
+            members = [self._members[rank] for rank in ranks]
+            if not self._apart:
+                # torch wants every rank to take part in making every group, also of those it is not in.
+                made = self._new_group(members)
+            elif self.rank in ranks:
+                made = self._new_group(members, number)
+            if self.rank in ranks:
+                mine = made
+                self._own_groups.append(made)
+        return mine
+
+    def _new_group(self, members: Sequence[int], number: int | None = None) -> dist.ProcessGroup:
+        """Made by all ranks of the world, or by its members alone where it has a ``number``."""
+        try:
+            if number is not None:
+                return group_apart(members, number, timeout=self._timeout)
+            return cast(dist.ProcessGroup, dist.new_group(list(members), timeout=self._timeout))
+        except RuntimeError as error:
+            raise CommunicationError(
+                f"Rank {self.rank} of {self.size} on {socket.gethostname()}: no group of {len(members)} ranks could be "
+                f"made within {self._timeout.total_seconds():g} s. Most likely another rank ended with an error, or "
+                f"does something else: see what the others printed. ({error})"
+            ) from error
 
     def _largest(self, number: int) -> int:
         mine = torch.tensor([number], dtype=torch.int64, device=self.device)
@@ -320,31 +334,15 @@ class Communicator:
         return self._channels[name]
 
 
-class _TimeOut:
-    """Has gloo end what runs over its time in the caller's own group, by default after half an hour.
-
-    To wait no longer is not enough: gloo's threads go on in an operation whose peer hangs, and a process cannot end
-    before they do.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, timeout: timedelta) -> None:
-        try:
-            backend = group._get_backend(device) if group is not None else None
-        except RuntimeError as error:
-            raise ValueError(
-                f"The process group has no backend for a model on {device.type!r}. Move the model to the GPU, or give "
-                'init_process_group the backend "cpu:gloo,cuda:nccl".'
-            ) from error
-        self._backend = backend if isinstance(backend, dist.ProcessGroupGloo) else None
-        if self._backend is not None:
-            self._before = self._backend.options._timeout
-            self._backend.set_timeout(timeout)
-
-    def close(self, *, put_back: bool) -> None:
-        """Let go of the group, with the time-out that it had before where that is to be ``put_back``."""
-        if self._backend is not None and put_back:
-            self._backend.set_timeout(self._before)
-        self._backend = None
+def _has_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether ``group`` sends tensors on ``device`` by gloo. ValueError if nothing sends them."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    if device.type not in backends:
+        raise ValueError(
+            f"The process group has a backend for {' and '.join(backends)}, and the model is on {device.type}. Move "
+            'the model there, or name a backend for each: init_process_group("cpu:gloo,cuda:nccl"), say.'
+        )
+    return backends[device.type] == "gloo"
 
 
 def _hosts(channel: Channel, device: torch.device) -> list[int]:

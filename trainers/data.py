@@ -96,14 +96,21 @@ def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
     ]
 
 
-_BY_NUMBER = ("__getitem__", "__getitems__", "read_batch")
-"""Ways to ask a data set for samples, one of which it has."""
-
-
-def _of_pairs(samples: Sequence[object]) -> bool:
-    """Whether the first of ``samples`` is a pair, or there is none."""
-    first = next(iter(samples), ((), ()))
+def _of_pairs(samples: object) -> bool:
+    """Whether ``samples`` is no tuple or list, or begins with a pair, or is empty."""
+    # Not subclasses, which may give other items than they hold.
+    if type(samples) is not list and type(samples) is not tuple:
+        return True
+    first = samples[0] if samples else ((), ())
     return isinstance(first, (tuple, list)) and len(first) == 2
+
+
+def _gives_by_number(samples: object) -> bool:
+    own = getattr(type(samples), "__getitem__", None)
+    # Dataset's raises NotImplementedError, and an IterableDataset has none but that.
+    return own not in (None, Dataset.__getitem__) or any(
+        hasattr(samples, name) for name in ("__getitems__", "read_batch")
+    )
 
 
 def length_of(samples: object, which: str = "") -> int:
@@ -113,14 +120,19 @@ def length_of(samples: object, which: str = "") -> int:
     named = f"{which}: {type(samples).__name__}" if which else type(samples).__name__
     if isinstance(samples, DataLoader):
         raise TypeError(f"{named} deals samples itself, and here ranks are dealt theirs. Pass its data set.")
-    if isinstance(samples, Tensor) or (isinstance(samples, (tuple, list)) and not _of_pairs(samples)):
+    if isinstance(samples, Tensor) or not _of_pairs(samples):
         raise TypeError(
             f"{named} holds no pairs of inputs and target. Of two tensors make a data set: "
             "torch.utils.data.TensorDataset(inputs, targets)."
         )
+    if isinstance(samples, IterableDataset) and not _gives_by_number(samples):
+        raise TypeError(
+            f"{named} streams its samples, and ranks are dealt theirs by number. Make it a torch.utils.data.Dataset "
+            "with __getitem__ and __len__."
+        )
     if not isinstance(samples, Sized):
         raise TypeError(f"{named} has no length: samples cannot be dealt to ranks. Give it a __len__.")
-    if isinstance(samples, IterableDataset) or not any(hasattr(samples, name) for name in _BY_NUMBER):
+    if not _gives_by_number(samples):
         raise TypeError(f"{named} gives no sample by its number. Give it a __getitem__.")
     if not len(samples):
         raise ValueError(f"{named} is empty. Bring data.")

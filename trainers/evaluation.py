@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainers.agreement import refuse_alone_among_many
 from trainers.communication import Channel, Communicator
 from trainers.data import in_order, length_of, load, share
 
@@ -38,7 +37,6 @@ def evaluate(
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
-    refuse_alone_among_many()
     communicator = Communicator(topology=None, timeout=timeout, device=device_of(model), among=group)
     try:
         return scores(
@@ -97,14 +95,22 @@ def scores(
 
 def _number(name: str, value: object) -> float:
     """``value``, which the metric ``name`` returned. TypeError if it is not one number."""
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-        raise TypeError(
-            f"metrics: {name!r} returned {type(value).__name__}{shape} for all outputs and targets, and must return "
-            "one number. Correct it."
-        ) from None
+    shape = ""
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            # An error here is a GPU's, of whatever it was about just before.
+            return float(value.item())
+        shape = f" of shape {tuple(value.shape)} and {value.dtype}"
+    else:
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            pass
+    whose = "loss" if name == "validation_loss" else f"metrics: {name!r}"
+    raise TypeError(
+        f"{whose} returned {type(value).__name__}{shape} for all outputs and targets, and must return one number. "
+        "Correct it."
+    )
 
 
 def outputs_of(model: nn.Module, inputs: object) -> Tensor:

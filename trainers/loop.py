@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from trainers.agreement import model_in_short, refuse_alone_among_many, refuse_disagreement
+from trainers.agreement import (
+    refuse_alone_among_many,
+    refuse_other_models,
+    refuse_other_optimizers,
+    refuse_other_settings,
+)
 from trainers.checkpoint import Checkpoint
 from trainers.communication import Communicator, broadcast_tensors, refuse_sparse
 from trainers.data import Assignment, Batch, Disjoint, length_of, load
@@ -159,13 +164,15 @@ def train(
     communicator = Communicator(topology=topology, timeout=timeout, device=settings.device, among=group)
     try:
         with generators_kept():
+            channel, device = communicator.service, settings.device
+            refuse_other_models(channel, model, device)
             told = {
-                "model": model_in_short(model),
                 **settings.told(),
-                "method": repr(method),
+                "method": method,
+                "ranks of each node": communicator.nodes,
                 "checkpoint": "None" if checkpoint is None else "a directory",
             }
-            refuse_disagreement(communicator.service, told, settings.device)
+            refuse_other_settings(channel, told, device)
             # Each rank's caller may have drawn other weights: rank 0's count.
             broadcast_tensors(communicator.service, [*model.parameters(), *model.buffers()])
             if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -173,7 +180,7 @@ def train(
             # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
             made = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
             check_optimizer(made)
-            refuse_disagreement(communicator.service, {"optimizer": repr(described(made))}, settings.device)
+            refuse_other_optimizers(channel, made, device)
             run = _Run(settings, communicator, made, method, checkpoint, progress)
             del made
             try:
@@ -216,6 +223,8 @@ class _Run:
         self.model = settings.model
         self.optimizer = optimizer
         self.steps_per_epoch = len(self._plan(epoch=0))
+        steps = {"steps an epoch": self.steps_per_epoch}
+        refuse_other_settings(communicator.service, steps, settings.device)
         self.full_parameters = sum(p.numel() for p in self.model.parameters())
         self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.position = _Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
@@ -553,12 +562,15 @@ class _Run:
 
 def _one_number(value: object) -> Tensor:
     """``value``, what the loss returned. TypeError if it is not one number that can be derived."""
-    if not isinstance(value, Tensor) or value.dim():
+    if isinstance(value, Tensor) and not value.dim():
+        if value.requires_grad:
+            return value
+        found = "a tensor that depends on no trained parameter, so that there is no gradient"
+    else:
         found = (
             f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         )
-        raise TypeError(
-            f"loss: returned {found}, and must return a tensor without dimensions, the mean over its samples. Correct "
-            'it: cross_entropy(outputs, targets, reduction="mean"), say.'
-        )
-    return value
+    raise TypeError(
+        f"loss: returned {found}, and must return a tensor without dimensions, the mean over its samples, from the "
+        'model\'s outputs. Correct it: cross_entropy(outputs, targets, reduction="mean"), say.'
+    )

@@ -131,9 +131,6 @@ def described(optimizer: Optimizer) -> dict[str, str]:
     """The optimizer's kind, and the settings of its parameter groups by name."""
     found = {"optimizer": type(optimizer).__name__}
     for index, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            if name not in ("params", "initial_lr"):
-                # A tensor says which of the GPUs it is on, each rank's another.
-                shown = value.tolist() if isinstance(value, Tensor) else value
-                found[f"{name} of group {index}"] = repr(shown)
+        settings = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+        found.update({f"{name} of group {index}": repr(value) for name, value in settings.items()})
     return found

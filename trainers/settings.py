@@ -139,15 +139,26 @@ class Settings:
         ):
             check_argument(name, getattr(self, name), allowed, rule)
 
-    def told(self) -> dict[str, str]:
+    def told(self) -> dict[str, object]:
         """What has to be the same on all ranks, lest they wait for one another in vain, or train apart."""
-        validation = "None" if self.validation_set is None else f"{length_of(self.validation_set)} samples"
+        # A user's own assignment may deal each rank another set, or other batches; steps are compared with all.
+        ours = type(self.assignment).__module__.startswith("trainers.")
+        validation = None if self.validation_set is None else length_of(self.validation_set)
         return {
-            **self.identity(),
-            "validation_set": validation,
-            "metrics": repr(list(self.metrics)),
-            "early_stopping": repr(self.early_stopping),
-            "checkpoint_every": repr(self.checkpoint_every),
+            "epochs": self.epochs,
+            "assignment": self.assignment if ours else type(self.assignment).__name__,
+            "batch_size": self.batch_size if ours else "any",
+            "samples of train_set": length_of(self.train_set) if ours else "any",
+            "samples of validation_set": validation,
+            "accumulate": self.accumulate,
+            "schedule": self.schedule,
+            "precision": self.precision,
+            "clip_norm": None if self.clip_norm is None else float(self.clip_norm),
+            "label_smoothing": float(self.label_smoothing),
+            "metrics": list(self.metrics),
+            "early_stopping": self.early_stopping,
+            "checkpoint_every": self.checkpoint_every,
+            "seed": int(self.seed),
         }
 
     def identity(self) -> dict[str, str]:
