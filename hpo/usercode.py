@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -65,18 +67,41 @@ def explained(reference: str, what: str, error: BaseException) -> HpoError:
     ]
     if isinstance(error, HpoError):
         # The bundled campaigns' sentences name options, which the user gave: their lines tell nothing.
-        home = Path(__file__).parents[1]
-        bundled = tuple(f"{home / name}/" for name in ("hpo", "trainers", "search_spaces"))
-        users = [frame for frame in frames if not frame.filename.startswith(bundled)]
-        place = f"{users[-1].filename}, line {users[-1].lineno}: " if users else ""
-        kind = UsageError if isinstance(error, UsageError) else CampaignError
-        return kind(f'task = "{reference}": {place}{error}')
+        place = _place(frames, "hpo", "trainers", "search_spaces")
+        start = f'task = "{reference}": {f"{place}: " if place else ""}'
+        if isinstance(error, UsageError):
+            # Several mistakes that are told at once are a line each.
+            return UsageError("\n".join(start + line for line in str(error).splitlines()))
+        return CampaignError(f"{start}{error}")
     told = traceback.TracebackException.from_exception(error)
     told.stack = traceback.StackSummary.from_list(frames)
+    # What cannot be parsed is in no frame: the traceback ends with its line.
+    place = "" if isinstance(error, SyntaxError) else _place(frames, "hpo", "trainers")
+    remedy = f"Correct {place}, or what it is given" if place else "Correct the code that this points to"
     return CampaignError(
-        f'task = "{reference}": {what} raised {type(error).__name__}. Correct the code that this points to:\n'
+        f'task = "{reference}": {what} raised {type(error).__name__}. {remedy}:\n'
         + "".join(told.format()).rstrip()
     )
+
+
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def _place(frames: Sequence[traceback.FrameSummary], *ours: str) -> str:
+    """File and line of the innermost frame that is neither of the packages ``ours`` nor of a library; else nothing.
+
+    What a library raises, it raises for what it was given; and between the user's code and ours lie its frames, too, as
+    of contextlib and of the functions that dataclasses write.
+    """
+    home = Path(__file__).parents[1]
+    not_theirs = tuple(f"{home / name}/" for name in ours)
+    written = [one for one in frames if not one.filename.startswith(("<", *not_theirs))]
+    own = [one for one in written if not one.filename.startswith(_LIBRARIES)]
+    if not own:
+        # A task may be installed, too. The outermost frame is its own.
+        folder = f"{Path(frames[0].filename).parent}/" if frames else ""
+        own = [one for one in written if one.filename.startswith(folder)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def _import_file(reference: str, path: Path) -> ModuleType:

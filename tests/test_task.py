@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hpo import usercode
 from hpo.errors import CampaignError, UsageError
 from hpo.space import Categorical, Float, Int, SearchSpace
 from hpo.task import Task, TaskSource, load_task
@@ -333,6 +334,68 @@ def test_a_bundled_campaign_s_sentence_names_the_option_and_no_line_of_ours() ->
     assert str(caught.value).startswith(
         """task = "search_spaces.vit_ab:make_task": data = '/nowhere': is not there."""
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("vit_ab", {"data": "x" * 300}),
+        ("vit_oialr", {"epochs": [1]}),
+        ("bigearthnet", {"data": "/etc/passwd"}),
+    ],
+)
+def test_nor_a_line_of_a_library_s(module: str, options: dict[str, object]) -> None:
+    """What raises them lies within contextlib's frames, or in functions that dataclasses wrote."""
+    with pytest.raises(UsageError) as caught:
+        load_task(f"search_spaces.{module}:make_task", base=Path(), options=options)
+    assert ", line " not in str(caught.value)
+
+
+GIVEN = """\
+from pathlib import Path
+
+import hpo
+from search_spaces import options as check
+
+
+def make(data="here", width=1):
+    data = Path(data)
+    with check.as_usage():
+        width = int(width)
+    return hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), lambda trial: 1.0)
+"""
+
+
+def test_the_place_named_is_in_the_user_s_own_code(tmp_path: Path) -> None:
+    path = write(tmp_path / "given.py", GIVEN)
+    with pytest.raises(CampaignError) as caught:
+        load_task("given.py:make", base=tmp_path, options={"data": 3})
+    first, *traceback = str(caught.value).splitlines()
+    assert first == (
+        f'task = "given.py:make": the function raised TypeError. Correct {path}, line 8, or what it is given:'
+    )
+    assert "pathlib" in "".join(traceback)
+    with pytest.raises(UsageError) as caught:
+        load_task("given.py:make", base=tmp_path, options={"width": "wide"})
+    assert str(caught.value).startswith(f'task = "given.py:make": {path}, line 9: invalid literal for int()')
+
+
+def test_the_place_of_an_installed_task_is_its_own_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.usercode._LIBRARIES", (*usercode._LIBRARIES, f"{tmp_path}/"))
+    path = write(tmp_path / "given_installed.py", GIVEN)
+    with pytest.raises(CampaignError, match=rf"raised TypeError\. Correct {path}, line 8, or"):
+        load_task("given_installed.py:make", base=tmp_path, options={"data": 3})
+
+
+def test_a_module_that_cannot_be_parsed_is_named_by_its_own_line(tmp_path: Path) -> None:
+    write(tmp_path / "unparsed_part.py", "x = (\n")
+    write(tmp_path / "whole.py", "import unparsed_part\n")
+    with pytest.raises(CampaignError) as caught:
+        load_task("whole.py:task", base=tmp_path)
+    assert "raised SyntaxError. Correct the code that this points to:" in str(caught.value)
+    assert "unparsed_part.py" in str(caught.value).split("SyntaxError", 1)[1]
 
 
 def in_a_child(source: TaskSource) -> object:
