@@ -23,14 +23,19 @@ class RestrictedSpace(SearchSpace):
         super().__init__(space.parameters)
         self._allowed: dict[int, tuple[int, ...]] = {}
         self._instead: dict[int, list[int]] = {}
+        problems: list[str] = []
         for name, choices in only.items():
-            indices = _indices(space, name, choices)
+            indices = _indices(space, name, choices, problems)
+            if not indices:
+                continue
             place, parameter = space.names.index(name), space.parameters[name]
             self._allowed[place] = indices
             self._instead[place] = [
                 _instead(index, indices, ordered=isinstance(parameter, Ordinal))
                 for index in range(parameter.count or 0)
             ]
+        if problems:
+            raise UsageError("\n".join(problems))
 
     def sample(self, rng: random.Random) -> Genome:
         genome = list(super().sample(rng))
@@ -52,26 +57,31 @@ def restricted(space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> Sear
     return RestrictedSpace(space, only) if only else space
 
 
-def _indices(space: SearchSpace, name: str, choices: Sequence[Scalar]) -> tuple[int, ...]:
+def _indices(
+    space: SearchSpace, name: str, choices: Sequence[Scalar], problems: list[str]
+) -> tuple[int, ...]:
+    """Those of ``choices``, sorted; what is wrong with them is put with the other ``problems``."""
     if name not in space.parameters:
-        raise UsageError(f"[search] only: {name!r} is no parameter. {suggestion(name, space.names)}")
+        problems.append(f"[search] only: {name!r} is no parameter. {suggestion(name, space.names)}")
+        return ()
     parameter = space.parameters[name]
     if not isinstance(parameter, Categorical):
-        raise UsageError(
+        problems.append(
             f"[search] only: {name} is a range, and choices alone can be restricted. Leave it out, or make it an "
             "Ordinal."
         )
-    indices = []
-    for choice in choices:
-        try:
-            indices.append(parameter.choices.index(parameter.canonical(choice)))
-        except ValueError as rule:
-            raise UsageError(f"[search] only: {name} = {choice!r}: must be {rule}") from None
-    if not indices:
-        raise UsageError(
+        return ()
+    if not choices:
+        problems.append(
             f"[search] only: {name} = []: at least one choice is needed. Leave {name} out to allow all."
         )
-    return tuple(sorted(set(indices)))
+    indices = set()
+    for choice in choices:
+        try:
+            indices.add(parameter.choices.index(parameter.canonical(choice)))
+        except ValueError as rule:
+            problems.append(f"[search] only: {name} = {choice!r}: must be {rule}")
+    return tuple(sorted(indices))
 
 
 def _instead(index: int, allowed: tuple[int, ...], *, ordered: bool) -> int:

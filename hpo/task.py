@@ -359,15 +359,18 @@ def _check_options(reference: str, function: Callable[..., object], options: Map
         return
     keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     names = [p.name for p in keywords]
+    problems = []
     if not any(p.kind == p.VAR_KEYWORD for p in parameters):
-        for option in options:
-            if option not in names:
-                raise UsageError(
-                    f'task option "{option}": unknown to "{reference}". {suggestion(option, names)}'
-                )
-    for p in keywords:
-        if p.default is p.empty and p.name not in options:
-            raise UsageError(
-                f'task option "{p.name}" is missing: "{reference}" is a function that needs it. '
-                "Give it in [task_options], or name a Task."
-            )
+        problems += [
+            f'task option "{option}": unknown to "{reference}". {suggestion(option, names)}'
+            for option in options
+            if option not in names
+        ]
+    problems += [
+        f'task option "{p.name}" is missing: "{reference}" is a function that needs it. '
+        "Give it in [task_options], or name a Task."
+        for p in keywords
+        if p.default is p.empty and p.name not in options
+    ]
+    if problems:
+        raise UsageError("\n".join(problems))

@@ -62,7 +62,7 @@ def main(
     to a file; its checkpoint is looked for in folders checkpoint-* of the trial's directory. With --campaign it is
     the one that the campaign has trained, and nothing else is done, unless --anew is given.
 
-    A user's mistake is one sentence on standard error.
+    A user's mistake is one sentence on standard error; wrong options are one each.
     """
     with joined() as place:
         try:
@@ -72,7 +72,8 @@ def main(
             else:
                 found = _exported(module, network, request, request.trained, place)
         except hpo.HpoError as error:
-            place.tell(f"{module}: {error}")
+            # Wrong options are a line each.
+            place.tell("\n".join(f"{module}: {line}" for line in str(error).splitlines()))
             return error.exit_code
         if place.rank == 0:
             print(json.dumps(found, indent=2))

@@ -73,8 +73,20 @@ def make_task(
     ``ranks_per_worker`` (M) is that of the campaign, or the number of torchrun's ranks; ``width``: filters of the
     ResNet-20's first stage. The defaults are a small run; the source's are in jobs/assignment.toml.
     """
-    check.number("above 0", lambda value: value > 0, lr=lr)
-    check.whole(1, ranks_per_worker=ranks_per_worker, width=width)
+    with check.together():
+        options = ImageOptions(
+            data=data,
+            epochs=epochs,
+            batch_size=batch_size,
+            validation_part=validation_part,
+            folds=folds,
+            augmentation=augmentation,
+            precision=precision,
+            loader_processes=loader_processes,
+            train_samples=train_samples,
+        )
+        check.number("above 0", lambda value: value > 0, lr=lr)
+        check.whole(1, ranks_per_worker=ranks_per_worker, width=width)
 
     def fits(params: Mapping[str, Any]) -> bool:
         """Copies, households and neighbourhoods are of ranks that are there, and divide them."""
@@ -100,17 +112,6 @@ def make_task(
             assignment=_assignment(p, ranks_per_worker),
         )
 
-    options = ImageOptions(
-        data=data,
-        epochs=epochs,
-        batch_size=batch_size,
-        validation_part=validation_part,
-        folds=folds,
-        augmentation=augmentation,
-        precision=precision,
-        loader_processes=loader_processes,
-        train_samples=train_samples,
-    )
     return ImageTask(
         space,
         recipe,

@@ -109,18 +109,20 @@ class ForecastOptions:
     dropout: float
 
     def __post_init__(self) -> None:
-        check.whole(1, stride=self.stride, horizon=self.horizon, context=self.context)
-        check.whole(1, start_token=self.start_token, epochs=self.epochs, patience=self.patience)
-        check.whole(1, batch_size=self.batch_size, dim=self.dim, linear_dim=self.linear_dim)
-        check.whole(1, encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
-        check.whole(1, moving_average=self.moving_average)
-        check.whole(0, loader_processes=self.loader_processes)
-        check.divisor("dim", self.dim, heads=self.heads)
-        check.number("of at least 0 and below 1", lambda value: 0 <= value < 1, dropout=self.dropout)
-        if self.start_token > self.context:
-            raise check.wrong("start_token", self.start_token, f"from 1 to context = {self.context}")
-        if self.moving_average % 2 == 0:
-            raise check.wrong("moving_average", self.moving_average, "odd, to have a middle")
+        with check.together():
+            check.whole(1, stride=self.stride, horizon=self.horizon, context=self.context)
+            check.whole(1, start_token=self.start_token, epochs=self.epochs, patience=self.patience)
+            check.whole(1, batch_size=self.batch_size, dim=self.dim, linear_dim=self.linear_dim)
+            check.whole(1, encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
+            check.whole(1, moving_average=self.moving_average)
+            check.whole(0, loader_processes=self.loader_processes)
+            check.divisor("dim", self.dim, heads=self.heads)
+            check.number("of at least 0 and below 1", lambda value: 0 <= value < 1, dropout=self.dropout)
+        with check.together():
+            if self.start_token > self.context:
+                check.refuse("start_token", self.start_token, f"from 1 to context = {self.context}")
+            if self.moving_average % 2 == 0:
+                check.refuse("moving_average", self.moving_average, "odd, to have a middle")
 
     def parts(self) -> Parts:
         """The data. UsageError, with what to do, where it is not what it should be."""

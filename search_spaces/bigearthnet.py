@@ -131,10 +131,11 @@ class _Options:
     loader_processes: int = 0
 
     def __post_init__(self) -> None:
-        check.truth(small=self.small)
-        check.whole_or_none(1, epochs=self.epochs, batch_size=self.batch_size, patches=self.patches)
-        check.one_of(check.PRECISIONS, precision=self.precision)
-        check.whole(0, loader_processes=self.loader_processes)
+        with check.together():
+            check.truth(small=self.small)
+            check.whole_or_none(1, epochs=self.epochs, batch_size=self.batch_size, patches=self.patches)
+            check.one_of(check.PRECISIONS, precision=self.precision)
+            check.whole(0, loader_processes=self.loader_processes)
 
     def check_data(self) -> None:
         """UsageError where ``data`` is not what it should be: all but the pixels is looked at."""

@@ -94,12 +94,24 @@ def make_task(
     ``steps_and_accuracy``: for machines that do other things meanwhile, or where the nodes are made up. The defaults
     are a small run; jobs/daso_intervals.toml has the source's settings.
     """
-    check.one_of(NETWORKS, network=network)
-    check.number("above 0", lambda value: value > 0, lr=lr)
-    check.number("of steps, or 0 to measure time", lambda value: value >= 0, steps_on_link=steps_on_link)
-    check.whole(1, epochs=epochs, width=width)
-    check.whole(0, warmup_epochs=warmup_epochs, cooldown_epochs=cooldown_epochs)
-    check.whole_or_none(1, ranks_per_node=ranks_per_node)
+    with check.together():
+        options = ImageOptions(
+            data=data,
+            epochs=epochs,
+            batch_size=batch_size,
+            validation_part=validation_part,
+            folds=folds,
+            augmentation=augmentation,
+            precision=precision,
+            loader_processes=loader_processes,
+            train_samples=train_samples,
+        )
+        check.one_of(NETWORKS, network=network)
+        check.number("above 0", lambda value: value > 0, lr=lr)
+        check.number("of steps, or 0 to measure time", lambda value: value >= 0, steps_on_link=steps_on_link)
+        check.whole(1, width=width)
+        check.whole(0, warmup_epochs=warmup_epochs, cooldown_epochs=cooldown_epochs)
+        check.whole_or_none(1, ranks_per_node=ranks_per_node)
     if warmup_epochs + cooldown_epochs >= epochs:
         raise hpo.UsageError(
             f"warmup_epochs = {warmup_epochs} and cooldown_epochs = {cooldown_epochs}: must leave some of the run's "
@@ -133,18 +145,6 @@ def make_task(
             ),
             topology=trainers.Topology(ranks_per_node=ranks_per_node if run.ranks > 1 else None),
         )
-
-    options = ImageOptions(
-        data=data,
-        epochs=epochs,
-        batch_size=batch_size,
-        validation_part=validation_part,
-        folds=folds,
-        augmentation=augmentation,
-        precision=precision,
-        loader_processes=loader_processes,
-        train_samples=train_samples,
-    )
 
     counted = functools.partial(steps_and_accuracy, steps_on_link=steps_on_link)
     return ImageTask(

@@ -100,10 +100,11 @@ def make_task(
     state of its parent, so perturb = ["lr", …] must not name what the network is made of. UsageError for options that
     cannot be.
     """
-    sources.packaged_images(data)
-    check.whole(1, epochs=epochs, batch_size=batch_size)
-    check.whole_or_none(1, train_samples=train_samples)
-    check_folds(folds)
+    with check.together():
+        check.whole(1, epochs=epochs, batch_size=batch_size)
+        check.whole_or_none(1, train_samples=train_samples)
+        check_folds(folds)
+        sources.packaged_images(data)
     if train_samples is not None and train_samples > TRAINING_IMAGES[data]:
         raise hpo.UsageError(
             f"train_samples = {train_samples}: {data} has {TRAINING_IMAGES[data]} to train with. Name fewer, or none."

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import hpo
 from hpo.trial import Job
+from search_spaces import options as check
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -73,7 +74,7 @@ class Fold:
 def check_folds(folds: object) -> None:
     """UsageError where a task's option ``folds`` is neither 0, for none, nor a number of folds."""
     if isinstance(folds, bool) or not isinstance(folds, int) or (folds != 0 and folds < 2):
-        raise hpo.UsageError(f"folds = {folds!r}: must be 0, or a whole number of at least 2. Correct it.")
+        check.refuse("folds", folds, "0, or a whole number of at least 2")
 
 
 Returned = float | Mapping[str, float]

@@ -65,13 +65,16 @@ class ImageOptions:
     train_samples: int | None
 
     def __post_init__(self) -> None:
-        check.whole(1, epochs=self.epochs, batch_size=self.batch_size)
-        check.number("above 0 and below 1", lambda part: 0 < part < 1, validation_part=self.validation_part)
-        check_folds(self.folds)
-        check.one_of(AUGMENTATIONS, augmentation=self.augmentation)
-        check.one_of(check.PRECISIONS, precision=self.precision)
-        check.whole(0, loader_processes=self.loader_processes)
-        check.whole_or_none(1, train_samples=self.train_samples)
+        with check.together():
+            check.whole(1, epochs=self.epochs, batch_size=self.batch_size)
+            check.number(
+                "above 0 and below 1", lambda part: 0 < part < 1, validation_part=self.validation_part
+            )
+            check_folds(self.folds)
+            check.one_of(AUGMENTATIONS, augmentation=self.augmentation)
+            check.one_of(check.PRECISIONS, precision=self.precision)
+            check.whole(0, loader_processes=self.loader_processes)
+            check.whole_or_none(1, train_samples=self.train_samples)
 
     def check_data(self) -> None:
         """UsageError where the data are not there, or too few, as far as that can be said without reading them."""

@@ -4,7 +4,8 @@
     check.one_of(("fp32", "bf16"), precision=precision)
     check.number("above 0", lambda value: value > 0, lr=lr)
 
-Each raises UsageError that names option, value, rule and remedy. It imports no torch: the ranks that search check, too.
+Each raises UsageError that names option, value, rule and remedy; within ``with check.together():`` all are told at its
+end, a line each. It imports no torch: the ranks that search check, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 import hpo
@@ -23,18 +25,41 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_found: ContextVar[list[str] | None] = ContextVar("found", default=None)
+"""What is wrong so far, within ``together``."""
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Around several checks: UsageError with what all of them found, a line each. One within another adds to it.
+
+    What depends on an option that is right is checked after them.
+    """
+    outer = _found.get()
+    found = [] if outer is None else outer
+    token = _found.set(found)
+    try:
+        yield
+    except hpo.UsageError as error:
+        found.append(str(error))
+    finally:
+        _found.reset(token)
+    if outer is None and found:
+        raise hpo.UsageError("\n".join(dict.fromkeys(found)))
+
+
 def whole(least: int, /, **options: object) -> None:
     """Whole numbers of at least ``least``."""
     for name, value in options.items():
         if not _is_whole(value, least):
-            raise wrong(name, value, f"a whole number of at least {least}")
+            refuse(name, value, f"a whole number of at least {least}")
 
 
 def whole_or_none(least: int, /, **options: object) -> None:
     """As ``whole``, or not given."""
     for name, value in options.items():
         if value is not None and not _is_whole(value, least):
-            raise wrong(name, value, f"a whole number of at least {least}, or left out")
+            refuse(name, value, f"a whole number of at least {least}, or left out")
 
 
 def number(rule: str, allowed: Callable[[float], bool], /, **options: object) -> None:
@@ -45,29 +70,38 @@ def number(rule: str, allowed: Callable[[float], bool], /, **options: object) ->
             or not isinstance(value, (int, float))
             or not (math.isfinite(value) and allowed(value))
         ):
-            raise wrong(name, value, f"a number {rule}")
+            refuse(name, value, f"a number {rule}")
 
 
 def one_of(choices: Sequence[str], /, **options: object) -> None:
     """One of ``choices``."""
     for name, value in options.items():
         if value not in choices:
-            raise wrong(name, value, " or ".join(map(repr, choices)))
+            refuse(name, value, " or ".join(map(repr, choices)))
 
 
 def truth(**options: object) -> None:
     """True or false."""
     for name, value in options.items():
         if not isinstance(value, bool):
-            raise wrong(name, value, "true or false")
+            refuse(name, value, "true or false")
 
 
 def divisor(of: str, total: int, /, **options: int) -> None:
-    """Whole numbers that divide ``total``, the option named ``of``."""
+    """Whole numbers that divide ``total``, the option named ``of``, where that is one: else it is told of already."""
     for name, value in options.items():
-        whole(1, **{name: value})
-        if total % value:
-            raise wrong(name, value, f"a divisor of {of} = {total}")
+        if not _is_whole(value, 1):
+            refuse(name, value, "a whole number of at least 1")
+        elif _is_whole(total, 1) and total % value:
+            refuse(name, value, f"a divisor of {of} = {total}")
+
+
+def refuse(name: str, value: object, rule: str) -> None:
+    """Tell of an option that breaks a rule: with the others within ``together``, else at once."""
+    found, error = _found.get(), wrong(name, value, rule)
+    if found is None:
+        raise error
+    found.append(str(error))
 
 
 def wrong(name: str, value: object, rule: str) -> hpo.UsageError:

@@ -83,17 +83,28 @@ def make_task(
     ``dim``, ``depth`` and ``heads``, or "vgg16" of first ``width``. ``group_size``: ranks a group; a single rank trains
     without groups. The defaults are a small run; the source's are in jobs/vit_ab.toml and jobs/vgg_ab.toml.
     """
-    check.one_of(NETWORKS, network=network)
-    check.number("above 0", lambda value: value > 0, lr=lr)
-    check.number("of at least 0", lambda value: value >= 0, weight_decay=weight_decay)
-    check.whole(1, epochs=epochs)
+    with check.together():
+        options = ImageOptions(
+            data=data,
+            epochs=epochs,
+            batch_size=batch_size,
+            validation_part=validation_part,
+            folds=folds,
+            augmentation=augmentation,
+            precision=precision,
+            loader_processes=loader_processes,
+            train_samples=train_samples,
+        )
+        check.one_of(NETWORKS, network=network)
+        check.number("above 0", lambda value: value > 0, lr=lr)
+        check.number("of at least 0", lambda value: value >= 0, weight_decay=weight_decay)
+        check.whole(1, group_size=group_size, dim=dim, depth=depth, width=width)
+        check.divisor("dim", dim, heads=heads)
     check.number(
         f"from 0 to the run's {epochs} epochs",
         lambda value: 0 <= value <= epochs,
         warmup_epochs=warmup_epochs,
     )
-    check.whole(1, group_size=group_size, dim=dim, depth=depth, width=width)
-    check.divisor("dim", dim, heads=heads)
 
     def recipe(p: dict[str, Any], run: Run) -> Recipe:
         import torch
@@ -126,17 +137,6 @@ def make_task(
             label_smoothing=0.1,
         )
 
-    options = ImageOptions(
-        data=data,
-        epochs=epochs,
-        batch_size=batch_size,
-        validation_part=validation_part,
-        folds=folds,
-        augmentation=augmentation,
-        precision=precision,
-        loader_processes=loader_processes,
-        train_samples=train_samples,
-    )
     return ImageTask(space, recipe, options, default=default)
 
 

@@ -89,8 +89,20 @@ def make_task(
     ``dim``, ``depth`` and ``heads`` are the transformer's. The defaults are a small run; the source's are in
     jobs/vit_oialr.toml.
     """
-    check.whole(1, dim=dim, depth=depth)
-    check.divisor("dim", dim, heads=heads)
+    with check.together():
+        options = ImageOptions(
+            data=data,
+            epochs=epochs,
+            batch_size=batch_size,
+            validation_part=validation_part,
+            folds=folds,
+            augmentation=augmentation,
+            precision=precision,
+            loader_processes=loader_processes,
+            train_samples=train_samples,
+        )
+        check.whole(1, dim=dim, depth=depth)
+        check.divisor("dim", dim, heads=heads)
 
     def recipe(p: dict[str, Any], run: Run) -> Recipe:
         import torch
@@ -126,17 +138,6 @@ def make_task(
             label_smoothing=0.1,
         )
 
-    options = ImageOptions(
-        data=data,
-        epochs=epochs,
-        batch_size=batch_size,
-        validation_part=validation_part,
-        folds=folds,
-        augmentation=augmentation,
-        precision=precision,
-        loader_processes=loader_processes,
-        train_samples=train_samples,
-    )
     return ImageTask(space, recipe, options, default=default, constraints=[drops_rank])
 
 

@@ -106,6 +106,26 @@ def test_mistakes(only: dict[str, Any], message: str) -> None:
         RestrictedSpace(SPACE, only)
 
 
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    wrong = {"optimiser": ["sgd"], "optimizer": ["adm", "sgd", "sdg"], "lr": [0.1], "width": []}
+    with pytest.raises(hpo.UsageError) as told:
+        RestrictedSpace(SPACE, wrong)
+    lines = str(told.value).splitlines()
+    starts = [
+        "'optimiser' is no",
+        "optimizer = 'adm': must",
+        "optimizer = 'sdg': must",
+        "lr is a",
+        "width = []: at",
+    ]
+    assert len(lines) == len(starts)
+    assert all(line.startswith(f"[search] only: {start}") for line, start in zip(lines, starts, strict=True))
+    task = hpo.Task(SPACE, lambda trial: 1.0)
+    with pytest.raises(hpo.UsageError) as told:
+        hpo.Campaign(task, directory=tmp_path / "one", evaluations=1, island=[{"only": wrong}]).run()
+    assert str(told.value).splitlines() == [one.replace("[search]", "[[island]] number 1,") for one in lines]
+
+
 def test_islands_of_a_campaign_evaluate_what_is_theirs(tmp_path: Path) -> None:
     search = hpo.Search(SPACE, only={"optimizer": ["sgd"]})
     assert {search.ask().params["optimizer"] for _ in range(20)} == {"sgd"}

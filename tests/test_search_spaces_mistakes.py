@@ -20,6 +20,7 @@ import torch
 
 import hpo
 import trainers
+from hpo.task import load_task
 from search_spaces import (
     alone,
     assignment,
@@ -176,6 +177,35 @@ def test_options_of_all_campaigns_on_images(
 def test_options_of_one_campaign(module: ModuleType, options: dict[str, Any], told: str) -> None:
     with pytest.raises(hpo.UsageError, match=re.escape(told)):
         module.make_task(**options)
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong"),
+    [
+        *(
+            (module, {"epochs": "one", "folds": 1, "precision": 8, "lr": -1.0})
+            for module in (vit_ab, assignment)
+        ),
+        (vit_ab, {"network": "vit-b", "epochs": 0, "dim": 0, "heads": 0, "width": "w"}),
+        (vit_oialr, {"batch_size": 0, "dim": "wide", "depth": 0}),
+        (daso_intervals, {"epochs": 2.5, "network": "x", "warmup_epochs": "one", "ranks_per_node": 0}),
+        (digits, {"data": "cifar", "epochs": 0, "folds": -1, "train_samples": "all"}),
+        (autoformer, {"horizon": 0, "dim": 0, "dropout": 2, "moving_average": 0, "context": "long"}),
+        (autoformer, {"start_token": 97, "moving_average": 4}),
+        (bigearthnet, {"small": 1, "epochs": 0, "patches": 0, "precision": "fp8"}),
+    ],
+)
+def test_all_options_that_cannot_be_are_told_at_once(module: ModuleType, wrong: dict[str, Any]) -> None:
+    """And no other: what depends on one that is wrong is not held against the rest."""
+    with pytest.raises(hpo.UsageError) as told:
+        module.make_task(**wrong)
+    lines = str(told.value).splitlines()
+    assert sorted(line.split(": must be ")[0] for line in lines) == sorted(
+        f"{name} = {value!r}" for name, value in wrong.items()
+    )
+    with pytest.raises(hpo.UsageError) as told:
+        load_task(f"{module.__name__}:make_task", base=Path(), options=wrong)
+    assert str(told.value).splitlines() == [f'task = "{module.__name__}:make_task": {line}' for line in lines]
 
 
 @pytest.mark.parametrize("module", ALL)
@@ -340,6 +370,14 @@ def test_a_wrong_command_is_refused_in_one_sentence(
     (tmp_path / "a-file").touch()
     assert told in refused(module, *arguments)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a-file"]
+
+
+def test_a_command_is_told_all_of_its_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(vit_ab, "--epochs", "0", "--lr", "-1") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "search_spaces.vit_ab: epochs = 0: must be a whole number of at least 1. Correct it.",
+        "search_spaces.vit_ab: lr = -1.0: must be a number above 0. Correct it.",
+    ]
 
 
 def test_constraints_hold_for_a_file_too(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -275,6 +275,16 @@ def test_references_that_cannot_be(
     assert caught.value.exit_code == (2 if kind is UsageError else 1)
 
 
+def test_all_options_that_are_unknown_or_missing_are_told_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "mine.py", MODULE)
+    with pytest.raises(UsageError) as caught:
+        load_task("mine.py:make", base=tmp_path, options={"epoch": 3, "colour": "red"})
+    first, second, third = str(caught.value).splitlines()
+    assert first.startswith('task option "epoch": unknown to "mine.py:make". Did you mean "epochs"?')
+    assert second.startswith('task option "colour": unknown')
+    assert third.startswith('task option "epochs" is missing')
+
+
 def test_a_module_that_raises_shows_its_own_traceback_only(tmp_path: Path) -> None:
     path = write(tmp_path / "raising.py", "def f():\n    return 1 / 0\nvalue = f()\n")
     with pytest.raises(CampaignError) as caught:
