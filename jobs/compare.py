@@ -2,20 +2,22 @@
 
     python jobs/compare.py jobs/digits.toml
 
-Both configurations have been evaluated by the campaign: their validation accuracy is taken from its journal. Their
-test accuracy is measured here, now that the choice is made, by the module's own command line on as many ranks as a
-worker of the campaign has. It is kept in DIR/test/ID.json and not measured twice.
+Both configurations have been evaluated by the campaign: what they reach on the validation part is taken from its
+journal. What they reach on the test part is measured here, now that the choice is made, by the module's own command
+line on as many ranks as a worker of the campaign has. It is kept in DIR/test/ID.json and not measured twice.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hpo
@@ -23,8 +25,20 @@ from hpo.individual import COMPLETED, Individual
 
 _TEST_S = 1_800.0
 
+SHARES = ("accuracy", "micro-F1")
+"""Measures from 0 to 1."""
 
-def main(file: Path) -> int:
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """As the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML), which has been run")
+    return compared(parser.parse_args(arguments).file)
+
+
+def compared(file: Path) -> int:
     """Measure what is not measured yet and print all; returns the exit code."""
     try:
         campaign = hpo.Campaign.from_file(file)
@@ -44,7 +58,7 @@ def main(file: Path) -> int:
         ranks = settings.layout.ranks_per_worker
         module = str(settings.task).split(":")[0]
         tests = {
-            name: test_accuracy(module, settings.directory, one, ranks, flags) for name, one in chosen.items()
+            name: test_value(module, settings.directory, one, ranks, flags) for name, one in chosen.items()
         }
     except hpo.HpoError as error:
         print(f"compare: {error}", file=sys.stderr)
@@ -53,7 +67,7 @@ def main(file: Path) -> int:
         print(
             "compare: the default configuration has no completed evaluation to compare with", file=sys.stderr
         )
-    print(table(result, chosen, tests))
+    print(table(result, chosen, tests, measure(module, campaign.task.objectives)))
     print()
     print(places(file, settings.directory))
     return 0
@@ -76,6 +90,18 @@ def tested(objectives: Mapping[str, str]) -> tuple[str, str]:
     return [*objectives.items()][-1]
 
 
+def measure(module: str, objectives: Mapping[str, str]) -> str:
+    """What a test measures: the objective's name, or for one without a name of its own what ``module`` calls it."""
+    name, direction = tested(objectives)
+    if name != "value":
+        return name
+    return str(
+        getattr(
+            importlib.import_module(module), "MEASURE", "accuracy" if direction == "maximize" else "error"
+        )
+    )
+
+
 def dominates(one: Individual, other: Individual, objectives: Mapping[str, str]) -> bool:
     """Whether ``one`` is at least as good as ``other`` in all objectives, and better in one."""
     signs = {name: 1 if way == "maximize" else -1 for name, way in objectives.items()}
@@ -85,7 +111,7 @@ def dominates(one: Individual, other: Individual, objectives: Mapping[str, str])
     return min(gains) >= 0 and max(gains) > 0
 
 
-def test_accuracy(
+def test_value(
     module: str,
     directory: Path,
     individual: Individual,
@@ -93,7 +119,7 @@ def test_accuracy(
     flags: list[str],
     seeds: int | None = None,
 ) -> float:
-    """Accuracy of ``individual`` on the test part; trained anew unless that was done before. ``seeds``: in the mean of
+    """What ``individual`` reaches on the test part; trained anew unless that was done before. ``seeds``: in the mean of
     so many trainings; None: of as many as the module does, which is three.
 
     Raises:
@@ -113,7 +139,7 @@ def test_accuracy(
             if seeds is not None:
                 command.append(f"--test-seeds={seeds}")
             threads = str(max(1, (os.cpu_count() or 1) // ranks))
-            print(f"compare: measuring the test accuracy of {individual.id}", file=sys.stderr, flush=True)
+            print(f"compare: measuring {individual.id} on the test part", file=sys.stderr, flush=True)
             done = subprocess.run(
                 command,
                 env={"OMP_NUM_THREADS": threads, **os.environ},
@@ -133,10 +159,8 @@ def test_accuracy(
     return float(json.loads(path.read_text())["test"])
 
 
-def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, float]) -> str:
-    """The configurations side by side, with what they reach: an accuracy, or, where it is minimised, an error."""
-    direction = tested(result.record.objectives)[1]
-    what = "accuracy" if direction == "maximize" else "error"
+def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, float], what: str) -> str:
+    """The configurations side by side, with ``what`` they reach, as ``measure`` names it."""
     counts = result.record.individuals
     completed = sum(one.status == COMPLETED for one in counts)
     rows = [["", *(f"{name} ({one.id})" for name, one in chosen.items())]]
@@ -146,10 +170,8 @@ def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, fl
         for name in result.best.objectives or {}:
             rows.append([name, *(f"{(one.objectives or {})[name]:.4g}" for one in chosen.values())])
     else:
-        rows.append(
-            [f"validation {what}", *(reached(one.value or 0.0, direction) for one in chosen.values())]
-        )
-    rows.append([f"test {what}", *(reached(tests[name], direction) for name in chosen)])
+        rows.append([f"validation {what}", *(reached(one.value or 0.0, what) for one in chosen.values())])
+    rows.append([f"test {what}", *(reached(tests[name], what) for name in chosen)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [f"{len(counts)} configurations evaluated, {completed} of them to the end:", ""]
     lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -161,9 +183,9 @@ def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, fl
     return "\n".join(lines)
 
 
-def reached(value: float, direction: str) -> str:
-    """An accuracy in per cent; an error as it is."""
-    return f"{value:.2%}" if direction == "maximize" else f"{value:.4f}"
+def reached(value: float, what: str) -> str:
+    """A share of what is right in per cent; all else as it is."""
+    return f"{value:.2%}" if what in SHARES else f"{value:.4g}"
 
 
 def _shown(value: object) -> str:
@@ -188,4 +210,4 @@ def places(file: Path, directory: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main())

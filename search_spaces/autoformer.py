@@ -75,6 +75,9 @@ this was searched."""
 RECORDED = ("mae", "train_loss", "trainable_fraction", "compression_ratio", "train_s", "epoch")
 """Metrics of the trainer that a campaign keeps beside the fitness."""
 
+MEASURE = "MSE"
+"""What the fitness and ``test_error`` are, for jobs/compare.py to say."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastOptions:

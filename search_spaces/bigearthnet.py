@@ -227,6 +227,9 @@ RECORDED = (
 )
 """Metrics of the trainer that a campaign keeps beside the fitness."""
 
+MEASURE = "micro-F1"
+"""What the fitness and ``test_f1`` are, for jobs/compare.py to say."""
+
 
 def test_f1(
     params: Mapping[str, Scalar],

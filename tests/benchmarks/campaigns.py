@@ -37,10 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="a campaign each (default: 0 1 2)"
+    )
     parser.add_argument("--evaluations", type=int, help="of each campaign (default: as in the file)")
-    parser.add_argument("--test-seeds", type=int, default=3, help="trainings of the best and of the default")
+    parser.add_argument(
+        "--test-seeds", type=int, default=3, help="trainings of the best and of the default (default: 3)"
+    )
     told = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     for seed in told.seeds:
@@ -48,12 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append(found(told.file, seed, told.evaluations, told.test_seeds, measured))
     objectives = hpo.Campaign.from_file(told.file).task.objectives
     (cost, *others), direction = objectives, compare.tested(objectives)[1]
+    what = compare.measure(str(config.read_file(told.file).task).split(":")[0], objectives)
     for row in rows:
         best, default, test_best, test_default = (
-            compare.reached(row[name], direction) for name in ("best", "default", "test_best", "test_default")
+            compare.reached(row[name], what) for name in ("best", "default", "test_best", "test_default")
         )
         print(
-            f"seed {row['seed']}: {row['statuses']}; validation {best} (default {default}), test {test_best} "
+            f"seed {row['seed']}: {row['statuses']}; validation {what} {best} (default {default}), test {test_best} "
             f"(default {test_default})"
         )
         if others:
@@ -103,9 +108,9 @@ def found(
     module = str(settings.task).split(":")[0]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.task_options.items()]
     ranks = settings.layout.ranks_per_worker
-    test_best = compare.test_accuracy(module, directory, best, ranks, flags, test_seeds)
+    test_best = compare.test_value(module, directory, best, ranks, flags, test_seeds)
     if test_default is None:
-        test_default = compare.test_accuracy(module, directory, default, ranks, flags, test_seeds)
+        test_default = compare.test_value(module, directory, default, ranks, flags, test_seeds)
     statuses = collections.Counter(one.status for one in result.individuals)
     row = {
         "seed": seed,

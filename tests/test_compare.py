@@ -1,0 +1,79 @@
+"""jobs/compare.py says in the task's own terms what best and default reach."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hpo
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "jobs"))
+    return importlib.import_module("compare")
+
+
+def test_the_help_is_as_it_was_written(compare: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        compare.main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert (compare.__doc__ or "").strip() in shown
+    assert "campaign file (TOML)" in shown
+
+
+@pytest.mark.parametrize(
+    ("module", "objectives", "what", "shown"),
+    [
+        ("search_spaces.bigearthnet", {"value": "maximize"}, "micro-F1", "57.25%"),
+        ("search_spaces.vit_ab", {"value": "maximize"}, "accuracy", "57.25%"),
+        ("search_spaces.autoformer", {"value": "minimize"}, "MSE", "0.5725"),
+        ("search_spaces.daso_intervals", {"steps": "minimize", "accuracy": "maximize"}, "accuracy", "57.25%"),
+        ("search_spaces.vit_ab", {"seconds": "minimize", "reward": "maximize"}, "reward", "0.5725"),
+        ("json", {"value": "minimize"}, "error", "0.5725"),
+    ],
+)
+def test_what_is_measured_has_the_task_s_name(
+    compare: ModuleType, module: str, objectives: dict[str, str], what: str, shown: str
+) -> None:
+    assert compare.measure(module, objectives) == what
+    assert compare.reached(0.5725, what) == shown
+
+
+def test_the_table_names_what_the_task_measures(
+    compare: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A campaign whose two tests have been made already."""
+    (tmp_path / "scored.py").write_text(
+        "import hpo\n"
+        "MEASURE = 'micro-F1'\n"
+        "space = hpo.SearchSpace(x=hpo.Float(0.0, 1.0))\n"
+        "task = hpo.Task(space, lambda trial: trial.params['x'], direction='maximize', default={'x': 0.25})\n"
+    )
+    file = tmp_path / "scored.toml"
+    file.write_text(
+        f'task = "scored:task"\ndirectory = "{tmp_path / "run"}"\nevaluations = 4\n'
+        '[evaluation]\nisolation = "inline"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    hpo.Campaign.from_file(file).run()
+    (tmp_path / "run" / "test").mkdir()
+    for one in hpo.Result(tmp_path / "run").individuals:
+        (tmp_path / "run" / "test" / f"{one.id}.json").write_text(json.dumps({"test": 0.5}))
+    capsys.readouterr()
+    assert compare.main([str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "validation micro-F1" in shown and "test micro-F1" in shown
+    assert "25.00%" in shown and "50.00%" in shown
+    assert "accuracy" not in shown
+    assert "The best is chosen by validation micro-F1 alone; the test micro-F1 is the mean of three" in shown
