@@ -8,6 +8,7 @@ search: it is read by ``test_accuracy`` alone, for a configuration that has alre
     python -m search_spaces.digits --lr 0.1                             # one configuration, else ``default``
     torchrun --nproc-per-node 2 -m search_spaces.digits --lr 0.1        # the same on two ranks
     python -m search_spaces.digits --campaign runs/digits               # the test accuracy of what was found
+    python -m search_spaces.digits --campaign runs/digits --export best.safetensors     # its model
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ default: dict[str, Scalar] = {
 
 TRAINING_IMAGES = {"digits": 224, "fashion-mnist": 50_000}
 """As ``search_spaces.readers.small_images.load_images`` divides the sets."""
+CHANNELS, CLASSES = 1, 10
+"""Of both sets: their models can be used where they are not."""
 
 
 def make_task(
@@ -123,7 +126,6 @@ def make_task(
             train, validation = (_chosen(both, indices) for indices in parts)
         _, result = _fit(
             trial.params,
-            images,
             train,
             validation,
             epochs=epochs,
@@ -169,7 +171,6 @@ def test_accuracy(
     for seed in seeds:
         model, _ = _fit(
             params,
-            images,
             _joined(images) if folds else images.train,
             None if folds else images.validation,
             epochs=epochs,
@@ -186,7 +187,6 @@ def test_accuracy(
 
 def _fit(
     params: Mapping[str, Scalar],
-    images: ImageData,
     train: TensorDataset,
     validation: TensorDataset | None,
     *,
@@ -208,18 +208,11 @@ def _fit(
     import torch
 
     import trainers
-    from search_spaces.networks.small_resnet import ResNet
     from trainers.checkpoint import read_alone
 
     p: dict[str, Any] = dict(params)
     torch.manual_seed(seed)
-    model = ResNet(
-        channels=images.channels,
-        classes=images.classes,
-        width=p["width"],
-        activation=p["activation"],
-        order=p["order"],
-    ).to(device)
+    model = untrained(p).to(device)
     begun: Mapping[str, Any] | None = None
     if parent is not None and (parent / "latest").exists():
         begun = cast("Mapping[str, Any]", read_alone(parent))
@@ -244,6 +237,16 @@ def _fit(
         seed=seed,
     )
     return model, result
+
+
+def untrained(params: Mapping[str, Scalar], **options: object) -> nn.Module:
+    """The network of a configuration, untrained; ``options``, those of ``make_task``, do not matter to it."""
+    from search_spaces.networks.small_resnet import ResNet
+
+    p: dict[str, Any] = dict(params)
+    return ResNet(
+        channels=CHANNELS, classes=CLASSES, width=p["width"], activation=p["activation"], order=p["order"]
+    )
 
 
 def _images(data: str, train_samples: int | None) -> ImageData:
@@ -327,4 +330,4 @@ def _accuracy(outputs: torch.Tensor, classes: torch.Tensor) -> float:
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(alone.main("search_spaces.digits", make_task, test_accuracy))
+    sys.exit(alone.main("search_spaces.digits", make_task, test_accuracy, network=untrained))

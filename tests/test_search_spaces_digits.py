@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -260,7 +261,9 @@ QUICK = ["--epochs", "1", "--train-samples", "40"]
 
 
 def main(*arguments: str) -> int:
-    return alone.main("search_spaces.digits", digits.make_task, digits.test_accuracy, arguments)
+    return alone.main(
+        "search_spaces.digits", digits.make_task, digits.test_accuracy, arguments, network=digits.untrained
+    )
 
 
 def test_one_configuration_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,3 +342,50 @@ def test_under_torchrun() -> None:
     found = json.loads(done.stdout)
     assert found["params"]["lr"] == 0.1
     assert found["bytes_inside_nodes"] > 0
+
+
+@pytest.mark.parametrize("anew", [(), ("--anew", "--train-samples", "40", "--test-seeds", "1")])
+def test_the_model_of_a_campaign_is_exported(
+    anew: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, path = tmp_path / "campaign.toml", tmp_path / "best.safetensors"
+    file.write_text(
+        f"""
+        task = "search_spaces.digits:make_task"
+        directory = "{tmp_path / "run"}"
+        evaluations = 2
+        [task_options]
+        epochs = 1
+        train_samples = 40
+        """
+    )
+    hpo.Campaign.from_file(file).run()
+    best = hpo.Result(tmp_path / "run").best
+    capsys.readouterr()
+    assert main("--campaign", str(tmp_path / "run"), "--export", str(path), *anew) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exported"] == str(path) and found["params"] == best.params
+    model = trainers.load_model(digits.untrained(best.params), path)
+    images = load_images("digits", train_samples=40)
+    again = trainers.evaluate(
+        model, images.validation, metrics={"accuracy": digits._accuracy}, batch_size=256
+    )
+    assert again["accuracy"] == pytest.approx(found["value"] if anew else best.value)
+
+
+def test_the_network_is_for_both_sets() -> None:
+    images = load_images("digits")
+    assert (images.channels, images.classes) == (digits.CHANNELS, digits.CLASSES)
+    assert digits.untrained(digits.default)(images.test.tensors[0][:2]).shape == (2, images.classes)
+
+
+def test_export_is_an_option_of_the_command_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "search_spaces.digits", "--help"],
+        timeout=100,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(digits.__file__).parents[1])},
+    )
+    assert "--export FILE" in done.stdout
