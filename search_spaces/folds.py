@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import random
 import statistics
@@ -52,10 +53,18 @@ class Fold:
         self, samples: int, *, classes: Sequence[int] | None = None, seed: int = 0
     ) -> tuple[list[int], list[int]]:
         """Indices to train with and, disjoint, to validate with; over all folds each is in the latter once.
+        ``samples``: how many there are.
 
         The same for every individual. Folds differ by at most one sample; with ``classes``, one a sample, also
         in those of each class. UsageError for fewer samples than folds.
         """
+        try:
+            samples = operator.index(samples)
+        except TypeError:
+            raise hpo.UsageError(
+                f"fold.split: samples is a {type(samples).__name__}: must be how many there are, and the answer is "
+                "their indices. Write fold.split(len(samples), …)."
+            ) from None
         if samples < self.folds:
             raise hpo.UsageError(
                 f"{samples} samples for {self.folds} folds: each needs one. Use fewer folds."

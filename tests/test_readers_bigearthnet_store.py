@@ -501,3 +501,21 @@ def test_those_who_come_at_once_get_one_made_up_store(
     assert {path.name for path in tmp_path.iterdir()} == {got[0].name, f".{got[0].name}.lock"}
     assert made_up_store(tmp_path, patches=8) == got[0]
     assert len(made) == 1
+
+
+def test_what_is_made_does_not_lie_in_the_archive(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(archive.rglob("*"))
+    for out in (archive, archive / "BigEarthNet-S2", archive / "BigEarthNet-S2" / ".."):
+        assert main([str(archive), str(out)]) == 1
+        assert f"OUT is {out}, which holds the archive itself. Name another" in capsys.readouterr().err
+    assert sorted(archive.rglob("*")) == before
+
+
+def test_more_patches_than_there_are_is_said(archive: Path, tmp_path: Path) -> None:
+    listed = len(open_archive(archive).patches)
+    for asked, told in ((listed, False), (listed + 7, True)):
+        summary = convert(archive, tmp_path / str(asked), patches=asked, processes=1, show=False)
+        sentence = (
+            f"{listed + 7} patches were asked for, and the lists name {listed}: those are all there are"
+        )
+        assert (sentence in str(summary)) is told

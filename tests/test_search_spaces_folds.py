@@ -50,6 +50,10 @@ def test_splits_are_the_same_each_time_and_others_with_another_seed() -> None:
         fold.split(2)
     with pytest.raises(ValueError, match="4 classes for 5 samples"):
         fold.split(5, classes=[0, 0, 1, 1])
+    with pytest.raises(
+        hpo.UsageError, match=r"samples is a list: must be how many .* fold\.split\(len\(samples\), "
+    ):
+        fold.split([1.5, 2.5, 3.5])  # type: ignore[arg-type]
 
 
 # One after the other

@@ -15,7 +15,7 @@ import numpy as np
 
 from search_spaces.readers.bigearthnet_format import SPLITS, PatchError, checked_bands
 from search_spaces.readers.bigearthnet_lists import Patch
-from search_spaces.readers.bigearthnet_sources import Archive, Reader, open_archive
+from search_spaces.readers.bigearthnet_sources import V2_FOLDER, Archive, Reader, open_archive
 from search_spaces.readers.bigearthnet_store import PIXELS, Layout, Store, Stored
 from search_spaces.readers.bigearthnet_work import Shown, in_processes
 from search_spaces.readers.bigearthnet_writer import Writer
@@ -30,7 +30,8 @@ class Summary:
     """What became of every patch: ``stored`` by split, ``left_out`` by reason, ``skipped`` by name.
 
     ``listed``: how many the lists name, by split. ``beyond``: how many of those stored were not asked for now, but
-    were there. ``repaired``: how many of how many damaged ones were read anew; None if none was looked for.
+    were there. ``lacking``: how many more were asked for than the lists name. ``repaired``: how many of how many
+    damaged ones were read anew; None if none was looked for.
     """
 
     directory: Path
@@ -39,6 +40,7 @@ class Summary:
     skipped: dict[str, str]
     listed: dict[str, int]
     beyond: int
+    lacking: int
     repaired: tuple[int, int] | None
 
     def __str__(self) -> str:
@@ -51,6 +53,11 @@ class Summary:
             lines.append(
                 f"among them {self.beyond} that were there already and are more than was asked for; for fewer, name "
                 "another directory, or say so where they are read"
+            )
+        if self.lacking:
+            listed = sum(self.listed.values())
+            lines.append(
+                f"{listed + self.lacking} patches were asked for, and the lists name {listed}: those are all there are"
             )
         lines += [f"left out: {count}, {reason}" for reason, count in sorted(self.left_out.items())]
         if self.skipped:
@@ -97,6 +104,7 @@ def convert(
         raise ValueError(f"patches = {patches}: must be 1 or more. Correct it.")
     chosen = checked_bands(bands)
     archive = open_archive(archive_path, lists=lists)
+    _check_apart(archive, Path(directory))
     wanted = _some(archive.patches, patches)
     layout = Layout(version=archive.reader.version, bands=chosen)
     with Writer(Path(directory), layout, repair=repair) as writer:
@@ -127,6 +135,7 @@ def convert(
             skipped={name: reason for name, reason in writer.skipped.items() if reason != CLASSLESS},
             listed=dict(Counter(patch.split for patch in archive.patches)),
             beyond=len(before - {patch.name for patch in wanted}) if patches is not None else 0,
+            lacking=max(0, (patches or 0) - len(archive.patches)),
             repaired=(sum(name in writer.stored for name in damaged), len(damaged)) if repair else None,
         )
 
@@ -192,6 +201,14 @@ def _all_read(archive: Archive, layout: Layout, todo: list[Patch], processes: in
         )
     except ChildProcessError as error:
         raise ChildProcessError(f"{archive.path}: {error}") from error
+
+
+def _check_apart(archive: Archive, directory: Path) -> None:
+    """ValueError where what is made would lie among what it is made from."""
+    if directory.resolve() in (archive.path.resolve(), (archive.path / V2_FOLDER).resolve()):
+        raise ValueError(
+            f"OUT is {directory}, which holds the archive itself. Name another directory to make."
+        )
 
 
 def _check_belongs(writer: Writer, archive: Archive) -> None:
