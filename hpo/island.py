@@ -428,8 +428,12 @@ class Leader:
         """The outcome of one that saved itself because it was told to pause."""
         step, value = self._stopping.last or (0, math.nan)
         name = self._settings.reported
-        known = {name: value} if name is not None and math.isfinite(value) else None
-        return _Given(PRUNED, None, known, {**outcome.metrics, "pruned_step": step})
+        metrics = {**outcome.metrics, "pruned_step": step}
+        if not math.isfinite(value):
+            return _Given(PRUNED, None, None, metrics)
+        if name is None:
+            return _Given(PRUNED, None, None, {**metrics, "pruned_value": value})
+        return _Given(PRUNED, None, {name: value}, metrics)
 
     def _identity(self, candidate: Candidate) -> dict[str, object]:
         fields: dict[str, object] = {

@@ -40,7 +40,7 @@ def best(directory: Path, top: int | None) -> str:
         front = fronts.front(record)
         knee = fronts.knee(front, record.objectives)
         assert knee is not None  # as something was found
-        parts = [tables.front(found, knee, fronts.hypervolume(record), len(front))]
+        parts = [tables.front(found, knee, fronts.hypervolume(record), len(front), record.objectives)]
     return "\n".join([*parts, *map(str, _importance(record).values())])
 
 

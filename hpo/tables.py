@@ -98,7 +98,13 @@ def _budget(budget: Mapping[str, Any]) -> str:
 
 
 def _best(best: Mapping[str, Any] | None) -> str:
-    return "none yet" if not best else f"{best['value']} by {best['id']}: {params(best['params'])}"
+    if not best:
+        return "none yet"
+    value, of = best["value"], f"by {best['id']}: {params(best['params'])}"
+    if not isinstance(value, Mapping):
+        return f"{value} {of}"
+    values = ", ".join(f"{name} = {_short(one)}" for name, one in value.items())
+    return f"{values} {of} (of {len(value)} objectives the best in {next(iter(value))}; `hpo best` shows the front)"
 
 
 def _when(seconds: float | None) -> str:
@@ -161,6 +167,7 @@ def front(
     knee: Individual,
     volume: Hypervolume,
     whole: int,
+    objectives: Mapping[str, str],
 ) -> str:
     """A line an individual of the front, the configuration of its knee in full, and the hypervolume."""
     names = list(knee.objectives or {})
@@ -177,11 +184,13 @@ def front(
         for row in [head, *rows]
     ]
     of = f"{len(individuals)} of {whole}" if len(individuals) < whole else str(whole)
+    ways = ", ".join(f"{name} ({way})" for name, way in objectives.items())
     half = volume.after((volume.evaluations or [0])[-1] // 2)
     at = ", ".join(f"{name} = {_short(value)}" for name, value in volume.reference.items())
     return "\n".join(
         [
-            f"front of {of} that no other dominates; * is its knee, the nearest to the best of each objective:",
+            f"{len(objectives)} objectives, {ways}: front of {of} that no other dominates; * is its knee, the nearest "
+            "to the best of each objective:",
             *lines,
             _block(knee),
             f"hypervolume {volume.last:.6g} up to {at}{'' if volume.given else ', the worst of each'}; "

@@ -215,14 +215,17 @@ def _of_trainers(error: Exception) -> bool:
 
 
 def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:
-    """Its objective is the last value reported, where there is one objective and the value is finite."""
+    """Its objective is the last value reported, where there is one objective and the value is finite; of several the
+    value is a metric.
+    """
     if trial.last_report is None:
         return Outcome(status=PRUNED)
     step, value = trial.last_report
-    known = len(objectives) == 1 and math.isfinite(value)
-    return Outcome(
-        status=PRUNED, objectives={objectives[0]: value} if known else None, metrics={"pruned_step": step}
-    )
+    if not math.isfinite(value):
+        return Outcome(status=PRUNED, metrics={"pruned_step": step})
+    if len(objectives) > 1:
+        return Outcome(status=PRUNED, metrics={"pruned_step": step, "pruned_value": value})
+    return Outcome(status=PRUNED, objectives={objectives[0]: value}, metrics={"pruned_step": step})
 
 
 class _Alone:

@@ -137,6 +137,9 @@ def test_best_tells_the_whole_front(tmp_path):
     records = [record(0, 10, 100), record(1, 6, 20), record(2, 1, 0), record(3, 5, 99), record(4, None)]
     path = home(tmp_path, records, reference={"gain": 0.0, "cost": 200.0})
     text = reports.best(path, None)
+    assert text.startswith(
+        "2 objectives, gain (maximize), cost (minimize): front of 3 that no other dominates; "
+    )
     assert "front of 3" in text and "hypervolume 1500 up to gain = 0, cost = 200;" in text
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["0-0-0", "*", "0-0-2"]

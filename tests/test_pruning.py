@@ -6,12 +6,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_many_seeds import check_knowledge, disturb, final, losses
 from test_protocol import SPACE, make, records_of
 
+import hpo
 from hpo.coordinator import DONE
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
@@ -505,3 +507,39 @@ def test_early_stopping_costs_a_fraction_of_the_steps() -> None:
         assert report is not None
         spent[pruning] = report.seconds
     assert spent[HALVING] < 0.6 * spent[None]
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize(
+    ("objectives", "column"), [(["f1"], "value"), (["f1", "cost"], "metrics.pruned_value")]
+)
+def test_the_last_report_of_a_pruned_one_is_in_the_table(
+    saves: bool, objectives: list[str], column: str, tmp_path: Path
+) -> None:
+    """Whether it was stopped, or saved itself and paused."""
+
+    def evaluate(trial: hpo.Trial) -> dict[str, float]:
+        x = float(trial.params["x"])  # type: ignore[arg-type]
+        for step in range(1, 10):
+            trial.report(step, x * step)
+            if saves and trial.should_checkpoint():
+                raise hpo.Interrupted
+        return dict.fromkeys(objectives, x)
+
+    task = hpo.Task(
+        hpo.SearchSpace(x=hpo.Float(0.1, 1.0)), evaluate, objectives=dict.fromkeys(objectives, "maximize")
+    )
+    result = hpo.Campaign(
+        task,
+        directory=tmp_path / "run",
+        evaluations=40,
+        isolation="inline",
+        pruner="halving",
+        reported="f1",
+    ).run()
+    table = result.dataframe()
+    pruned = table[table["status"] == PRUNED]
+    assert len(pruned) > 3
+    assert list(pruned[column]) == pytest.approx(list(pruned["params.x"] * pruned["metrics.pruned_step"]))
+    assert ("metrics.pruned_value" in table) is (len(objectives) > 1)
+    assert result.front and all(one.status == COMPLETED for one in result.front)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpo import directory, journal, results
+from hpo import directory, journal, results, tables
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES, Individual
 
@@ -391,6 +391,11 @@ def test_status_shows_one_of_the_front_with_all_its_objectives(tmp_path: Path) -
     )
     best = results.status(home.load())["best"]
     assert best == {"value": {"f1": 0.9, "seconds": 2.0}, "params": {"lr": 0.1}, "id": "0-0-1"}
+    shown = tables.status(home.load(), results.status(home.load()))
+    assert (
+        "f1 = 0.9, seconds = 2 by 0-0-1: lr=0.1 (of 2 objectives the best in f1; `hpo best` shows the"
+        in shown
+    )
     assert [one.id for one in results.Result(home.path).front] == ["0-0-1", "0-0-0"]
 
 
