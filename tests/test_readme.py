@@ -62,6 +62,22 @@ def test_a_model_is_trained_alone_and_under_torchrun(folder):
         assert found["trainable_fraction"] < 1
 
 
+def test_images_of_one_s_own_are_written_and_trained_with(folder):
+    run(folder, sys.executable, "own_images.py")
+    (check, train) = (line for line in COMMANDS if "data/own_images" in line)
+    found = run(folder, sys.executable, *shlex.split(check)[1:]).stdout
+    assert found == "data/own_images: 100 images to train with, 20 to test with, 10 classes\n"
+    small = ("--dim", 24, "--depth", 1, "--heads", 2)
+    told = json.loads(run(folder, sys.executable, *shlex.split(train)[1:], *small).stdout)
+    assert told["options"]["data"] == "data/own_images" and 0 <= told["value"] <= 1
+    # As they were written: read back with the shapes and the order that README says.
+    code = "from own_images import *; from search_spaces.readers.cifar import read_cifar; "
+    code += "train = read_cifar('data/own_images').train; "
+    code += "assert (train.pixels.numpy() == images.transpose(0, 3, 1, 2)[:100]).all(); "
+    code += "assert (train.classes.numpy() == classes[:100]).all()"
+    run(folder, sys.executable, "-c", code)
+
+
 def test_the_search_space_has_twenty_odd_lines():
     assert 15 <= sum(bool(line) for line in BLOCKS["my_space.py"].splitlines()) <= 25
 
