@@ -14,6 +14,7 @@ from hpo.directory import Lock
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.fronts import reference_losses
+from hpo.futility import Futility
 from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
@@ -179,6 +180,7 @@ class Assembly:
             checkpoints=earlier.saves if checkpoints is None else checkpoints,
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             ended=ended,
+            futility=Futility(settings.evaluation.first_failures, printed=Rooms(settings.directory).printed),
         )
 
     def leader(

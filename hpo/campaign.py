@@ -22,7 +22,7 @@ import orjson
 from hpo import config, directory, journal, pruning, reevaluation, resume
 from hpo.assembly import Assembly, Housekeeping
 from hpo.breeding import make_breeder
-from hpo.coordinator import LOST, STOPPED, UNFIT
+from hpo.coordinator import FUTILE, LOST, STOPPED, UNFIT
 from hpo.directory import Lock
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
 from hpo.fronts import reference_losses
@@ -230,6 +230,8 @@ class Campaign:
 
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
+            CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed
+                (see ``hpo.futility``). What was recorded stays.
         """
         transport = transport or connect()
         settings = self.settings
@@ -267,6 +269,8 @@ class Campaign:
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
                 f"this and give the same command again: {end.error}"
             )
+        if end.reason == FUTILE:
+            raise CampaignError(end.error or "the first evaluations all failed")
         return Result(settings.directory, end.reason)
 
     def _run_first(self, transport: Transport, layout: Layout, signals: Signals) -> End:

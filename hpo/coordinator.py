@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from hpo.errors import EXIT_RESUMABLE
+from hpo.futility import Futility
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
 from hpo.layout import Place
 from hpo.messages import (
@@ -48,6 +49,10 @@ from hpo.workforce import Broken, Workforce
 UNLIMITED = 1 << 62
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
 UNFIT = "unfit"
+FUTILE = "futile"
+"""The first evaluations of the launch all failed (see ``hpo.futility``)."""
+IN_VAIN = "in vain"
+"""It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
 LOST = "lost"
 """No worker is left, or rank 0 is gone: ranks died."""
 
@@ -156,7 +161,7 @@ class Coordinator:
     ``configurations``: all of a finite space that the constraints allow, or None.
     ``ended``: called once, before anyone is told, to put the end on record.
     ``checkpoints``: whether the task saves when it is asked to; ``must_end``: Unix seconds at which all must be on
-    disk, asked again and again, as a signal may change it."""
+    disk, asked again and again, as a signal may change it. ``futility``: watches for a launch in which all fails."""
 
     def __init__(
         self,
@@ -178,6 +183,7 @@ class Coordinator:
         ended: Callable[[End], None] = lambda end: None,
         checkpoints: bool = False,
         must_end: Callable[[], float] | None = None,
+        futility: Futility | None = None,
     ) -> None:
         self._transport = transport
         self._everyone = tuple(everyone)
@@ -197,6 +203,7 @@ class Coordinator:
         self._ended = ended
         self._checkpoints = checkpoints
         self._must_end = must_end
+        self._futility = futility or Futility(None)
         self._begun = transport.now()
         self._next_look = 0.0
         self._workforce = workforce
@@ -269,7 +276,7 @@ class Coordinator:
                 rests = Assignment(params={}, key=key, operator="", id=paused[0], admitted=True, rests=True)
                 self._admit(leader, token, rests)
                 accepted.append(token)
-            elif (self._assignments or self._open) and self._too_late(leader):
+            elif (self._assignments or self._open) and (self._futility.holds or self._too_late(leader)):
                 self._defer(leader, token, key)
             elif self._assignments:
                 takes.append(self._assign(leader, token, self._assignments.popleft()))
@@ -327,11 +334,13 @@ class Coordinator:
         mine = self._outstanding[leader]
         self._told[leader] += len(message.results)
         self._recalled.discard(leader)
-        for token, identity, status, losses, seconds in message.results:
-            if mine.pop(token, None) is None:
+        for token, identity, status, losses, seconds, reported, fault in message.results:
+            item = mine.pop(token, None)
+            if item is None:
                 continue
             self.running -= 1
             self.tally.add(identity, status, losses, seconds)
+            self._futility.ended(_key(item), identity, status, reported=reported, fault=fault)
         self._left(leader)
 
     def _take_back(self, leader: int, tokens: list[int]) -> None:
@@ -348,6 +357,7 @@ class Coordinator:
     def _give_back(self, item: Assignment | str) -> None:
         """What was granted and not begun is free again."""
         self.running -= 1
+        self._futility.released(_key(item))
         if isinstance(item, Assignment) and item.rests:
             self.tally.reopen(-1)
         elif isinstance(item, Assignment):
@@ -375,6 +385,7 @@ class Coordinator:
             if mine.pop(token, None) is not None:
                 self.running -= 1
                 begun.append(Assignment.from_wire(fields))
+                self._futility.released(begun[-1].key)
         self._forget_leader(leader)
         return begun
 
@@ -421,17 +432,20 @@ class Coordinator:
         mine = self._outstanding[leader]
         tokens: dict[str, list[int]] = {}
         for token, item in mine.items():
-            tokens.setdefault(item if isinstance(item, str) else item.key, []).append(token)
+            tokens.setdefault(_key(item), []).append(token)
         for key, identity, status, losses, seconds in found.finished[self._told[leader] :]:
             if tokens.get(key):
                 # The oldest: one that paused may have asked to go on already, under the same key.
                 del mine[tokens[key].pop(0)]
                 self.running -= 1
                 self.tally.add(identity, status, losses, seconds)
+                # Whether a failure was its own nobody can say any more.
+                self._futility.ended(key, identity, status, reported=False, fault=None)
         for assignment in found.begun:
             if tokens.get(assignment.key):
                 del mine[tokens[assignment.key].pop()]
                 self.running -= 1
+                self._futility.released(assignment.key)
                 broken.held.append(assignment)
         broken.open = False
         self._forget_leader(leader)
@@ -529,7 +543,7 @@ class Coordinator:
 
     def _serve(self) -> None:
         """Give what has come back to those who wait for it, the idle ones first."""
-        if self.stopping:
+        if self.stopping or self._futility.holds:
             return
         # Looked at anew each time: what is too late is put back.
         while self._idle and (self._assignments or self._open) and not self._too_late():
@@ -543,9 +557,13 @@ class Coordinator:
             self._answer(leader, Claim([[token, key] for token, key in waiting], False))
 
     def _recall(self) -> None:
-        if not self._idle or not self._holders or self.stopping or self._exhausted or self._too_late():
+        if not self._holders or self.stopping or self._exhausted:
             return
         wanted = len(self._idle) - len(self._recalled)
+        if self._futility.holds:  # what they hold ahead is not to be begun either
+            wanted = UNLIMITED
+        elif not self._idle or self._too_late():
+            return
         for leader in sorted(self._holders - self._recalled, key=lambda rank: -len(self._outstanding[rank])):
             if wanted <= 0:
                 break
@@ -627,6 +645,8 @@ class Coordinator:
         self._maybe_end()
 
     def _maybe_end(self) -> None:
+        if self.stopping is None and self._futility.futile(self._at_work):
+            self.stop(FUTILE)
         if self.end is not None or self.running:
             return
         if not self.stopping and self._workforce.holds:
@@ -649,8 +669,18 @@ class Coordinator:
             # Somebody raised Interrupted unasked: that individual is still to be finished.
             reason = INCOMPLETE
         finished = complete or reason == EXHAUSTED or (reason == DEADLINE and self._evaluations is None)
-        code = 0 if finished else 1 if reason == UNFIT else EXIT_RESUMABLE
-        self.end = End(reason, code, next(iter(self.unfit.values()), None) if reason == UNFIT else None)
+        if finished and self.tally.final and not any(map(self.tally.counts.get, (COMPLETED, PRUNED))):
+            finished, reason = False, IN_VAIN
+        elif reason == FUTILE and self._futility.alive:
+            # Something worked after all while it was told to stop.
+            reason = STOPPED
+        error = None
+        if reason == UNFIT:
+            error = next(iter(self.unfit.values()), None)
+        elif reason == FUTILE:
+            error = self._futility.sentence()
+        code = 0 if finished else 1 if reason in (UNFIT, FUTILE, IN_VAIN) else EXIT_RESUMABLE
+        self.end = End(reason, code, error)
         self._ended(self.end)
         for rank in self._everyone:
             self._send(rank, self.end)
@@ -663,6 +693,13 @@ class Coordinator:
         """Ranks whose death has been dealt with."""
         return self._workforce.dead
 
+    def _at_work(self) -> list[str]:
+        """For each leader that has something to evaluate the key of what it was granted first.
+
+        That is what it evaluates now, or ends after that: it takes one after the other. What waits behind it is not
+        of interest, and may be much where evaluations take milliseconds."""
+        return [_key(next(iter(mine.values()))) for mine in self._outstanding.values() if mine]
+
     @property
     def busy(self) -> int:
         """Leaders that have something to evaluate."""
@@ -671,6 +708,11 @@ class Coordinator:
     @property
     def counts(self) -> Mapping[str, int]:
         return self.tally.counts
+
+
+def _key(item: Assignment | str) -> str:
+    """Of which configuration something granted is."""
+    return item if isinstance(item, str) else item.key
 
 
 def _wire(population: Population) -> list[list[object]]:

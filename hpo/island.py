@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpo.clockwork import Clockwork
 from hpo.coordinator import LOST, UNFIT
+from hpo.futility import fault
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Scalar, make_id
 from hpo.messages import (
     Claim,
@@ -40,6 +41,7 @@ from hpo.messages import (
     reports,
 )
 from hpo.migration import Migration, MigrationSettings
+from hpo.outcome import gist
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.pruning import PAUSE, STOP, EarlyStopping, PruningSettings
@@ -504,7 +506,15 @@ class Leader:
         if outcome.status == COMPLETED and outcome.objectives is not None:
             losses = list(self._settings.losses(outcome.objectives))
         self._unpublished.results.append(
-            [candidate.token, candidate.id, outcome.status, losses, now - candidate.started]
+            [
+                candidate.token,
+                candidate.id,
+                outcome.status,
+                losses,
+                now - candidate.started,
+                self._stopping.reported(candidate.id),
+                fault(outcome.status, resumed=candidate.resumed, error=gist(outcome.error or "")),
+            ]
         )
         if outcome.status != INTERRUPTED:
             member = Member(

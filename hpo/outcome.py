@@ -17,6 +17,9 @@ _PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
 _TEXT_LIMIT = 1_000
 """Characters of a textual metric that are kept."""
 
+_WIDEST = 300
+"""Characters of the one line that tells of an error."""
+
 _TRACEBACK_LIMIT = 12_000
 """Characters of a traceback that are kept: its end, where the cause stands."""
 
@@ -165,6 +168,13 @@ def describe_exception(error: BaseException) -> str:
     if len(text) > _TRACEBACK_LIMIT:
         text = f"… {text[-_TRACEBACK_LIMIT:]}"
     return _encodable(text)
+
+
+def gist(error: str) -> str:
+    """The line that says what went wrong: of a traceback the exception's first, else the first."""
+    lines = error.rpartition("Traceback (most recent call last):")[2].splitlines()
+    told = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
+    return _encodable(told[:_WIDEST])
 
 
 def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:

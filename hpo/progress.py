@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpo import config
+from hpo.coordinator import IN_VAIN
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
 
@@ -113,7 +114,7 @@ class Display:
         )
         text = f"{reason}: {self.line(coordinator, now, ended=True)}"
         # It looks like success, and nothing was found.
-        in_vain = coordinator.tally.best is None and bool(self._failures(coordinator))
+        in_vain = reason == IN_VAIN or (coordinator.tally.best is None and bool(self._failures(coordinator)))
         if in_vain or self._repeats:
             from hpo import results, tables
 
@@ -121,6 +122,11 @@ class Display:
                 record = results.load(self._directory)
                 # Where some were evaluated again, the best of the line above may have been lucky.
                 text += f"\n{tables.nothing(record)}" if in_vain else tables.steadiest(record)
+        if reason == IN_VAIN:
+            text += (
+                "\nThe budget is used up, and no evaluation has completed. Mend what failed; then give more "
+                "evaluations or time, or another directory to begin anew."
+            )
         if not in_vain and self._failures(coordinator):
             text += f"\n`hpo status {self._directory}` tells why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:

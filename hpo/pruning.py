@@ -371,6 +371,12 @@ class EarlyStopping:
         """Step and value of the running evaluation's last report; the value may not be finite."""
         return None if self._running is None else self._running.last
 
+    def reported(self, identity: str) -> bool:
+        """Whether the running evaluation, if it is that one, has reported a finite value."""
+        return (
+            self._running is not None and self._running.id == identity and math.isfinite(self._running.best)
+        )
+
     def progress(self) -> tuple[int, float] | None:
         """Step and loss of the last report, for the island."""
         last = self.last

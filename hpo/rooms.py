@@ -76,6 +76,15 @@ class Rooms:
     def path(self, identity: str) -> Path:
         return self._root / identity
 
+    def printed(self, identity: str) -> str:
+        """Which files have what the individual printed, in words; empty where it printed nothing."""
+        try:
+            names = sorted(name for name in os.listdir(self.path(identity)) if name.startswith(OUTPUT))
+        except OSError:
+            return ""
+        more = f" (and {len(names) - 1} more there)" if len(names) > 1 else ""
+        return f"{self.path(identity) / names[0]}{more} has what it printed" if names else ""
+
     def holds(self, identity: str) -> bool:
         """Whether the individual has saved anything that is still there."""
         try:

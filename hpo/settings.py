@@ -72,6 +72,10 @@ def _one_of(choices: object) -> str:
     return "one of " + ", ".join(f'"{choice}"' for choice in get_args(choices))
 
 
+def _off(value: object) -> object:
+    return None if value == "off" else value
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Kind = Literal[
@@ -156,7 +160,8 @@ class SearchSettings(Section):
 
 class EvaluationSettings(Section):
     """How one individual is evaluated. ``checkpoints``: whether the task saves when it is asked to, None where that is
-    to be seen; ``interface``: the network interface between the hosts of a worker."""
+    to be seen; ``interface``: the network interface between the hosts of a worker; ``first_failures``: after so many
+    failures before anything worked a launch ends (see ``hpo.futility``), None for "off"."""
 
     isolation: Isolation = Field(default="warm", description=_one_of(Isolation))
     timeout_s: Seconds | None = Field(
@@ -168,6 +173,9 @@ class EvaluationSettings(Section):
     )
     start_timeout_s: Seconds = Field(
         default=300.0, gt=0, validation_alias="start_timeout", description=_DURATION_RULE
+    )
+    first_failures: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_off)] = Field(
+        default=30, description='a whole number from 1, or "off"'
     )
     checkpoints: bool | None = Field(default=None, description="true or false")
     interface: str | None = Field(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hpo.coordinator import Coordinator
+from hpo.futility import Futility
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
 from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, Place, topology_matrix
@@ -267,6 +268,7 @@ class Simulation:
         deadline: float | None = None,
         checkpoints: bool = False,
         must_end: float | None = None,
+        first_failures: int | None = None,
         seed: int = 0,
     ) -> None:
         self.curve = curve
@@ -347,6 +349,7 @@ class Simulation:
             checkpoints=checkpoints,
             must_end=None if must_end is None else partial(float, must_end),
             grace_s=GRACE_S,
+            futility=Futility(first_failures),
         )
         if deadline is not None:
             self.at(deadline, self.coordinator.step)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
 from hpo.known import is_known
+from hpo.outcome import gist
 
 if TYPE_CHECKING:
     from hpo.fronts import Hypervolume
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 
 _MOST = 3
-_WIDEST = 300
 
 
 def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
@@ -55,17 +55,11 @@ def errors(record: CampaignRecord) -> list[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for one in record.individuals:
         if one.status in FINAL - {COMPLETED, PRUNED}:
-            found.setdefault((one.status, _gist(one.error or "")[:_WIDEST]), []).append(one.id)
+            found.setdefault((one.status, gist(one.error or "")), []).append(one.id)
     ordered = sorted(found.items(), key=lambda entry: -len(entry[1]))
     lines = [f"{len(ids)} {status}, {ids[-1]} the latest: {told}" for (status, told), ids in ordered[:_MOST]]
     rest = sum(len(ids) for _, ids in ordered[_MOST:])
     return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
-
-
-def _gist(error: str) -> str:
-    """The line that says what went wrong: of a traceback the exception's first, else the first."""
-    lines = error.rpartition("Traceback (most recent call last):")[2].splitlines()
-    return next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
 
 
 def nothing(record: CampaignRecord) -> str:
@@ -85,7 +79,14 @@ def _state(record: CampaignRecord) -> str:
         "exhausted": "exhausted: all configurations that the space and its constraints allow are evaluated",
         "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
     }
-    return f"{reason}. The same `hpo run` goes on" if code else more.get(reason, reason)
+    failed = {
+        "futile": "futile: the first evaluations of the last launch all failed. Mend that; the same `hpo run` goes on",
+        "in vain": "in vain: the budget is used up, and no evaluation has completed. Mend what failed; with more "
+        "evaluations or time the same `hpo run` goes on",
+    }
+    if code:
+        return failed.get(reason, f"{reason}. The same `hpo run` goes on")
+    return more.get(reason, reason)
 
 
 def _budget(budget: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -67,6 +68,7 @@ FULL = """
     retries = 0
     grace = 5
     start_timeout = "90s"
+    first_failures = "off"
     interface = "ib0"
     checkpoints = true
 
@@ -119,6 +121,7 @@ FLAT: dict[str, object] = {
     "retries": 0,
     "grace": 5,
     "start_timeout": 90.0,
+    "first_failures": "off",
     "interface": "ib0",
     "checkpoints": True,
     "task_options": {"epochs": 10, "widths": [32, 64], "nested": {"a": [True, "x"]}},
@@ -201,6 +204,7 @@ def test_defaults(tmp_path: Path) -> None:
         "retries": 1,
         "grace_s": 60.0,
         "start_timeout_s": 300.0,
+        "first_failures": 30,
         "interface": None,
         "checkpoints": None,
     }
@@ -283,6 +287,20 @@ def test_durations_add_up(days: int, hours: int, minutes: int, seconds: int) -> 
 
 def test_grace_may_be_nothing() -> None:
     assert from_keywords(directory="x", evaluations=1, grace=0).evaluation.grace_s == 0.0
+
+
+@pytest.mark.parametrize(("written", "meant"), [(1, 1), (500, 500), ("off", None)])
+def test_first_failures(written: object, meant: int | None) -> None:
+    settings = from_keywords(directory="x", evaluations=1, first_failures=written)
+    assert settings.evaluation.first_failures == meant
+
+
+@pytest.mark.parametrize("written", [0, -1, True, False, 1.5, "30", "on", "", [30]])
+def test_what_is_no_number_of_first_failures(tmp_path: Path, written: object) -> None:
+    shown = json.dumps(written)
+    assert problems(file(tmp_path, LEAST + f"[evaluation]\nfirst_failures = {shown}\n")) == [
+        f'[evaluation] first_failures = {shown}: must be a whole number from 1, or "off".'
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""Where all evaluations fail for one reason: the launch ends with that, before the budget is spent, and goes on when it
+is mended."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from terminal import Terminal
+
+TASK = """
+import os, time
+import hpo
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def evaluate(trial):
+    print("reading the data", flush=True)
+    IMPORTED
+    text = (HERE / "data.txt").read_text()
+    return float(text) + trial.params["x"]
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+
+
+def settings(failures: object, isolation: str = "warm") -> str:
+    return (
+        '[search]\nkind = "random"\n[evaluation]\n'
+        f'isolation = "{isolation}"\nfirst_failures = {failures}\ngrace = 5'
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_data_set_that_is_not_there_ends_the_launch_and_the_same_command_goes_on(
+    terminal: Terminal, ranks: int
+) -> None:
+    terminal.write("task.py", TASK.replace("    IMPORTED\n", ""))
+    terminal.campaign(settings(6), evaluations=300)
+    before: dict[str, object] = {}
+    for legs in (1, 2):  # the second time nothing is mended, and it counts anew
+        done = terminal.hpo("run", "c.toml", "--ranks", ranks)
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        told = "FileNotFoundError: [Errno 2] No such file or directory:"
+        assert done.stderr.count("hpo: ") == 1 and told in done.stderr, done.stderr
+        assert "evaluations failed and none completed" in done.stderr
+        assert "[evaluation] first_failures = 6" in done.stderr
+        assert "give the same command again" in done.stderr
+        # No automatic restart.
+        assert "starting again" not in done.stderr
+        assert [(one["reason"], one["exit"]) for one in terminal.records("ended")] == [("futile", 1)] * legs
+
+        failed = {one["id"]: one for one in terminal.records("finished") if one["status"] == "failed"}
+        assert 6 * legs <= len(failed) < 75 * legs
+        assert before.items() <= failed.items()
+        before = dict(failed)
+        latest = done.stderr.split(" the latest: ")[-1].splitlines()[1].strip()
+        log = terminal.directory / latest.removesuffix(" has what it printed")
+        assert log.name == "output-0.txt" and log.read_text().startswith("reading the data")
+        status = terminal.hpo("status", "run").stdout
+        assert "futile: the first evaluations of the last launch all failed" in status and told in status
+    assert terminal.hpo("check", "run").returncode == 0
+
+    terminal.write("data.txt", "3.0")
+    done = terminal.hpo("run", "c.toml", "--ranks", ranks)
+    assert done.returncode == 0, done.stderr
+    finished = [one for one in terminal.records("finished") if one["status"] != "interrupted"]
+    assert len(finished) == len({one["id"] for one in finished}) == 300
+    assert Counter(one["status"] for one in finished) == {
+        "failed": len(before),
+        "completed": 300 - len(before),
+    }
+    assert {one["id"]: one for one in finished if one["status"] == "failed"} == before
+    assert terminal.records("ended")[-1]["reason"] == "done"
+    assert terminal.processes() == []
+
+
+def test_an_import_that_is_wrong_under_somebody_elses_mpirun(terminal: Terminal) -> None:
+    terminal.write("task.py", TASK.replace("IMPORTED", "import no_such_module"))
+    terminal.campaign(settings(4), evaluations=300)
+    done = terminal.mpirun(2, "run", "c.toml")
+    assert done.returncode == 1, done.stderr
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in done.stderr
+    assert done.stderr.count("evaluations failed and none completed") == 1
+    assert [(one["reason"], one["exit"]) for one in terminal.records("ended")] == [("futile", 1)]
+
+
+def test_inside_the_rank_it_is_the_same(terminal: Terminal) -> None:
+    terminal.write("task.py", TASK.replace("    IMPORTED\n", ""))
+    terminal.campaign(settings(5, "inline"), evaluations=2000)
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 1, done.stderr
+    assert "FileNotFoundError" in done.stderr and "first_failures = 5" in done.stderr
+    assert len([one for one in terminal.records("finished") if one["status"] == "failed"]) < 500
+
+
+def test_where_the_first_reports_a_value_before_it_fails_the_budget_is_spent(terminal: Terminal) -> None:
+    """Whatever trains is a sign of life; that nothing completed is told at the end."""
+    text = TASK.replace("IMPORTED", "trial.report(1, 0.5)")
+    terminal.write("task.py", text)
+    terminal.campaign(settings(3), evaluations=20)
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 1, done.stderr
+    assert "in vain: 20/20 evaluated" in done.stderr and "FileNotFoundError" in done.stderr
+    assert "The budget is used up, and no evaluation has completed." in done.stderr
+    assert "starting again" not in done.stderr
+    assert terminal.records("ended")[-1]["reason"] == "in vain"
+    assert len(terminal.records("finished")) == 20
+    # Nothing is left to do, and it is told again.
+    again = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert again.returncode == 1 and "no evaluation has completed" in again.stderr
+    assert "in vain: the budget is used up" in terminal.hpo("status", "run").stdout
