@@ -180,7 +180,11 @@ class Assembly:
             checkpoints=earlier.saves if checkpoints is None else checkpoints,
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             ended=ended,
-            futility=Futility(settings.evaluation.first_failures, printed=Rooms(settings.directory).printed),
+            futility=Futility(
+                settings.evaluation.first_failures,
+                printed=Rooms(settings.directory).printed,
+                patience_s=settings.evaluation.start_timeout_s,
+            ),
         )
 
     def leader(

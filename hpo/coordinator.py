@@ -622,6 +622,8 @@ class Coordinator:
             self._finish(self.stopping)
         elif self._must_end is not None and now >= self._must_end():
             self.stop(self.stopping, urgent=True)
+        if self._futility.lost_patience(now):
+            self._serve()
         self._maybe_end()
 
     def next_wake(self) -> float:

@@ -16,7 +16,8 @@ failed before anything showed that the task can work here.
   failures. So there are two rounds of hope. What each worker is at when the last failure that is needed comes is waited
   for, and so is what each is at when the last of these has ended. Others begin meanwhile, so that nobody idles on a
   suspicion, but only until as many again have failed: while one worker's evaluators start, which may take a minute,
-  another may fail a thousand times.
+  another may fail a thousand times. That holds the others up no longer than evaluators may take to start: who runs on
+  after that trains, most likely, and in some spaces most fail at once.
 - *Each launch counts anew*, even where earlier ones completed individuals: the data may have gone since.
 
 All of it is pure; the coordinator feeds it."""
@@ -42,10 +43,20 @@ def fault(status: str, *, resumed: bool, error: str) -> str | None:
 
 class Futility:
     """The watch over one launch. ``limit``: so many failures, None to watch for nothing; ``printed``: where what the
-    individual of that id has printed is to be found, in words, empty where it printed nothing."""
+    individual of that id has printed is to be found, in words, empty where it printed nothing; ``patience_s``: seconds
+    for which nothing is begun, at most."""
 
-    def __init__(self, limit: int | None, *, printed: Callable[[str], str] = lambda identity: "") -> None:
+    def __init__(
+        self,
+        limit: int | None,
+        *,
+        printed: Callable[[str], str] = lambda identity: "",
+        patience_s: float = 300.0,
+    ) -> None:
         self._limit = limit
+        self._patience_s = patience_s
+        self._held_since: float | None = None
+        self._patient = True
         self._printed = printed
         self.alive = False
         """Whether there was a sign of life."""
@@ -75,7 +86,18 @@ class Futility:
     @property
     def holds(self) -> bool:
         """Whether nothing more is to be begun while those that are hoped for run."""
-        return self._limit is not None and not self.alive and self._failed >= _MOST_TIMES * self._limit
+        if self._limit is None or self.alive or not self._patient:
+            return False
+        return self._failed >= _MOST_TIMES * self._limit
+
+    def lost_patience(self, now: float) -> bool:
+        """Whether nothing was begun for so long that, from now on, others are begun again. To be asked often."""
+        if not self.holds:
+            return False
+        if self._held_since is None:
+            self._held_since = now
+        self._patient = now - self._held_since < self._patience_s
+        return not self._patient
 
     def futile(self, running: Callable[[], Iterable[str]]) -> bool:
         """Whether it is time to end. ``running``: the keys of what is evaluated now; asked for once a round of

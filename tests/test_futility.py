@@ -137,6 +137,21 @@ def test_nothing_more_is_begun_once_as_many_again_have_failed() -> None:
     assert not Futility(None).holds
 
 
+def test_that_holds_the_others_up_for_a_while_only() -> None:
+    watch = Futility(3, patience_s=300)
+    fail(watch, *range(5))
+    assert not watch.lost_patience(0.0)
+    assert not watch.futile(lambda: ["k9"])
+    fail(watch, 5)
+    assert watch.holds and not watch.lost_patience(1000.0) and not watch.lost_patience(1299.0)
+    assert watch.lost_patience(1300.0) and not watch.holds
+    # Once is enough, whatever fails then; who was hoped for is still waited for.
+    fail(watch, *range(10, 100))
+    assert not watch.holds and not watch.lost_patience(2000.0) and not watch.futile(unasked)
+    fail(watch, 9)
+    assert watch.futile(nobody)
+
+
 def test_nobody_is_hoped_for_who_is_not_evaluated_after_all() -> None:
     watch = Futility(1)
     fail(watch, 0)
@@ -289,6 +304,28 @@ def test_while_one_worker_takes_long_the_others_do_not_use_the_budget_up(works: 
         assert end(simulation) == (DONE, 0) and len(records) == 2000
     else:
         assert end(simulation) == (FUTILE, 1) and len(records) <= 75
+
+
+def looked_at_every_minute(simulation: Simulation) -> None:
+    for minute in range(20):
+        simulation.at(60.0 * minute, simulation.coordinator.step)
+
+
+def test_workers_are_not_idle_for_as_long_as_one_trains() -> None:
+    """Most configurations fail at once, and those that do not take hours and report nothing meanwhile."""
+    simulation = simulate(
+        lambda number: WELL if number % 40 == 3 else BROKEN,
+        duration=lambda index: 7_200.0 if index % 40 == 3 else 1.0,
+        prepare=looked_at_every_minute,
+        evaluations=200,
+    )
+    assert end(simulation) == (DONE, 0) and finished(simulation, COMPLETED) == 5
+    records = records_of(simulation)
+    began = [
+        float(str(r["started"])) for r in records if r["type"] == "finished" and r["status"] == COMPLETED
+    ]
+    # The others begin theirs some minutes after the first, and not when it is over.
+    assert sorted(began)[3] < 600.0
 
 
 def two_workers(*seconds: float, well: int) -> Simulation:
