@@ -327,6 +327,16 @@ def two_gpus_here_one_there(rank: int) -> tuple[str, str]:
     return str(uneven.value), str(wrong.value)
 
 
+def of_no_topology(rank: int) -> int:
+    with pytest.raises(ValueError, match="2 ranks are no multiple"):
+        communicator(ranks_per_node=3)
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+def test_a_topology_that_cannot_be_leaves_no_group_behind() -> None:
+    assert run_ranks(2, of_no_topology) == [1, 1]
+
+
 def test_groups_that_cannot_be_are_refused() -> None:
     uneven, wrong = run_ranks(3, two_gpus_here_one_there)[0]
     assert "The nodes have 2, 1 ranks" in uneven

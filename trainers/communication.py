@@ -202,7 +202,11 @@ class Communicator:
             # gloo's threads stay in an operation whose peer hangs until its group's own time-out, in the caller's half
             # an hour by default, and no process can end before they do.
             finding.group = self._made([everyone])
-        self.nodes = (topology or Topology()).nodes(_hosts(finding, device))
+        try:
+            self.nodes = (topology or Topology()).nodes(_hosts(finding, device))
+        except BaseException:
+            self.close()
+            raise
         self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
         self.world = self._register("world", everyone, finding.group)
         self.service = self._register("service", everyone, finding.group)
