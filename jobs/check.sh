@@ -45,7 +45,7 @@ printf '== pytest\n'
 # Output first to a file: what failed is told before pytest's summary, which comes last.
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-pytest "$@" 2>&1 | tee "$log"
+pytest --durations=25 "$@" 2>&1 | tee "$log"
 [[ ${PIPESTATUS[0]} == 0 ]] || failed+=("pytest")
 
 if ((${#failed[@]})); then
