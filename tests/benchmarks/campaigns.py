@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"        {row['params']}; {cost} {row['best_cost']:.4g} (default {row['default_cost']:.4g}); "
                 f"of the front's {row['front']} points {row['dominating']} dominate the default on the validation part"
             )
-    # Of an accuracy in points; of an error, which is minimised, in hundredths.
+    unit = "points" if what in compare.SHARES else "hundredths"
     sign = 100 if direction == "maximize" else -100
     gains = [sign * (row["test_best"] - row["test_default"]) for row in rows]
     deviation = statistics.stdev(gains) if len(gains) > 1 else 0.0
@@ -77,10 +77,10 @@ def main(arguments: list[str] | None = None) -> int:
             f"({', '.join(f'{ratio:.2f}' for ratio in ratios)})."
         )
     print(
-        f"The best is better than the default by {statistics.fmean(gains):.1f} ± {deviation:.1f} points on the "
+        f"The best is better than the default by {statistics.fmean(gains):.1f} ± {deviation:.1f} {unit} on the "
         f"test part (worst seed {min(gains):.1f})."
     )
-    print(json.dumps({"file": str(told.file), "gain_points": gains, "campaigns": rows}))
+    print(json.dumps({"file": str(told.file), f"gain_{unit}": gains, "campaigns": rows}))
     return 0
 
 
