@@ -124,7 +124,9 @@ def train(
 
     The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
     for settings that cannot be, or that are not the same on all ranks, a checkpoint of other ones or a damaged one, or
-    a directory that cannot be written, all before the first step; ``CommunicationError`` when a rank is lost.
+    a directory that cannot be written, or where a launcher's rank is in no group, all before the first step; TypeError
+    for what is no set of samples, and once they are called for a model, loss or metric that returns something else;
+    ``CommunicationError`` when a rank is lost or hangs.
     Python's, numpy's and torch's global generators are afterwards as they were before.
     """
     check_call(
