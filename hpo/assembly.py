@@ -184,6 +184,7 @@ class Assembly:
                 settings.evaluation.first_failures,
                 printed=Rooms(settings.directory).printed,
                 patience_s=settings.evaluation.start_timeout_s,
+                workers=len(layout.workers),
             ),
         )
 

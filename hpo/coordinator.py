@@ -671,7 +671,10 @@ class Coordinator:
             # Somebody raised Interrupted unasked: that individual is still to be finished.
             reason = INCOMPLETE
         finished = complete or reason == EXHAUSTED or (reason == DEADLINE and self._evaluations is None)
-        if finished and self.tally.final and not any(map(self.tally.counts.get, (COMPLETED, PRUNED))):
+        counts = self.tally.counts
+        # Those that a deadline cut off did not fail: where most were, it came too soon, and nothing else is wrong.
+        judged = complete or self.tally.final > counts.get(INTERRUPTED, 0)
+        if finished and judged and self.tally.final and not any(map(counts.get, (COMPLETED, PRUNED))):
             finished, reason = False, IN_VAIN
         elif reason == FUTILE and self._futility.alive:
             # Something worked after all while it was told to stop.

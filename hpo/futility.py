@@ -15,9 +15,9 @@ failed before anything showed that the task can work here.
 - *What runs beside the failures* may be what works: where those that fail do so at once, the first to end are all
   failures. So there are two rounds of hope. What each worker is at when the last failure that is needed comes is waited
   for, and so is what each is at when the last of these has ended. Others begin meanwhile, so that nobody idles on a
-  suspicion, but only until as many again have failed: while one worker's evaluators start, which may take a minute,
-  another may fail a thousand times. That holds the others up no longer than evaluators may take to start: who runs on
-  after that trains, most likely, and in some spaces most fail at once.
+  suspicion, but only until twice as many have failed, or twice as many as there are workers: while one worker's
+  evaluators start, which may take a minute, another may fail a thousand times. That holds the others up no longer than
+  evaluators may take to start: who runs on after that trains, most likely, and in some spaces most fail at once.
 - *Each launch counts anew*, even where earlier ones completed individuals: the data may have gone since.
 
 All of it is pure; the coordinator feeds it."""
@@ -31,7 +31,7 @@ from hpo.individual import COMPLETED, FAILED, INVALID, PRUNED
 _SIGNS_OF_LIFE = frozenset({COMPLETED, PRUNED, INVALID})
 _ROUNDS = 2
 _MOST_TIMES = 2
-"""So many times the limit may fail while there is hope; then nothing more is begun."""
+"""So many times the limit, or the number of workers, may fail while there is hope; then nothing more is begun."""
 _MOST_KINDS = 100
 """Errors that hold an address or a time differ in each individual; so many are kept."""
 
@@ -44,7 +44,7 @@ def fault(status: str, *, resumed: bool, error: str) -> str | None:
 class Futility:
     """The watch over one launch. ``limit``: so many failures, None to watch for nothing; ``printed``: where what the
     individual of that id has printed is to be found, in words, empty where it printed nothing; ``patience_s``: seconds
-    for which nothing is begun, at most."""
+    for which nothing is begun, at most; ``workers``: how many there are."""
 
     def __init__(
         self,
@@ -52,9 +52,12 @@ class Futility:
         *,
         printed: Callable[[str], str] = lambda identity: "",
         patience_s: float = 300.0,
+        workers: int = 1,
     ) -> None:
         self._limit = limit
         self._patience_s = patience_s
+        # Many workers have that many failures in a second where a part of the configurations fails at once.
+        self._most = _MOST_TIMES * max(limit or 0, workers)
         self._held_since: float | None = None
         self._patient = True
         self._printed = printed
@@ -88,7 +91,7 @@ class Futility:
         """Whether nothing more is to be begun while those that are hoped for run."""
         if self._limit is None or self.alive or not self._patient:
             return False
-        return self._failed >= _MOST_TIMES * self._limit
+        return self._failed >= self._most
 
     def lost_patience(self, now: float) -> bool:
         """Whether nothing was begun for so long that, from now on, others are begun again. To be asked often."""

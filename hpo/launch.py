@@ -88,6 +88,9 @@ def _as_rank(file: Path, *, started_by_us: bool) -> int:
         try:
             campaign.run(transport, signals)
         except HpoError as error:
+            if transport.rank == 0 and not started_by_us:
+                # Where ranks died, it is left by this code and not by what Python would make of the error.
+                campaign.process_code = error.exit_code
             return _refused(transport, error, started_by_us=started_by_us)
     if transport.rank == 0 and not started_by_us:
         campaign.process_code = campaign.exit_code

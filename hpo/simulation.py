@@ -349,7 +349,7 @@ class Simulation:
             checkpoints=checkpoints,
             must_end=None if must_end is None else partial(float, must_end),
             grace_s=GRACE_S,
-            futility=Futility(first_failures),
+            futility=Futility(first_failures, workers=workers),
         )
         if deadline is not None:
             self.at(deadline, self.coordinator.step)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import hpo
+from hpo import launch
 from hpo.breeding import RandomBreeder
-from hpo.coordinator import DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
+from hpo.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
 from hpo.errors import EXIT_RESUMABLE
 from hpo.futility import Futility, fault
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
@@ -152,6 +156,14 @@ def test_that_holds_the_others_up_for_a_while_only() -> None:
     assert watch.futile(nobody)
 
 
+def test_of_many_workers_as_many_may_fail() -> None:
+    watch = Futility(3, workers=50)
+    fail(watch, *range(99))
+    assert not watch.futile(lambda: ["k9999"]) and not watch.holds
+    fail(watch, 99)
+    assert watch.holds
+
+
 def test_nobody_is_hoped_for_who_is_not_evaluated_after_all() -> None:
     watch = Futility(1)
     fail(watch, 0)
@@ -271,6 +283,45 @@ def test_switched_off_it_spends_its_budget_and_says_that_it_was_in_vain() -> Non
 def test_a_budget_that_is_smaller_is_in_vain_too() -> None:
     simulation = simulate(lambda number: BROKEN, evaluations=20)
     assert end(simulation) == (IN_VAIN, 1) and finished(simulation, FAILED) == 20
+
+
+def without_a_budget(simulation: Simulation) -> None:
+    simulation.coordinator._evaluations = None
+
+
+@pytest.mark.parametrize("others", [1.0, 1000.0])
+def test_what_a_deadline_cuts_off_was_not_in_vain(others: float) -> None:
+    simulation = simulate(
+        lambda number: BROKEN,
+        duration=lambda index: others if index else 1.0,
+        evaluations=10_000,
+        deadline=5.0,
+        prepare=without_a_budget,
+    )
+    assert end(simulation) == ((IN_VAIN, 1) if others == 1.0 else (DEADLINE, 0))
+    assert finished(simulation, INTERRUPTED)
+
+
+class Refused:
+    """A campaign that ends with an error after it has served, as where all fails."""
+
+    exit_code = process_code = 0
+
+    def run(self, *told: object) -> None:
+        raise hpo.CampaignError("the first evaluations all failed")
+
+
+@pytest.mark.parametrize(("rank", "ours", "code"), [(0, False, 1), (0, True, 0), (1, False, 0)])
+def test_ranks_that_leave_without_mpi_leave_with_the_errors_code(
+    rank: int, ours: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others died: rank 0 alone speaks, and to hpo's own mpirun it has spoken already."""
+    campaign = Refused()
+    monkeypatch.setattr(launch, "connect", lambda: SimpleNamespace(rank=rank, size=2))
+    monkeypatch.setattr(launch.Campaign, "from_file", lambda file: campaign)
+    with nullcontext() if rank else pytest.raises(hpo.CampaignError):
+        assert launch._as_rank(Path("c.toml"), started_by_us=ours) == 0
+    assert campaign.process_code == code
 
 
 @pytest.mark.parametrize("well", [0, 15, 29])
