@@ -233,6 +233,31 @@ def test_attention(kind: str, rank: int | None) -> None:
     close(layer(q, k, v)[0], expected[0])
 
 
+@pytest.mark.parametrize("kind", ["plain", "batch first"])
+def test_attention_multiplies_its_weights_out_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(num_heads=4, **ATTENTION[kind]).double()
+    weights = matrix_weights(layer)
+    for weight in weights:
+        decomposed(weight, 3)
+    inside, made = {id(factor) for weight in weights[:-1] for factor in weight.factors.values()}, []
+
+    def counted(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
+        made.append(id(factors[0]) in inside)
+        return product(factors, rows, columns)
+
+    monkeypatch.setattr(trainers.lowrank, "product", counted)
+    x = torch.randn(5, 6, 16, dtype=torch.float64)
+    for turn in range(1, 4):
+        layer.train(turn < 3)
+        layer(x, x, x)
+        assert made.count(True) == turn * (len(weights) - 1)
+    # Outside of a pass nothing is kept: factors change.
+    with torch.no_grad():
+        weights[0].factors["sigma"].zero_()
+    assert not getattr(layer, weights[0].attribute).any()
+
+
 @pytest.mark.parametrize("rank", [None, 3])
 def test_an_encoder_layer_and_its_fast_path(rank: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

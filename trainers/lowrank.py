@@ -231,8 +231,14 @@ class Factored(nn.Module):
         return tuple(self._parameters[f"{attribute}_{name}"] for name in self._factors[attribute])  # type: ignore[misc]
 
     def _whole(self, attribute: str) -> Tensor:
+        held: dict[str, Tensor] | None = self.__dict__.get("_held")
+        if held is not None and attribute in held:
+            return held[attribute]
         shape = self._whole_shapes[attribute]
-        return product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
+        whole = product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
+        if held is not None:
+            held[attribute] = whole
+        return whole
 
     def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         # Its class has no name in any module to be found by.
@@ -250,6 +256,16 @@ class _FactoredLinear(Factored):
         for matrix in before:
             input = linear(input, matrix)
         return linear(input, last, cast(Tensor | None, self.bias))
+
+
+class _FactoredAttention(Factored):
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        # torch reads the weight three times and more on its way: it is multiplied out once.
+        self.__dict__["_held"] = {}
+        try:
+            return super().forward(*arguments, **keywords)
+        finally:
+            del self.__dict__["_held"]
 
 
 class _FactoredConv(Factored):
@@ -293,6 +309,8 @@ def _factored_class(plain: type[nn.Module], attributes: tuple[str, ...]) -> type
         base = _FactoredLinear
     elif plain.forward in (nn.Conv1d.forward, nn.Conv2d.forward):
         base = _FactoredConv
+    elif plain.forward is nn.MultiheadAttention.forward:
+        base = _FactoredAttention
 
     def reader(attribute: str) -> property:
         return property(lambda self: self._whole(attribute))
