@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.checkpoint import read_alone
+from trainers.saved import described
 
 REMEDY = "Put back a copy of the checkpoint, or remove it, or name another directory"
 
@@ -236,6 +237,32 @@ def test_a_checkpoint_of_parameters_grouped_otherwise_is_refused(tmp_path: Path)
         return torch.optim.AdamW([{"params": [first]}, {"params": others}], lr=0.01)
 
     assert f"The checkpoint in {tmp_path} is of another optimizer" in refused(tmp_path, optimizer=grouped)
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_one(tmp_path: Path) -> None:
+    """A captured step reads that very tensor, on its device; the file's is on the CPU."""
+    made: list[tuple[torch.optim.Optimizer, Tensor]] = []
+
+    def by_tensor(parameters: Any) -> torch.optim.Optimizer:
+        rate = torch.tensor(0.01)
+        made.append((torch.optim.AdamW(parameters, lr=rate), rate))
+        return made[-1][0]
+
+    straight, resumed = model(), model()
+    train(straight, tmp_path / "straight", optimizer=by_tensor)
+    interrupted(tmp_path / "resumed", optimizer=by_tensor)
+    train(resumed, tmp_path / "resumed", optimizer=by_tensor)
+    assert_identical(state_of(resumed), state_of(straight))
+    for optimizer, rate in made:
+        assert optimizer.param_groups[0]["lr"] is rate
+
+
+def test_settings_are_told_without_their_device() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(0.25), betas=(0.9, 0.99))
+    found = described(optimizer)
+    assert found["lr of group 0"] == "0.25"
+    assert found["betas of group 0"] == "(0.9, 0.99)"
 
 
 # Where it cannot be written

@@ -97,10 +97,15 @@ def fill_buffers(model: nn.Module, buffers: Mapping[str, Tensor], *, where: str)
 
 def fill_optimizer(optimizer: Optimizer, state: dict[str, Any], *, where: str) -> None:
     """Load ``state``; ValueError if it is of parameters grouped otherwise."""
+    own = [group["lr"] for group in optimizer.param_groups]
     try:
         optimizer.load_state_dict(state)
     except ValueError as error:
         raise ValueError(f"The checkpoint in {where} is of another optimizer: {error}. {_REMEDY}") from error
+    for group, rate in zip(optimizer.param_groups, own, strict=True):
+        if isinstance(rate, Tensor):
+            # A captured step reads this very tensor; that of the file is on the CPU.
+            group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
 
 
 def _refuse_other_model(saved: Mapping[str, object], own: Mapping[str, object], where: str) -> None:
@@ -132,5 +137,10 @@ def described(optimizer: Optimizer) -> dict[str, str]:
     found = {"optimizer": type(optimizer).__name__}
     for index, group in enumerate(optimizer.param_groups):
         settings = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
-        found.update({f"{name} of group {index}": repr(value) for name, value in settings.items()})
+        found.update({f"{name} of group {index}": _shown(value) for name, value in settings.items()})
     return found
+
+
+def _shown(value: object) -> str:
+    # Each rank's are on its own device.
+    return repr(value.tolist() if isinstance(value, Tensor) else value)
