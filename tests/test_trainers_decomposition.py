@@ -439,3 +439,13 @@ def test_parameters_come_and_go(kind: str) -> None:
     for action in (lambda: remove(optimizer, old), lambda: exchange(optimizer, old, new)):
         with pytest.raises(ValueError, match=r"does not train a parameter of shape \(6, 2, 4\)"):
             action()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_adagrad_counts_lies_where_it_would_have_made_it(fused: bool) -> None:
+    parameters = [nn.Parameter(torch.ones(2, device="meta")) for _ in range(2)]
+    optimizer = torch.optim.Adagrad(parameters[:1], fused=fused)
+    insert(optimizer, *parameters)
+    own, inserted = (optimizer.state[parameter]["step"] for parameter in parameters)
+    assert inserted.device == own.device and inserted.dtype == own.dtype
+    assert own.device.type == ("meta" if fused else "cpu")

@@ -130,7 +130,11 @@ def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
     """
     if isinstance(optimizer, torch.optim.Adagrad):
         start = optimizer.defaults["initial_accumulator_value"]
-        optimizer.state[new] = {"step": torch.tensor(0.0), "sum": torch.full_like(new, start)}
+        device = new.device if optimizer.defaults["fused"] else None
+        optimizer.state[new] = {
+            "step": torch.tensor(0.0, device=device),
+            "sum": torch.full_like(new, start),
+        }
     elif isinstance(optimizer, Ftrl):
         optimizer.settle(new)
 
