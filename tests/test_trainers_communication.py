@@ -4,6 +4,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainers.communication import (
+    Channel,
     CommunicationError,
     Communicator,
     GradientAverager,
@@ -23,6 +25,7 @@ from trainers.communication import (
     buckets,
     reconcile_buffers,
 )
+from trainers.process_groups import give_back, group_apart, next_number
 from trainers.topology import Topology
 
 CPU = torch.device("cpu")
@@ -317,6 +320,26 @@ def test_groups_apart_are_made_again_and_again_on_the_same_ranks() -> None:
     assert third == fourth == [*([5.0 + 2 * turn] for turn in range(2 * rounds)), [6.0, 1.0]]
 
 
+def of_a_world_on_gpus(rank: int) -> list[float]:
+    everyone = dist.distributed_c10d._get_default_group()
+    device = torch.device("cuda", rank)
+    # What init_process_group(device_id=…) leaves, whatever carries the tensors.
+    everyone.bound_device_id = device
+    try:
+        group = group_apart([0, 1], next_number(lambda number: number), timeout=timedelta(seconds=20))
+        assert everyone.bound_device_id == device
+        assert group.bound_device_id is None
+    finally:
+        everyone.bound_device_id = None
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total, group=group)
+    return [total.item()]
+
+
+def test_a_group_apart_is_not_split_off_a_world_that_knows_its_device() -> None:
+    assert run_ranks(2, of_a_world_on_gpus) == [[1.0], [1.0]]
+
+
 def two_gpus_here_one_there(rank: int) -> tuple[str, str]:
     comm = communicator()
     comm.nodes = ((0, 1), (2,))
@@ -386,6 +409,59 @@ def with_a_hanging_peer(rank: int) -> bool:
 def test_a_process_ends_though_its_peer_hangs() -> None:
     # The time-out of the group that the caller made is longer than 20 s.
     assert run_ranks(2, with_a_hanging_peer) == [True, True]
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_an_error_waits_for_no_group(failing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's destruction waits for peers, which may wait for this rank in vain."""
+    peers_come, by = threading.Event(), []
+
+    def destroy(group: object) -> None:
+        by.append((group, threading.current_thread()))
+        assert peers_come.wait(60)
+
+    monkeypatch.setattr("trainers.process_groups.dist.destroy_process_group", destroy)
+    monkeypatch.setattr("trainers.process_groups._PATIENCE_S", 0.0)
+    if failing:
+        try:
+            with pytest.raises(RuntimeError, match="what matters"):
+                try:
+                    raise RuntimeError("what matters")
+                finally:
+                    give_back((None,))
+            assert not peers_come.is_set()
+        finally:
+            peers_come.set()
+        (_, thread), *_ = by
+        thread.join(60)
+        assert thread is not threading.current_thread()
+    else:
+        peers_come.set()
+        give_back((None, None))
+        assert by == [(None, threading.current_thread())] * 2
+
+
+@pytest.mark.parametrize("starting", [False, True])
+def test_out_of_memory_is_no_lost_peer(starting: bool) -> None:
+    class Started:
+        def wait(self, timeout: timedelta) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def start() -> Any:
+        if starting:
+            Started().wait(timedelta(0))
+        return Started()
+
+    channel = Channel(
+        name="two",
+        ranks=(0, 1),
+        rank=0,
+        group=None,
+        timeout=timedelta(seconds=1),
+        next_is_near=True,
+    )
+    with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
+        channel._start(torch.ones(1), "all-reduce", start).wait()
 
 
 def without_a_backend(rank: int) -> None:

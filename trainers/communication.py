@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 
-from trainers.process_groups import group_apart, next_number
+from trainers.process_groups import give_back, group_apart, next_number
 from trainers.topology import Ranks, Topology
 
 BUCKET_BYTES = 25 * 2**20
@@ -131,6 +131,9 @@ class Channel:
             return Pending(self, None, tensor, what)
         try:
             return Pending(self, start(), tensor, what)
+        except torch.OutOfMemoryError:
+            # This rank's own trouble: those who judge runs by it must know it.
+            raise
         except RuntimeError as error:
             raise self._lost(what, 0.0, error) from error
 
@@ -142,6 +145,8 @@ class Channel:
             else:
                 # With a time-out NCCL's wait would hold up the host; its own watchdog ends a hung operation.
                 work.wait()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise self._lost(what, time.perf_counter() - begin, error) from error
         finally:
@@ -281,8 +286,7 @@ class Communicator:
 
     def close(self) -> None:
         """Give back the process groups made here; the one that the caller initialised stays."""
-        for group in self._own_groups:
-            dist.destroy_process_group(group)
+        give_back(tuple(self._own_groups))
         self._own_groups.clear()
         for channel in (self._finding, *self._channels.values()):
             # A reference would keep the group, and its threads, alive after the caller has destroyed it.

@@ -1,7 +1,11 @@
-"""Process groups that their members make among themselves, while other ranks of the program train something else."""
+"""Process groups: made by their members alone, while other ranks of the program train something else, and given back,
+also where those that share them are stuck.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -13,6 +17,9 @@ _FIRST = 10**9
 
 _made = 0
 """Times that this process took part in making groups apart."""
+
+_PATIENCE_S = 5.0
+"""How long an error waits for groups to be given back, before it goes on its way."""
 
 
 def next_number(largest: Callable[[int], int]) -> int:
@@ -30,13 +37,34 @@ def group_apart(members: Sequence[int], number: int, *, timeout: timedelta) -> d
     rank that is faster than the others then meets is a refused connection, or silence. The name here comes of the
     number and the lowest member, so that neither an earlier group nor one that others make meanwhile has it.
     """
-    world = distributed_c10d._world
-    kept = world.group_count
+    world, everyone = distributed_c10d._world, distributed_c10d._get_default_group()
+    kept, device = world.group_count, everyone.bound_device_id
     world.group_count = _FIRST + number * dist.get_world_size() + min(members)
+    # Of a world that was told its device torch splits NCCL's communicator off, in which all of its ranks take part.
+    everyone.bound_device_id = None
     try:
         made = dist.new_group(list(members), timeout=timeout)
     finally:
         # All ranks count alike what they make in common.
-        world.group_count = kept
+        world.group_count, everyone.bound_device_id = kept, device
     assert isinstance(made, dist.ProcessGroup)
     return made
+
+
+def give_back(groups: Sequence[dist.ProcessGroup | None]) -> None:
+    """Destroy ``groups``; None is the world, and with it all that are left.
+
+    While an error is on its way that has a few seconds only: NCCL waits there for what is under way, and so for ranks
+    which wait for this one. They would not hear of the error, nor would anyone, before NCCL's own time-out.
+    """
+
+    def destroyed() -> None:
+        for group in groups:
+            dist.destroy_process_group(group)
+
+    if sys.exc_info()[0] is None:
+        destroyed()
+        return
+    thread = threading.Thread(target=destroyed, name="give-back", daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
