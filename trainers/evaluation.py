@@ -77,7 +77,12 @@ def scores(
         for inputs, targets in load(samples, batches, device=device, processes=loader_processes):
             with autocast(device, precision):
                 outputs = outputs_of(model, inputs)
-            parts.append((outputs.float() if outputs.dtype is torch.bfloat16 else outputs, targets))
+            if outputs.dtype is torch.bfloat16:
+                outputs = outputs.float()
+            elif outputs.is_cuda:
+                # A captured forward pass writes into the same memory each time.
+                outputs = outputs.clone()
+            parts.append((outputs, targets))
     finally:
         model.train(was_training)
     all_outputs, all_targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))

@@ -10,7 +10,8 @@ def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
     """Class indices, of shape (N, ...), as probabilities in the shape of ``outputs``, (N, classes, ...), in
     single precision at least.
 
-    TypeError if targets are no class indices, ValueError if one is of no class.
+    TypeError if targets are no class indices, ValueError if one is of no class; on a GPU, which is not waited for,
+    a failed assertion there.
     """
     if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
         raise TypeError(
@@ -18,11 +19,17 @@ def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
             f"for outputs of shape {tuple(outputs.shape)}. Set it to 0, and smooth in the loss."
         )
     targets, classes = targets.long(), outputs.shape[1]
-    wrong = targets[(targets < 0) | (targets >= classes)]
-    if len(wrong):
+    wrong = (targets < 0) | (targets >= classes)
+    remedy = "Correct the data, or, where a loss ignores some targets, set it to 0, and smooth in the loss."
+    if targets.is_cuda:
+        # To look at one here would wait for the whole forward pass, and the GPU then for the backward pass.
+        torch._assert_async(
+            ~wrong.any(), f"label_smoothing: a target is of no class of 0 to {classes - 1}. {remedy}"
+        )
+    elif wrong.any():
         raise ValueError(
-            f"label_smoothing: a target is {wrong[0].item()}, with outputs for classes 0 to {classes - 1}. "
-            "Correct the data, or, where a loss ignores some targets, set it to 0, and smooth in the loss."
+            f"label_smoothing: a target is {targets[wrong][0].item()}, with outputs for classes 0 to {classes - 1}. "
+            f"{remedy}"
         )
     # In the eight bits of bf16 a row would not sum to 1.
     dtype = torch.promote_types(outputs.dtype, torch.float32)

@@ -119,8 +119,8 @@ def train(
     - ``group``: ranks that train together where others do something else; this rank must be in it.
 
     Of the seconds recorded, means over the ranks, ``train_s`` are those spent in training steps, ``wait_s``
-    those in which the CPU waited for the method's communication. A GPU works on behind the CPU: there
-    ``wait_s`` is about 0, and ``train_s`` leaves out what is still queued at an epoch's end.
+    those in which the CPU waited for the method's communication. A GPU works on behind the CPU: there ``wait_s`` is
+    about 0, and ``train_s`` is right at an epoch's end, when all that was queued is done.
 
     The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
     for settings that cannot be, or that are not the same on all ranks, a checkpoint of other ones or a damaged one, or
@@ -350,6 +350,10 @@ class _Run:
             every = self.settings.checkpoint_every
             if every and (step + 1) % every == 0 and position.step < self.steps_per_epoch:
                 self._save()
+        if self.settings.device.type == "cuda":
+            begin = time.perf_counter()
+            torch.cuda.synchronize(self.settings.device)
+            position.train_s += time.perf_counter() - begin
 
     def _finish_epoch(self) -> None:
         position, settings = self.position, self.settings
