@@ -31,12 +31,20 @@ class Place:
 
     @property
     def device(self) -> str:
-        """The device of this rank as torch names it; all ranks must take the same kind."""
+        """The device of this rank as torch names it; ranks take those of their node in turn."""
         import torch
 
-        # NCCL refuses two ranks on one device.
+        devices = torch.cuda.device_count()
+        return f"cuda:{self.local_rank % devices}" if devices else "cpu"
+
+    @property
+    def backend(self) -> str:
+        """What its tensors travel by; the same on all ranks where nodes are alike."""
+        import torch
+
         neighbours = int(config.environment()["LOCAL_WORLD_SIZE"]) if self.store is not None else 1
-        return f"cuda:{self.local_rank}" if neighbours <= torch.cuda.device_count() else "cpu"
+        # NCCL refuses two ranks on one device.
+        return "cpu:gloo,cuda:nccl" if neighbours <= torch.cuda.device_count() else "gloo"
 
     def tell(self, sentence: str) -> None:
         """Print ``sentence`` on standard error, by the first of the ranks that has something to say: what ends one
@@ -64,18 +72,24 @@ def joined() -> Iterator[Place]:
     if "TORCHELASTIC_RUN_ID" not in config.environment():
         yield Place()
         return
+    import torch
     import torch.distributed as dist
 
     # Its functions have the group as a default argument: imported later, by the first optimizer, they would
     # keep it and its threads alive, which may abort the process as it exits.
-    import torch.distributed.nn.functional  # noqa: F401
+    import torch.distributed.nn.functional
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    from trainers.process_groups import give_back
+
     store, rank, size = next(rendezvous("env://"))
     place = Place(rank=rank, size=size, local_rank=dist.get_node_local_rank(), store=store)
+    if place.device != "cpu":
+        # What a task calls just "cuda" is this rank's, too.
+        torch.cuda.set_device(place.device)
     dist.init_process_group(
-        "gloo" if place.device == "cpu" else "cpu:gloo,cuda:nccl",
+        place.backend,
         store=PrefixStore("group", store),
         rank=rank,
         world_size=size,
@@ -84,7 +98,7 @@ def joined() -> Iterator[Place]:
     try:
         yield place
     finally:
-        dist.destroy_process_group()
+        give_back((None,))
 
 
 @contextmanager

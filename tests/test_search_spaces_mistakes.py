@@ -33,6 +33,7 @@ from search_spaces import (
     vit_ab,
     vit_oialr,
 )
+from search_spaces.place import Place
 from search_spaces.readers import augmentation, cifar, published, small_images
 
 IMAGES: list[ModuleType] = [vit_oialr, vit_ab, daso_intervals, assignment]
@@ -426,6 +427,27 @@ def test_a_run_of_few_steps_trains_what_the_constraint_allows(tmp_path: Path) ->
         assert task.allows(params)
         trial = hpo.Trial.alone(params, directory=tmp_path / f"{epochs}-{samples}")
         assert isinstance(task.evaluate(trial), dict)
+
+
+@pytest.mark.parametrize(
+    ("devices", "neighbours", "names", "backend"),
+    [
+        (0, 2, ["cpu", "cpu"], "gloo"),
+        (2, 2, ["cuda:0", "cuda:1"], "cpu:gloo,cuda:nccl"),
+        (4, 2, ["cuda:0", "cuda:1"], "cpu:gloo,cuda:nccl"),
+        (2, 5, ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"], "gloo"),
+    ],
+)
+def test_ranks_of_torchrun_take_their_nodes_devices_in_turn(
+    devices: int, neighbours: int, names: list[str], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(neighbours))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
+    store = torch.distributed.HashStore()
+    places = [Place(rank=rank, size=neighbours, local_rank=rank, store=store) for rank in range(neighbours)]
+    assert [place.device for place in places] == names
+    assert {place.backend for place in places} == {backend}
+    assert Place().device == ("cuda:0" if devices else "cpu")
 
 
 def test_under_torchrun_it_is_said_once_and_first() -> None:
