@@ -12,18 +12,24 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import hpo
 from hpo.individual import COMPLETED, Individual
 
-_TEST_S = 1_800.0
+_LIMIT_S = 86_400.0
+"""Three trainings of a large network take hours; ranks that hang end by themselves long before."""
+
+_ENDING_S = 30.0
+"""What a training that is stopped has for it, before it is killed."""
 
 SHARES = ("accuracy", "micro-F1")
 """Measures from 0 to 1."""
@@ -35,10 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML), which has been run")
-    return compared(parser.parse_args(arguments).file)
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=_LIMIT_S,
+        metavar="SECONDS",
+        help=f"for the trainings of one configuration (default: {_LIMIT_S:g})",
+    )
+    options = parser.parse_args(arguments)
+    if not 0 < options.limit < math.inf:
+        parser.error(f"--limit {options.limit:g}: must be a number of seconds above 0.")
+    return compared(options.file, options.limit)
 
 
-def compared(file: Path) -> int:
+def compared(file: Path, limit_s: float = _LIMIT_S) -> int:
     """Measure what is not measured yet and print all; returns the exit code."""
     try:
         campaign = hpo.Campaign.from_file(file)
@@ -58,7 +74,8 @@ def compared(file: Path) -> int:
         ranks = settings.layout.ranks_per_worker
         module = str(settings.task).split(":")[0]
         tests = {
-            name: test_value(module, settings.directory, one, ranks, flags) for name, one in chosen.items()
+            name: test_value(module, settings.directory, one, ranks, flags, limit_s=limit_s)
+            for name, one in chosen.items()
         }
     except hpo.HpoError as error:
         print(f"compare: {error}", file=sys.stderr)
@@ -118,12 +135,14 @@ def test_value(
     ranks: int,
     flags: list[str],
     seeds: int | None = None,
+    *,
+    limit_s: float = _LIMIT_S,
 ) -> float:
     """What ``individual`` reaches on the test part; trained anew unless that was done before. ``seeds``: in the mean of
     so many trainings; None: of as many as the module does, which is three.
 
     Raises:
-        CampaignError: the training failed.
+        CampaignError: the training failed, or took longer than ``limit_s``.
     """
     counted = "" if seeds is None else f"-{seeds}-seeds"
     path = directory / "test" / f"{individual.id}{counted}.json"
@@ -140,23 +159,44 @@ def test_value(
                 command.append(f"--test-seeds={seeds}")
             threads = str(max(1, (os.cpu_count() or 1) // ranks))
             print(f"compare: measuring {individual.id} on the test part", file=sys.stderr, flush=True)
-            done = subprocess.run(
-                command,
-                env={"OMP_NUM_THREADS": threads, **os.environ},
-                capture_output=True,
-                text=True,
-                timeout=_TEST_S,
-                check=False,
-            )
-        if done.returncode:
+            code, printed, errors = _run(command, {"OMP_NUM_THREADS": threads, **os.environ}, limit_s)
+        if code is None:
             raise hpo.CampaignError(
-                f"{shlex.join(command)} returned {done.returncode}. What it printed:\n{done.stdout}{done.stderr}"
+                f"{shlex.join(command)} was not done after {limit_s:g} s and was stopped. Give it longer by --limit. "
+                f"What it printed:\n{printed}{errors}"
+            )
+        if code:
+            raise hpo.CampaignError(
+                f"{shlex.join(command)} returned {code}. What it printed:\n{printed}{errors}"
             )
         # A run that is killed while it writes leaves no half of a result behind.
         partial = path.with_suffix(".partial")
-        partial.write_text(done.stdout)
+        partial.write_text(printed)
         os.replace(partial, path)
     return float(json.loads(path.read_text())["test"])
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], limit_s: float
+) -> tuple[int | None, str, str]:
+    """The exit code, None if it took longer than ``limit_s``, and what was printed on both streams."""
+    with (
+        tempfile.TemporaryFile("w+") as printed,
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, env=environment, stdout=printed, stderr=errors) as process,
+    ):
+        try:
+            code: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            # torchrun ends its ranks when it is asked to end; killed, it would leave them.
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING_S)
+            process.kill()
+            code = None
+        for file in (printed, errors):
+            file.seek(0)
+        return code, printed.read(), errors.read()
 
 
 def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, float], what: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -27,6 +27,30 @@ def test_the_help_is_as_it_was_written(compare: ModuleType, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert (compare.__doc__ or "").strip() in shown
     assert "campaign file (TOML)" in shown
+
+
+def test_a_test_over_its_limit_is_stopped_in_a_sentence(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "forever.py").write_text("import signal, sys\nprint('epoch 1', flush=True)\nsignal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    one = SimpleNamespace(id="0-3", params={"x": 0.5})
+    with pytest.raises(hpo.CampaignError) as caught:
+        compare.test_value("forever", tmp_path, one, 1, [], limit_s=3.0)
+    told = str(caught.value)
+    assert "-m forever --config=" in told
+    assert "was not done after 3 s and was stopped. Give it longer by --limit." in told
+    assert not list((tmp_path / "test").glob("*.json"))
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "inf", "nan"])
+def test_a_limit_that_cannot_be_is_refused(
+    compare: ModuleType, limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        compare.main([f"--limit={limit}", "any.toml"])
+    assert ended.value.code == 2
+    assert f"--limit {limit}: must be a number of seconds above 0." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
