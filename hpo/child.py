@@ -25,6 +25,8 @@ Message = dict[str, Any]
 
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 2_000
+_PF_EXITING = 4
+"""Of the kernel's flags of a process; a zombie has it too."""
 _HINTS = {
     signal.SIGKILL: "most likely by the out-of-memory killer: use less memory, or fewer ranks on the host",
     signal.SIGSEGV: "a segmentation fault in native code; the stack is in the output",
@@ -183,6 +185,16 @@ class ChildProcess:
                 pass
             self._process.wait()
         return describe_exit(self._process.returncode)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the child has ended or is about to: its connections may be closed long before all of it is gone."""
+        try:
+            # After the name, which may hold anything: state, four numbers of processes, one of a terminal's, flags.
+            flags = int(Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[6])
+        except (OSError, ValueError, IndexError):
+            return self.ended() is not None
+        return bool(flags & _PF_EXITING)
 
     def kill(self) -> None:
         """Kill the child and all that it started; does not wait. ``ended`` tells when it is gone."""

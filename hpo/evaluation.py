@@ -4,8 +4,8 @@ The leader of a worker runs a Crew, its other ranks a Follower each; every rank 
 Crew and Follower speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls
 ``poll`` when one of ``filenos`` is readable, or at ``deadline``.
 
-    Crew ── spawn, join, job, leave, exit, kill ──► Follower of each rank (its own too) ──► evaluator
-    Crew ◄── ready, joined, report, finished, broken, died ── Follower ◄── evaluator
+    Crew ── spawn, join, job, probe, leave, exit, kill ──► Follower of each rank (its own too) ──► evaluator
+    Crew ◄── ready, joined, report, finished, broken, alive, died ── Follower ◄── evaluator
 
 A spawn opens a new *epoch*. All messages carry theirs, so that what an earlier evaluator said late is
 recognised.
@@ -76,6 +76,8 @@ class Crew:
         self._joined: set[int] = set()
         self._finished: dict[int, Message] = {}
         self._failure: Outcome | None = None
+        self._outlived: set[int] = set()
+        """Ranks that were alive, and still at work, once a failure was known: it is not their death's doing."""
         self._limit: float | None = None
         self._outcomes: list[Outcome] = []
         self.failed_starts = 0
@@ -131,8 +133,12 @@ class Crew:
         elif kind == "broken":
             if self._phase == "starting":  # all ranks say the same; the first suffices
                 self._fail_start(FAILED, message["error"])
+        elif kind == "alive":
+            if message["turn"] == self._turn and self._phase == "running":
+                self._outlived.add(worker_rank)
+                self._free_the_others()
         elif kind == "died":
-            self._notice_death(message["error"])
+            self._notice_death(worker_rank, message["error"])
 
     def poll(self) -> list[Outcome]:
         """Serve the own evaluator and all time-outs; the outcome of an evaluation that is over, if one is."""
@@ -266,6 +272,7 @@ class Crew:
         self._turn += 1
         self._finished.clear()
         self._failure = None
+        self._outlived.clear()
         self._enter("running")
         self._broadcast(
             {
@@ -287,16 +294,27 @@ class Crew:
     def _finish_rank(self, worker_rank: int, message: Message) -> None:
         self._finished[worker_rank] = message
         outcome = Outcome.from_json(message["outcome"])
-        if outcome.status == FAILED and self._failure is None:
+        first = outcome.status == FAILED and self._failure is None
+        if first:
             self._failure = outcome
             self._limit = self._clock() + self._failure_grace_s
         elif worker_rank == 0 and self._failure is None:
             self._limit = self._clock() + self._straggler_s
         if len(self._finished) == self._size:
             self._conclude_whole()
+        elif first:
+            # Errors follow from deaths, and deaths from errors: NCCL ends ranks whose peer has left. As long as the
+            # failed rank holds its group, whoever still lives has not died of this failure, nor caused it.
+            for other in set(range(self._size)) - set(self._finished):
+                self._send(other, {"type": "probe", "turn": self._turn})
         elif self._failure is not None:
-            # Ranks that wait in a collective for one that has ended get an error when it leaves the group.
-            # Only now may it leave, so that the first failure is known before those that follow from it.
+            self._free_the_others()
+
+    def _free_the_others(self) -> None:
+        """Ranks that wait in a collective for one that has ended get an error when it leaves the group.
+
+        Only now may it leave, so that the first failure is known before those that follow from it."""
+        if len(self._outlived | set(self._finished)) == self._size:
             for ended in self._finished:
                 self._send(ended, {"type": "leave"})
 
@@ -344,8 +362,14 @@ class Crew:
         self._deliver(outcome)
         self._spawn()
 
-    def _notice_death(self, error: str) -> None:
-        if self._phase == "running":
+    def _notice_death(self, worker_rank: int, error: str) -> None:
+        if (
+            self._phase == "running"
+            and self._failure is not None
+            and (worker_rank in self._finished or worker_rank in self._outlived)
+        ):
+            self._conclude(self._judged())  # what came first, and has a traceback
+        elif self._phase == "running":
             self._conclude(Outcome(status=CRASHED, error=error, seconds=self._clock() - self._since))
         elif self._phase == "starting":
             self._fail_start(CRASHED, error)

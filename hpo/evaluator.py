@@ -11,6 +11,7 @@ import gc
 import os
 import socket
 import sys
+import traceback
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -228,8 +229,7 @@ class Evaluator:
         while True:
             order = self._channel.receive()
             if order["type"] == "exit":
-                if self._group is not None:
-                    self._group.leave()
+                self._leave_or_end()
                 return
             if order["type"] == "job":
                 self._evaluate(order)
@@ -237,7 +237,18 @@ class Evaluator:
                 self._group.join(order)
                 self._channel.send({"type": "joined", "generation": order["generation"]})
             elif order["type"] == "leave" and self._group is not None:
+                self._leave_or_end()
+
+    def _leave_or_end(self) -> None:
+        """A group that cannot be left, as when NCCL is in trouble, would be in the way of the next one. How the
+        evaluation ended has been told; at this process's end the others are freed as well."""
+        try:
+            if self._group is not None:
                 self._group.leave()
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
 
     def _evaluate(self, order: Message) -> None:
         self._link.turn = order["turn"]

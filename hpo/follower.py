@@ -52,6 +52,9 @@ class Follower:
                 self._drop(kill=True)
             elif message["type"] == "exit":
                 self._drop(kill=False)
+            elif message["type"] == "probe":
+                if not self._child.ending:
+                    self._tell({"type": "alive", "turn": message["turn"]})
             else:
                 if message["type"] == "job":
                     self._output = Path(message["job"]["directory"], f"{OUTPUT}{self._worker_rank}.txt")

@@ -29,6 +29,8 @@ def _peer(trial: hpo.Trial) -> float:
     """What ranks do while another one misbehaves: wait for it in a collective."""
     if trial.params.get("peers") == "return":
         return 0.0
+    if trial.params.get("peers") == "hang":
+        return _hang(trial)
     import torch
     import torch.distributed as dist
 
@@ -59,6 +61,16 @@ def _raise_late_in_model(trial: hpo.Trial) -> float:
     KEPT.append(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)))
     KEPT[-1](torch.ones(2, 2)).sum().backward()
     raise ValueError("late")
+
+
+def _raise_and_cannot_leave(trial: hpo.Trial) -> float:
+    import torch.distributed as dist
+
+    def refuse(group: object = None) -> None:
+        raise RuntimeError("NCCL is in trouble")
+
+    dist.destroy_process_group = refuse
+    raise ValueError("first of all")
 
 
 def _nan(trial: hpo.Trial) -> float:

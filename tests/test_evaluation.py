@@ -265,6 +265,83 @@ def test_rank_that_does_not_notice_a_failure_is_replaced(bench: Bench) -> None:
     assert not set(bench.pids) & set(pids)
 
 
+@pytest.fixture
+def heard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """What the Crew was told, by whom."""
+    found: list[tuple[int, str]] = []
+    receive = bench.crew.receive
+
+    def note(worker_rank: int, message: dict[str, Any]) -> None:
+        found.append((worker_rank, message["type"]))
+        receive(worker_rank, message)
+
+    monkeypatch.setattr(bench.crew, "receive", note)
+    return found
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+@pytest.mark.parametrize(("failing", "dying"), [(1, 1), (0, 1)])
+def test_deaths_after_a_failure_do_not_hide_it(
+    bench: Bench, heard: list[tuple[int, str]], failing: int, dying: int
+) -> None:
+    """NCCL ends a rank that had an error, and those that wait for it."""
+    bench.run("complete")
+    heard.clear()
+    bench.start(what="raise", only_rank=failing, peers="hang")
+    bench.until(lambda: (failing, "finished") in heard and (dying == failing or (dying, "alive") in heard))
+    victim = bench.pids[dying]
+    assert victim is not None
+    os.kill(victim, signal.SIGABRT)
+    outcome = bench.finish()
+    assert (dying, "died") in heard, "it was the grace of silent ranks that ended it"
+    assert outcome.status == "failed" and f"ValueError: no such thing on rank {failing}" in outcome.error
+    assert bench.run("collective").objectives == {"value": 3.0}
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+def test_failure_that_follows_from_a_death_does_not_hide_that(
+    bench: Bench, heard: list[tuple[int, str]]
+) -> None:
+    bench.run("complete")
+    heard.clear()
+    directory = bench.start(what="hang", only_rank=1)
+    bench.until((directory / "begun-1").exists)
+    victim = bench.pids[1]
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    end = time.monotonic() + LIMIT_S
+    while (0, "finished") not in heard:  # its error is known before that death is
+        assert time.monotonic() < end
+        assert bench.crew.poll() == []
+        wait_readable(bench.crew.filenos(), 0.1)
+    outcome = bench.finish()
+    assert outcome.status == "crashed" and "SIGKILL" in outcome.error
+    assert bench.run("collective").objectives == {"value": 3.0}
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+def test_group_that_cannot_be_left_does_not_hide_the_failure(
+    bench: Bench, heard: list[tuple[int, str]]
+) -> None:
+    bench.run("complete")
+    outcome = bench.run("raise_and_cannot_leave", only_rank=1, peers="hang")
+    assert outcome.status == "failed" and "ValueError: first of all" in outcome.error
+    assert (1, "died") in heard, "it was the grace of silent ranks that ended it"
+    assert bench.run("collective").objectives == {"value": 3.0}
+
+
+def test_process_on_its_way_out_is_told_from_one_that_works(single: Bench) -> None:
+    single.run("complete")
+    child = single.child(0)
+    try:
+        assert not child.ending
+        child.kill()
+        assert gone(child.pid) and child.ending, "nobody has waited for it yet"
+        assert child.ended() is not None and child.ending
+    finally:
+        child.release()
+
+
 @pytest.mark.parametrize("bench", [2], indirect=True)
 def test_result_of_rank_0_counts_although_another_rank_hangs(bench: Bench) -> None:
     outcome = bench.run("straggle")
