@@ -85,9 +85,10 @@ class Group:
         """Tell gloo and NCCL the interface; between hosts the user's environment comes first."""
         on_one_host = len(set(hello["hosts"])) == 1
         name = interface_of(own) if on_one_host else hello["interface"] or interface_of(own)
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        # NCCL takes a bare name for the beginning of one: eth1 would be eth10 as well.
+        for variable, sign in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):
             if name is not None and (on_one_host or variable not in os.environ):
-                os.environ[variable] = name
+                os.environ[variable] = f"{sign}{name}"
 
     def _listen(self, own: str) -> tuple[str, int]:
         from torch._C._distributed_c10d import (

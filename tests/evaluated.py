@@ -213,6 +213,9 @@ def _describe(trial: hpo.Trial) -> dict[str, object]:
         ),
         "place": f"{trial.rank} of {trial.size}, {trial.local_rank}, {trial.device}",
         "torchrun": ",".join(os.environ.get(name, "-") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
+        "interfaces": " ".join(
+            os.environ.get(f"{library}_SOCKET_IFNAME", "-") for library in ("GLOO", "NCCL")
+        ),
         "directory": str(trial.directory),
         "torch": "torch" in sys.modules,
         "cores": len(os.sched_getaffinity(0)),

@@ -591,6 +591,12 @@ def test_worker_that_spans_hosts_meets_on_the_interface_named(tmp_path: Path) ->
         worker.close()
 
 
+@pytest.mark.parametrize("bench", [2], indirect=True)
+def test_interface_is_named_to_gloo_and_to_nccl(bench: Bench) -> None:
+    """With the sign that has NCCL take the name as a whole."""
+    assert bench.run("describe").metrics["interfaces"] == "lo =lo"
+
+
 def test_nothing_listens_beyond_this_host(bench: Bench) -> None:
     bench.run("complete")
     addresses = [listening(pid) for pid in bench.pids if pid is not None]
