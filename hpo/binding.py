@@ -102,13 +102,15 @@ def bind_device(
 
     ``local_rank`` counts all ranks on the host, ``worker_local_*`` the worker's own there. An evaluator sees
     the devices of its worker on this host, so that code which picks its device by LOCAL_RANK, as under
-    torchrun, gets its own. Ranks beyond the number of devices share them. One visible device is what the
-    launcher gave to this rank, and is taken.
+    torchrun, gets its own; of MIG instances it sees its own alone. Ranks beyond the number of devices share
+    them. One visible device is what the launcher gave to this rank, and is taken.
     """
     if not visible:
         return (), None
     if len(visible) == 1:
         return tuple(visible), 0
+    if is_mig(visible):  # CUDA shows a process the first instance that is listed, and no other
+        return (visible[local_rank % len(visible)],), 0
     # A worker's ranks are neighbours in the launch, so they are neighbours among the ranks of any one host.
     first = local_rank - worker_local_rank
     own = [visible[(first + index) % len(visible)] for index in range(worker_local_size)]
@@ -119,13 +121,21 @@ def bind_device(
 def own_device(environment: Mapping[str, str], local_rank: int) -> str:
     """The device of a rank that evaluates in its own process, where nothing can be hidden from CUDA."""
     visible = visible_devices(environment)
-    return f"cuda:{local_rank % len(visible)}" if visible else "cpu"
+    if not visible:
+        return "cpu"
+    return "cuda:0" if is_mig(visible) else f"cuda:{local_rank % len(visible)}"
+
+
+def is_mig(visible: Sequence[str]) -> bool:
+    """Whether CUDA is given instances of partitioned GPUs (``MIG-…``), and so shows only the first of them."""
+    return bool(visible) and visible[0].startswith("MIG-")
 
 
 def choose_backend(devices: Sequence[tuple[str, str | None]]) -> str:
     """The torch.distributed backend for ranks with these (host, device identity) pairs, by worker rank.
 
-    NCCL refuses two ranks on one device, so it is taken only where each rank has a device of its own.
+    NCCL refuses two ranks on one device, so it is taken only where each rank has a device of its own. A MIG
+    instance has no identity here: to NCCL all those of a GPU are that GPU.
     """
     own = [place for place in devices if place[1] is not None]
     return "cpu:gloo,cuda:nccl" if len(set(own)) == len(devices) else "gloo"

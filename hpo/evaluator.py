@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.binding import widen_affinity
+from hpo.binding import is_mig, visible_devices, widen_affinity
 from hpo.channel import Channel, Message
 from hpo.errors import HpoError
 from hpo.individual import FAILED
@@ -74,7 +74,7 @@ class Group:
         import_module("torch.distributed.nn.functional")
         if self._device is not None and torch.cuda.is_available():
             torch.cuda.set_device(self._device)
-            if torch.distributed.is_nccl_available():
+            if torch.distributed.is_nccl_available() and not is_mig(visible_devices(os.environ)):
                 # Not the index: where the launcher gives each rank one device, all of them are called 0.
                 self.gpu = str(torch.cuda.get_device_properties(self._device).uuid)
         if self._rank == 0:

@@ -73,6 +73,19 @@ def test_no_device_is_the_cpu() -> None:
     assert bound((), 1, 0, 2) == ((), None)
 
 
+@pytest.mark.parametrize("kind", ["MIG-", "MIG-GPU-"])
+def test_a_rank_sees_its_own_mig_instance_alone(kind: str) -> None:
+    """CUDA shows a process one instance only, whatever else is listed."""
+    visible = (f"{kind}a", f"{kind}b", f"{kind}c")
+    assert [bound(visible, rank, 0, 4) for rank in range(4)] == [
+        ((f"{kind}a",), 0),
+        ((f"{kind}b",), 0),
+        ((f"{kind}c",), 0),
+        ((f"{kind}a",), 0),
+    ]
+    assert own_device({"CUDA_VISIBLE_DEVICES": ",".join(visible)}, 2) == "cuda:0"
+
+
 def test_more_ranks_than_devices_share_them() -> None:
     assert [bound(("0", "1"), rank, 0, 4) for rank in range(4)] == [
         (("0", "1"), 0),
