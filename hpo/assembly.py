@@ -61,7 +61,11 @@ class Assembly:
             follower: Follower | InlineFollower
             if inline:
                 follower = make_inline_follower(
-                    transport=transport, place=place, worker_rank=worker_rank, task=self.task
+                    transport=transport,
+                    place=place,
+                    worker_rank=worker_rank,
+                    hosts=start.hosts,
+                    task=self.task,
                 )
             else:
                 follower = make_follower(
@@ -83,7 +87,11 @@ class Assembly:
         crew: Crew | InlineCrew
         if inline:
             crew = make_inline_crew(
-                transport=transport, place=place, task=self.task, stopping=lambda: signals.count > 0
+                transport=transport,
+                place=place,
+                hosts=start.hosts,
+                task=self.task,
+                stopping=lambda: signals.count > 0,
             )
         else:
             crew = make_crew(

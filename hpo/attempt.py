@@ -23,7 +23,7 @@ from hpo.individual import COMPLETED, PRUNED
 from hpo.inline import InlineCrew
 from hpo.outcome import Outcome
 from hpo.rooms import OUTPUT
-from hpo.staff import child_factory
+from hpo.staff import child_factory, inline_device
 from hpo.task import Task
 from hpo.trial import Job
 
@@ -67,7 +67,11 @@ def _point(task: Task) -> tuple[str, Mapping[str, Any]]:
 
 
 def _inline(campaign: Campaign, job: Job) -> Outcome:
-    crew = InlineCrew(evaluate=campaign.task.evaluate, objectives=tuple(campaign.task.objectives))
+    crew = InlineCrew(
+        evaluate=campaign.task.evaluate,
+        objectives=tuple(campaign.task.objectives),
+        device=inline_device([socket.gethostname()], 0),
+    )
     crew.start(job)
     return crew.poll()[0]
 

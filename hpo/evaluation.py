@@ -80,8 +80,11 @@ class Crew:
         """Ranks that were alive, and still at work, once a failure was known: it is not their death's doing."""
         self._limit: float | None = None
         self._outcomes: list[Outcome] = []
+        self._unusable = 0
+        """How often in a row evaluators started well, and then found that they cannot work."""
         self.failed_starts = 0
-        """How often in a row evaluators did not start: the task or the host is at fault, no individual."""
+        """How often in a row evaluators did not start, or not so that they could work: the task or the host is at
+        fault, no individual."""
 
     @property
     def busy(self) -> bool:
@@ -131,7 +134,10 @@ class Crew:
             if message["turn"] == self._turn and self._phase == "running":
                 self._finish_rank(worker_rank, message)
         elif kind == "broken":
-            if self._phase == "starting":  # all ranks say the same; the first suffices
+            if self._phase == "running":  # its device was first asked for by the task, and does not work
+                self._unusable += 1
+                self._fail_start(FAILED, message["error"])
+            elif self._phase == "starting":  # all ranks say the same; the first suffices
                 self._fail_start(FAILED, message["error"])
         elif kind == "alive":
             if message["turn"] == self._turn and self._phase == "running":
@@ -254,7 +260,7 @@ class Crew:
             self._dispatch()
 
     def _fail_start(self, status: str, error: str) -> None:
-        self.failed_starts += 1
+        self.failed_starts = max(self.failed_starts + 1, self._unusable)
         self._broadcast({"type": "kill"})
         self._enter("down")
         if self._job is not None:
@@ -321,6 +327,7 @@ class Crew:
     def _conclude_whole(self) -> None:
         """All ranks have ended by themselves."""
         outcome = self._judged()
+        self._unusable = 0
         ended = list(self._finished.values())
         self._limit = None
         if self._settings.isolation == "fresh" or any(message["replace"] for message in ended):
@@ -357,6 +364,7 @@ class Crew:
 
     def _conclude(self, outcome: Outcome) -> None:
         """The evaluation is over, but not its evaluators: kill them and start others."""
+        self._unusable = 0
         self._broadcast({"type": "kill"})
         self._enter("down")
         self._deliver(outcome)

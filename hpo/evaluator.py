@@ -1,7 +1,7 @@
 """The evaluator process: joins its worker's process group, runs the task, tells its control rank how it ended.
 
-Started as ``python -m hpo.evaluator FD`` by ``hpo.child``; FD is its end of a socket pair. The only place in
-hpo that imports torch, and only for workers of several ranks.
+Started as ``python -m hpo.evaluator FD`` by ``hpo.child``; FD is its end of a socket pair. Imports torch only for
+workers of several ranks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpo import cuda
 from hpo.binding import is_mig, visible_devices, widen_affinity
 from hpo.channel import Channel, Message
+from hpo.cuda import NoDevice, OwnDevice
 from hpo.errors import HpoError
 from hpo.individual import FAILED
 from hpo.network import interface_of, open_sockets, own_address, shut_connection
@@ -48,14 +50,13 @@ _CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoin
 class Group:
     """The torch.distributed group of a worker of several ranks, and what these agree on."""
 
-    def __init__(self, hello: Message) -> None:
+    def __init__(self, hello: Message, device: OwnDevice) -> None:
         self._rank: int = hello["worker_rank"]
         self._size: int = hello["size"]
         self._store: Store | None = None
         self._control: ProcessGroup | None = None
         self._connections: dict[int, int] = {}
         self._port = -1
-        self._device: int | None = hello["device"]
         self.address: tuple[str, int] | None = None
         self.gpu: str | None = None
         own = own_address(hello["hosts"], self._rank, hello["interface"])
@@ -72,11 +73,10 @@ class Group:
         # It holds the default group as default arguments. Imported when there is one already, by the first
         # optimizer through torch._dynamo, it would keep that group alive for good, threads and all.
         import_module("torch.distributed.nn.functional")
-        if self._device is not None and torch.cuda.is_available():
-            torch.cuda.set_device(self._device)
+        if device.name != "cpu":
+            torch.cuda.set_device(device.index)
             if torch.distributed.is_nccl_available() and not is_mig(visible_devices(os.environ)):
-                # Not the index: where the launcher gives each rank one device, all of them are called 0.
-                self.gpu = str(torch.cuda.get_device_properties(self._device).uuid)
+                self.gpu = cuda.identity(device.index)
         if self._rank == 0:
             self.address = self._listen(own)
 
@@ -176,19 +176,16 @@ class ChildLink:
 
     comm: object | None = None
 
-    def __init__(self, channel: Channel, group: Group | None, rank: int, device: int | None) -> None:
+    def __init__(self, channel: Channel, group: Group | None, rank: int, device: OwnDevice) -> None:
         self._channel = channel
         self._group = group
         self._rank = rank
-        self._index = device
-        self._device: str | None = "cpu" if device is None else None
+        self._device = device
         self.turn = 0
 
     @property
     def device(self) -> str:
-        if self._device is None:
-            self._device = f"cuda:{self._index}" if _cuda_works() else "cpu"
-        return self._device
+        return self._device.name
 
     def report(self, step: int, value: float) -> bool:
         prune = self._rank == 0 and self._channel.ask(self.turn, step, value)
@@ -210,8 +207,13 @@ class Evaluator:
         self._label: str = hello["label"]
         self._output = Output()
         self._seeder = Seeder()
-        self._group = Group(hello) if self._size > 1 else None
-        self._link = ChildLink(channel, self._group, self._rank, hello["device"])
+        self._device = OwnDevice(
+            "cpu" if hello["device"] is None else f"cuda:{hello['device']}",
+            label=self._label,
+            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        )
+        self._group = Group(hello, self._device) if self._size > 1 else None
+        self._link = ChildLink(channel, self._group, self._rank, self._device)
         self._task = TaskSource.from_json(hello["source"]).load()
         self._objectives = tuple(self._task.objectives)
         self._modules = 0
@@ -263,6 +265,10 @@ class Evaluator:
         else:
             outcome = self._attempt(job, order["timeout_s"])
             self._output.close()
+            fault = self._device.take_fault()
+            if fault is not None:  # whatever the task made of it: the individual is not to blame
+                self._channel.send({"type": "broken", "error": fault})
+                return
         if self._size > 1 and outcome.status == FAILED:
             outcome = replace(outcome, error=f"{self._label}: {outcome.error}")
         self._channel.send(
@@ -305,15 +311,6 @@ class Evaluator:
         return self._task.evaluate(trial)
 
 
-def _cuda_works() -> bool:
-    """Whether torch can use CUDA; where there is no torch, the task brings something else that can."""
-    try:
-        import torch
-    except ImportError:
-        return True
-    return torch.cuda.is_available()
-
-
 def _cuda_used() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
@@ -331,7 +328,9 @@ def main(arguments: list[str]) -> int:
     except (Exception, SystemExit) as error:  # the task's module runs in there
         ours = isinstance(error, HpoError)
         text = str(error) if ours else describe_exception(error)
-        channel.send({"type": "broken", "error": f"{hello['label']} could not load the task: {text}"})
+        if not isinstance(error, NoDevice):
+            text = f"{hello['label']} could not load the task: {text}"
+        channel.send({"type": "broken", "error": text})
         return 1
     evaluator.serve()
     return 0

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpo.cuda import OwnDevice
 from hpo.individual import FAILED
 from hpo.outcome import Outcome
 from hpo.rooms import clear_directory
@@ -35,11 +36,11 @@ class InlineLink:
         rank: int,
         size: int,
         comm: Communicator | None,
-        device: str,
+        device: OwnDevice | None,
         on_report: Callable[[str, int, float], bool],
         stopping: Callable[[], bool],
     ) -> None:
-        self.device = device
+        self._device = device or OwnDevice()
         self.comm: object | None = comm
         self.id = ""
         self._rank = rank
@@ -50,6 +51,21 @@ class InlineLink:
     def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
         """Have another decide on reports from now on."""
         self._on_report = on_report
+
+    @property
+    def device(self) -> str:
+        return self._device.name
+
+    def attempt(
+        self, evaluate: Callable[[Trial], object], trial: Trial, objectives: tuple[str, ...]
+    ) -> tuple[Outcome, bool]:
+        """How the evaluation ended, and whether it was for this rank's device, which does not work."""
+        self.id = trial.id
+        outcome = attempt(evaluate, trial, objectives)
+        fault = self._device.take_fault()
+        if fault is None:
+            return outcome, False
+        return Outcome(status=FAILED, error=fault), True  # whatever the task made of it
 
     def report(self, step: int, value: float) -> bool:
         return self._agree(self._rank == 0 and self._on_report(self.id, step, value))
@@ -79,7 +95,7 @@ class InlineCrew:
         send: Callable[[int, Message], None] | None = None,
         on_report: Callable[[str, int, float], bool] = lambda id, step, value: False,
         stopping: Callable[[], bool] = lambda: False,
-        device: str = "cpu",
+        device: OwnDevice | None = None,
     ) -> None:
         if size > 1 and (comm is None or send is None):
             raise ValueError(f"a worker of {size} ranks needs comm and send")
@@ -99,7 +115,10 @@ class InlineCrew:
         self._turn = 0
         self._finished: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
+        self._unusable = False
         self.busy = False
+        self.failed_starts = 0
+        """How many individuals in a row met a device that does not work: the host is at fault, none of them."""
 
     @property
     def ready(self) -> bool:
@@ -117,19 +136,19 @@ class InlineCrew:
         self._stop_asked = False
         self._turn += 1
         self._finished.clear()
-        self._link.id = job.id
+        self._unusable = False
         if self._send is not None and self._size > 1:
             if not job.resumed:
                 clear_directory(Path(job.directory))  # before any rank may write there
             for worker_rank in range(1, self._size):
                 self._send(worker_rank, {"type": "job", "turn": self._turn, "job": asdict(job)})
         trial = Trial(self._link, job, size=self._size, stale=self._size == 1 and not job.resumed)
-        self._finish(0, attempt(self._evaluate, trial, self._objectives))
+        self._finish(0, *self._link.attempt(self._evaluate, trial, self._objectives))
 
     def receive(self, worker_rank: int, message: Message) -> None:
         """Take what the InlineFollower of a rank sent."""
         if self.busy and message["type"] == "finished" and message["turn"] == self._turn:
-            self._finish(worker_rank, Outcome.from_json(message["outcome"]))
+            self._finish(worker_rank, Outcome.from_json(message["outcome"]), message["unusable"])
 
     def poll(self) -> list[Outcome]:
         """The outcome of an evaluation that is over."""
@@ -171,10 +190,12 @@ class InlineCrew:
     def close(self, timeout_s: float = 0.0) -> None:
         """There is nothing to close."""
 
-    def _finish(self, worker_rank: int, outcome: Outcome) -> None:
+    def _finish(self, worker_rank: int, outcome: Outcome, unusable: bool) -> None:
         self._finished[worker_rank] = outcome
+        self._unusable |= unusable
         if len(self._finished) == self._size:
             self.busy = False
+            self.failed_starts = self.failed_starts + 1 if self._unusable else 0
             failed = (one for one in self._finished.values() if one.status == FAILED)
             self._outcomes.append(next(failed, self._finished[0]))
 
@@ -191,7 +212,7 @@ class InlineFollower:
         objectives: tuple[str, ...],
         comm: Communicator,
         send: Callable[[Message], None],
-        device: str = "cpu",
+        device: OwnDevice | None = None,
     ) -> None:
         self._worker_rank = worker_rank
         self._size = size
@@ -212,16 +233,16 @@ class InlineFollower:
         if message["type"] != "job":
             return
         job = Job(**message["job"])
-        self._link.id = job.id
         trial = Trial(self._link, job, rank=self._worker_rank, size=self._size)
-        outcome = attempt(self._evaluate, trial, self._objectives)
-        if outcome.status == FAILED:
+        outcome, unusable = self._link.attempt(self._evaluate, trial, self._objectives)
+        if outcome.status == FAILED and not unusable:
             outcome = Outcome(status=FAILED, error=f"worker rank {self._worker_rank}: {outcome.error}")
         self._send(
             {
                 "type": "finished",
                 "turn": message["turn"],
                 "outcome": outcome.to_json(),
+                "unusable": unusable,
                 "worker_rank": self._worker_rank,
             }
         )

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo import config
+from hpo.binding import own_device
 from hpo.child import ChildProcess, RankContext
+from hpo.cuda import OwnDevice
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.inline import InlineCrew, InlineFollower
@@ -45,7 +47,7 @@ class Staff:
 
     @property
     def failed_starts(self) -> int:
-        return self._crew.failed_starts if isinstance(self._crew, Crew) else 0
+        return self._crew.failed_starts
 
     @property
     def ready(self) -> bool:
@@ -165,7 +167,7 @@ def make_follower(
 
 
 def make_inline_crew(
-    *, transport: Transport, place: Place, task: Task, stopping: Callable[[], bool]
+    *, transport: Transport, place: Place, hosts: Sequence[str], task: Task, stopping: Callable[[], bool]
 ) -> InlineCrew:
     """Like ``make_crew``, for evaluations inside the ranks; collective over the worker where it has
     several."""
@@ -180,11 +182,12 @@ def make_inline_crew(
         comm=transport.communicator(place.ranks) if isinstance(transport, MpiTransport) else None,
         send=send,
         stopping=stopping,
+        device=inline_device(hosts, place.leader),
     )
 
 
 def make_inline_follower(
-    *, transport: Transport, place: Place, worker_rank: int, task: Task
+    *, transport: Transport, place: Place, worker_rank: int, hosts: Sequence[str], task: Task
 ) -> InlineFollower:
     """Like ``make_follower``, for evaluations inside the ranks; collective over the worker."""
     if not isinstance(transport, MpiTransport):
@@ -196,6 +199,17 @@ def make_inline_follower(
         objectives=tuple(task.objectives),
         comm=transport.communicator(place.ranks),
         send=lambda message: transport.send(place.leader, encode(Worker(message))),
+        device=inline_device(hosts, place.ranks[worker_rank]),
+    )
+
+
+def inline_device(hosts: Sequence[str], rank: int) -> OwnDevice:
+    """The device of a rank that evaluates in its own process. ``hosts``: by world rank."""
+    environment = config.environment()
+    return OwnDevice(
+        own_device(environment, list(hosts[:rank]).count(hosts[rank])),
+        label=f"rank {rank} on {hosts[rank]}",
+        visible=environment.get("CUDA_VISIBLE_DEVICES"),
     )
 
 

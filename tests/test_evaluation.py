@@ -693,6 +693,35 @@ def test_task_that_cannot_be_loaded_fails_the_individual(tmp_path: Path, size: i
         worker.close()
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_gpu_that_does_not_work_is_no_fault_of_the_individual(tmp_path: Path, size: int) -> None:
+    """Two ranks look for theirs when they start, one when its task asks for it."""
+    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.version.cuda = '12.8'\n")
+    worker = Bench(size, tmp_path)
+    worker.environment |= {"CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": str(tmp_path)}
+    try:
+        for failed in (1, 2):
+            outcome = worker.run("describe")
+            assert outcome.status == "failed" and "cannot use its GPU, cuda:" in outcome.error
+            assert socket.gethostname() in outcome.error and "load the task" not in outcome.error
+            assert worker.crew.failed_starts == failed and worker.crew.ready
+        worker.environment["CUDA_VISIBLE_DEVICES"] = ""
+        assert worker.run("describe").metrics["place"] == f"0 of {size}, 0, cpu"
+        assert worker.crew.failed_starts == 0
+        assert worker.run("raise").status == "failed" and worker.crew.failed_starts == 0
+    finally:
+        worker.close()
+
+
+def test_torch_without_cuda_uses_the_cpu_although_there_is_a_gpu(tmp_path: Path) -> None:
+    worker = Bench(1, tmp_path)
+    worker.environment["CUDA_VISIBLE_DEVICES"] = "0"
+    try:
+        assert worker.run("describe").metrics["place"] == "0 of 1, 0, cpu"
+    finally:
+        worker.close()
+
+
 def test_evaluator_that_dies_while_it_starts_is_a_crash(tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text("import os\nprint('no licence', flush=True)\nos._exit(9)\n")
     worker = Bench(1, tmp_path, source=TaskSource(reference="dying.py:task", base=str(tmp_path)))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hpo
+from hpo.cuda import OwnDevice
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.outcome import Outcome
+from hpo.staff import inline_device
 from hpo.trial import Job
 
 
@@ -162,6 +166,39 @@ def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> 
         assert outcome.objectives == {"value": 0.0}
     if status == "failed":
         assert outcome.error.startswith("worker rank 1: ")
+
+
+def test_a_rank_is_given_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    hosts = ["a", "a", "b", "b"]
+    assert [inline_device(hosts, rank).name for rank in range(4)] == ["cuda:0", "cuda:1"] * 2
+
+
+def test_a_device_that_does_not_work_is_no_fault_of_the_individual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    gpus = SimpleNamespace(is_available=lambda: False, device_count=lambda: 0, init=refuse)
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(cuda=gpus, version=SimpleNamespace(cuda="12.8"))
+    )
+
+    def careless(trial: hpo.Trial) -> float:
+        try:
+            return float(trial.device == "cuda:0")
+        except Exception:
+            return 0.5
+
+    crew = crew_of(careless, device=OwnDevice("cuda:0", label="rank 0 on node7"))
+    for failed in (1, 2):
+        outcome = run(crew, job(tmp_path))
+        assert outcome.status == "failed" and outcome.error.startswith("rank 0 on node7 cannot use its GPU")
+        assert crew.failed_starts == failed
+    gpus.is_available, gpus.device_count = lambda: True, lambda: 1
+    assert run(crew, job(tmp_path)).objectives == {"value": 1.0} and crew.failed_starts == 0
 
 
 def test_worker_of_several_ranks_needs_a_communicator() -> None:

@@ -151,3 +151,61 @@ def test_a_task_that_breaks_in_the_evaluators_only_ends_with_its_error(terminal:
     )
     assert terminal.records("finished") == []
     assert terminal.processes() == []
+
+
+ON_GPUS = """
+import os, time
+from pathlib import Path
+import hpo
+
+REFUSED = Path(__file__).with_name("refused")
+
+
+def evaluate(trial):
+    import torch
+
+    # Of the host's two GPUs the second is not there any more.
+    visible = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    torch.version.cuda = "12.8"
+    torch.cuda.device_count = lambda: visible.index("1") if "1" in visible else len(visible)
+    torch.cuda.is_available = lambda: torch.cuda.device_count() > 0
+    try:
+        device = trial.device
+    except Exception:
+        REFUSED.touch()
+        raise
+    end = time.monotonic() + 30
+    while not REFUSED.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return {"value": trial.params["x"], "device": device}
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+
+
+@pytest.mark.parametrize("isolation", ["warm", "inline"])
+def test_a_rank_whose_gpu_does_not_work_hands_its_work_on(terminal: Terminal, isolation: str) -> None:
+    terminal.write("task.py", ON_GPUS)
+    terminal.campaign(f'[search]\nkind = "random"\n[evaluation]\nisolation = "{isolation}"', evaluations=12)
+    terminal.environment["CUDA_VISIBLE_DEVICES"] = "0,1"
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 0, done.stderr
+    finished = terminal.records("finished")
+    assert Counter(record["status"] for record in finished) == {"completed": 12}
+    assert {record["metrics"]["device"] for record in finished} == {"cuda:0"}
+    assert (terminal.directory / "refused").exists()
+
+
+@pytest.mark.parametrize("isolation", ["warm", "inline"])
+def test_without_a_gpu_that_works_the_campaign_ends_with_the_reason(
+    terminal: Terminal, isolation: str
+) -> None:
+    terminal.write("task.py", ON_GPUS)
+    terminal.campaign(f'[evaluation]\nisolation = "{isolation}"', evaluations=12)
+    terminal.environment["CUDA_VISIBLE_DEVICES"] = "1"
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 1
+    assert "no worker could start its evaluators" in done.stderr
+    assert "cannot use its GPU, cuda:0 (CUDA_VISIBLE_DEVICES is '1')" in done.stderr
+    assert terminal.records("finished") == []

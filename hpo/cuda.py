@@ -1,0 +1,83 @@
+"""What evaluations ask of CUDA. Imports torch only where a device is there to be asked for."""
+
+from __future__ import annotations
+
+from hpo.errors import CampaignError
+
+
+class NoDevice(CampaignError):
+    """A rank has a device, and torch could use it, but it does not work: that is the host's fault."""
+
+
+class OwnDevice:
+    """A rank's own device: ``name`` as torch calls it, "cpu" or "cuda:0".
+
+    ``label``: how errors name the rank; ``visible``: the value of CUDA_VISIBLE_DEVICES, for errors too."""
+
+    def __init__(self, name: str = "cpu", *, label: str = "this rank", visible: str | None = None) -> None:
+        self._assigned = name
+        self._label = label
+        self._visible = visible
+        self._found = name if name == "cpu" else None
+        self._fault: str | None = None
+
+    @property
+    def index(self) -> int:
+        """The number by which torch knows the device that was assigned."""
+        return int(self._assigned.partition(":")[2] or 0)
+
+    @property
+    def name(self) -> str:
+        """The device to use: "cpu" too where this torch was built without CUDA. Looked for when first asked for.
+
+        Raises NoDevice where torch was built with it and the device does not work: on the CPU the task might take
+        days in place of hours, and nobody would know."""
+        if self._found is None:
+            self._fault = None
+            try:
+                self._found = self._assigned if self._works() else "cpu"
+            except NoDevice as error:
+                self._fault = str(error)
+                raise
+        return self._found
+
+    def take_fault(self) -> str | None:
+        """Why it did not work when it was last asked for; told once. The task may have caught the error."""
+        fault, self._fault = self._fault, None
+        return fault
+
+    def _works(self) -> bool:
+        try:
+            import torch
+        except ImportError:  # the task brings something else that can use it
+            return True
+        if torch.cuda.is_available() and self.index < torch.cuda.device_count():
+            return True
+        if torch.version.cuda is None:
+            return False
+        there = "CUDA_VISIBLE_DEVICES is " + ("not set" if self._visible is None else repr(self._visible))
+        raise NoDevice(
+            f"{self._label} cannot use its GPU, {self._assigned} ({there}): {_reason()}. torch is built for CUDA "
+            f"{torch.version.cuda}. See with nvidia-smi on that host whether the GPU is there and its driver new "
+            "enough, and that CUDA_VISIBLE_DEVICES names what is there. To train on CPUs, start with it empty."
+        )
+
+
+def _reason() -> str:
+    """What CUDA says to being started, without a full stop."""
+    import torch
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return (str(error).splitlines() or ["no reason is given"])[0].rstrip(".")
+    return f"torch finds {torch.cuda.device_count()} devices"
+
+
+def identity(index: int) -> str | None:
+    """What tells this device from others for NCCL; None for a MIG instance, which NCCL takes for its whole GPU."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    # Not the index: where the launcher gives each rank one device, all of them are called 0.
+    return None if " MIG " in properties.name else str(properties.uuid)
