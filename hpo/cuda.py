@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import queue
+import sys
+import threading
+
 from hpo.errors import CampaignError
+
+_SYNCHRONIZE_S = 20.0
+"""What a task has queued when it returns may take seconds; less than the other ranks are given once one has ended."""
 
 
 class NoDevice(CampaignError):
@@ -81,3 +88,50 @@ def identity(index: int) -> str | None:
     properties = torch.cuda.get_device_properties(index)
     # Not the index: where the launcher gives each rank one device, all of them are called 0.
     return None if " MIG " in properties.name else str(properties.uuid)
+
+
+def used() -> bool:
+    """Whether this process has used CUDA."""
+    imported = sys.modules.get("torch.cuda")
+    return imported is not None and bool(imported.is_initialized())
+
+
+def healthy(timeout_s: float = _SYNCHRONIZE_S) -> bool:
+    """Whether all that CUDA was given to do has come to its end, and without an error: one poisons all later calls.
+
+    A kernel that waits for a rank which has gone never ends, so a thread waits for it in our place."""
+    if not used():
+        return True
+    import torch
+
+    done: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def wait(device: int) -> None:
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            done.put(False)
+        else:
+            done.put(True)
+
+    try:
+        # Asked here: each thread has a current device of its own.
+        threading.Thread(target=wait, args=(torch.cuda.current_device(),), daemon=True).start()
+        return done.get(timeout=timeout_s)
+    except (RuntimeError, queue.Empty):
+        return False
+
+
+def free() -> None:
+    """Give back what the last trial has left behind: GPU memory that torch keeps for itself, which other processes on
+    the device lack, and compiled code. Dynamo compiles a function so many times and then never again, however many
+    models it has served."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if getattr(frames, "FRAME_COMPILE_COUNTER", None):
+        import torch
+
+        torch.compiler.reset()
+    if used():
+        import torch
+
+        torch.cuda.empty_cache()

@@ -271,17 +271,20 @@ class Evaluator:
                 return
         if self._size > 1 and outcome.status == FAILED:
             outcome = replace(outcome, error=f"{self._label}: {outcome.error}")
+        # A CUDA error may poison all later calls of the process, and need not have reached the task, or ended it. One
+        # that failed is not waited for: its kernels may wait for ranks that never come.
+        poisoned = cuda.used() and (outcome.status == FAILED or not cuda.healthy())
         self._channel.send(
             {
                 "type": "finished",
                 "turn": order["turn"],
                 "outcome": outcome.to_json(),
-                # A CUDA error may poison all later calls of the process.
-                "replace": outcome.status == FAILED and _cuda_used(),
+                "replace": poisoned,
                 "regroup": self._group is not None and not self._group.whole,
             }
         )
-        self._clean()
+        if not poisoned:
+            self._clean()
 
     def _attempt(self, job: Job, timeout_s: float | None) -> Outcome:
         trial = Trial(self._link, job, rank=self._rank, size=self._size, local_rank=self._local_rank)
@@ -293,12 +296,13 @@ class Evaluator:
             faulthandler.cancel_dump_traceback_later()
 
     def _clean(self) -> None:
-        """Free models in reference cycles, which hold memory that the next one needs.
+        """Free models in reference cycles, which hold memory that the next one needs, and what CUDA keeps of them.
 
         What modules are made of is set aside whenever new ones have been imported, lest each collection look
         through all of torch, which takes 0.2 s.
         """
         gc.collect()
+        cuda.free()
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             gc.freeze()
@@ -309,11 +313,6 @@ class Evaluator:
             self._group.agree(self._link.turn, _BEGIN, False)
         self._seeder.seed(trial.seed)
         return self._task.evaluate(trial)
-
-
-def _cuda_used() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def main(arguments: list[str]) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +22,8 @@ class FakeTorch:
         self.cuda = self
         self.count = count
         self.properties = SimpleNamespace(name=name, uuid="8932f937")
+        self.synchronize: Callable[[int], None] = lambda device: None
+        self.calls: list[str] = []
 
     def is_available(self) -> bool:
         return self.count > 0
@@ -32,13 +37,28 @@ class FakeTorch:
                 "The NVIDIA driver on your system is too old (found version 11040).\nSee there"
             )
 
+    def is_initialized(self) -> bool:
+        return self.count > 0
+
+    def current_device(self) -> int:
+        return self.count - 1
+
+    def empty_cache(self) -> None:
+        self.calls.append("empty_cache")
+
     def get_device_properties(self, index: int) -> SimpleNamespace:
         return self.properties
 
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch):
-    return lambda torch: monkeypatch.setitem(sys.modules, "torch", torch)
+    def become(torch: FakeTorch | None) -> FakeTorch | None:
+        for name in ("torch", "torch.cuda"):
+            monkeypatch.setitem(sys.modules, name, torch)
+        monkeypatch.delitem(sys.modules, "torch._dynamo.convert_frame", raising=False)
+        return torch
+
+    return become
 
 
 def test_a_device_that_works_is_used(install) -> None:
@@ -89,3 +109,65 @@ def test_mig_instances_have_no_identity_for_nccl(install) -> None:
     assert cuda.identity(0) == "8932f937"
     install(FakeTorch(1, name="NVIDIA A100-SXM4-40GB MIG 3g.20gb"))
     assert cuda.identity(0) is None
+
+
+@pytest.mark.parametrize("torch", [None, FakeTorch(0)])
+def test_where_cuda_was_not_used_nothing_is_asked_or_freed(install, torch: FakeTorch | None) -> None:
+    install(torch)
+    if torch is not None:
+        torch.synchronize = lambda device: pytest.fail("asked")
+    cuda.free()
+    assert not cuda.used() and cuda.healthy() and (torch is None or torch.calls == [])
+
+
+def test_memory_that_torch_keeps_is_given_back(install) -> None:
+    torch = install(FakeTorch(1))
+    cuda.free()
+    assert torch.calls == ["empty_cache"]
+
+
+def test_an_error_that_comes_late_is_noticed_on_the_device_in_use(install) -> None:
+    torch = install(FakeTorch(2))
+    asked: list[int] = []
+    torch.synchronize = asked.append
+    assert cuda.healthy() and asked == [1]
+
+    def fail(device: int) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    torch.synchronize = fail
+    assert not cuda.healthy()
+    torch.synchronize, torch.current_device = asked.append, lambda: fail(0)
+    assert not cuda.healthy()
+
+
+def test_kernels_that_never_end_are_waited_for_so_long_only(install) -> None:
+    torch = install(FakeTorch(1))
+    over = threading.Event()
+    torch.synchronize = lambda device: over.wait(60) and None
+    try:
+        assert not cuda.healthy(timeout_s=0.05)
+    finally:
+        over.set()
+
+
+def test_a_function_is_compiled_anew_for_each_trial() -> None:
+    """Dynamo gives a function up after its eighth compilation; in a process of its own, as torch is slow to load."""
+    script = """
+import torch
+import torch._dynamo
+from hpo import cuda
+
+torch._dynamo.config.automatic_dynamic_shapes = False
+torch._dynamo.config.fail_on_recompile_limit_hit = True
+function = torch.compile(lambda x: x * 2, backend="eager")
+for trial in range(torch._dynamo.config.recompile_limit + 2):
+    function(torch.ones(trial + 2))
+    cuda.free()
+calls = []
+torch.compiler.reset = lambda: calls.append("reset")
+cuda.free()
+assert calls == [], "nothing has been compiled since"
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -713,6 +713,45 @@ def test_gpu_that_does_not_work_is_no_fault_of_the_individual(tmp_path: Path, si
         worker.close()
 
 
+POISONED = """
+import sys
+from types import ModuleType
+import hpo
+
+
+def evaluate(trial):
+    fake = ModuleType("torch.cuda")
+    fake.is_initialized, fake.current_device = (lambda: True), (lambda: 0)
+    fake.empty_cache = lambda: None
+    torch = ModuleType("torch")
+    torch.cuda, torch.manual_seed = fake, lambda seed: None
+
+    def synchronize(device):
+        if trial.params["what"] == "poison":
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    fake.synchronize = synchronize
+    sys.modules |= {"torch": torch, "torch.cuda": fake}
+    return float("nan") if trial.params["what"] == "poison" else 0.5
+
+
+task = hpo.Task(hpo.SearchSpace(value=hpo.Float(0.0, 1.0)), evaluate)
+"""
+
+
+def test_evaluator_is_replaced_after_a_cuda_error_that_did_not_end_the_task(tmp_path: Path) -> None:
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    worker = Bench(1, tmp_path, source=TaskSource(reference="poisoned.py:task", base=str(tmp_path)))
+    try:
+        assert worker.run("well").status == "completed"
+        pid = worker.crew.pid
+        assert worker.run("well").status == "completed" and worker.crew.pid == pid
+        assert worker.run("poison").status == "invalid"
+        assert worker.run("well").status == "completed" and worker.crew.pid not in (pid, None)
+    finally:
+        worker.close()
+
+
 def test_torch_without_cuda_uses_the_cpu_although_there_is_a_gpu(tmp_path: Path) -> None:
     worker = Bench(1, tmp_path)
     worker.environment["CUDA_VISIBLE_DEVICES"] = "0"
