@@ -109,6 +109,7 @@ class ChildProcess:
                 ),
             )
         self.pid = self._process.pid
+        self.has_device = index is not None
         self._pidfd = _open_pidfd(self.pid)
         self._incoming = b""
         self._outgoing = b""

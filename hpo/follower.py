@@ -34,6 +34,8 @@ class Follower:
         self._epoch = -1
         self._child: ChildProcess | None = None
         self._leaving: list[tuple[float, ChildProcess]] = []
+        # That a new evaluator is ready, and until when to keep it to ourselves.
+        self._held: tuple[float, Message] | None = None
         self._guard = Guard()
         self._output: Path | None = None
         self._printed = 0
@@ -73,9 +75,16 @@ class Follower:
         for message in messages:
             if message["type"] == "finished":
                 self._output = None
+            if message["type"] == "ready" and child.has_device and self._leaving:
+                # The former one may still hold memory of the device, which the next individual would lack.
+                self._held = self._clock() + 2 * _RETIREMENT_S, message
+                continue
             self._tell(message)
             if self._child is not child:  # the Crew has just replaced it; the rest would bear the new epoch
                 return True
+        if self._held is not None and (not self._leaving or self._clock() >= self._held[0]):
+            (_, message), self._held = self._held, None
+            self._tell(message)
         if cause is not None:
             error = self._obituary(child, cause)
             self._drop(kill=True)
@@ -101,6 +110,8 @@ class Follower:
     def deadline(self) -> float | None:
         """When ``poll`` must be called at the latest, by the clock."""
         due = [when for when, _ in self._leaving]
+        if self._held is not None:
+            due.append(self._held[0])
         if any(child.must_be_polled for child in self._children()):
             due.append(self._clock() + _POLL_S)
         return min(due, default=None)
@@ -132,6 +143,7 @@ class Follower:
     def _drop(self, *, kill: bool) -> None:
         """Let go of the evaluator. One that works is killed: nobody waits for what it does."""
         child, self._child = self._child, None
+        self._held = None
         if child is None:
             return
         if kill or self._output is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import math
 import os
@@ -239,6 +240,13 @@ def _descendants(trial: hpo.Trial) -> float:
     path.rename(path.with_suffix(""))
     time.sleep(FOREVER_S)
     return 0.0
+
+
+def _linger(trial: hpo.Trial) -> dict[str, object]:
+    """Tells whether the process ``former`` is still there, and takes its time to end itself."""
+    atexit.register(time.sleep, 1.5)
+    former = trial.params.get("former")
+    return {"value": 0.0, "pid": os.getpid(), "alone": not Path(f"/proc/{former}").exists()}
 
 
 def _fork(trial: hpo.Trial) -> float:

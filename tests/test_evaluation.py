@@ -441,6 +441,28 @@ def test_fresh_means_a_new_process_each_time(tmp_path: Path) -> None:
     assert len(set(pids)) == 3
 
 
+@pytest.mark.parametrize("devices", ["", "0"])
+def test_next_evaluator_waits_for_the_device_only(tmp_path: Path, devices: str) -> None:
+    """The former one holds memory of it until it is gone."""
+    worker = Bench(1, tmp_path, isolation="fresh")
+    worker.environment["CUDA_VISIBLE_DEVICES"] = devices
+    try:
+        former = worker.run("linger").metrics["pid"]
+        assert worker.run("linger", former=former).metrics["alone"] is (devices == "0")
+    finally:
+        worker.close()
+
+
+def test_a_process_that_never_goes_is_not_waited_for(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpo.follower._RETIREMENT_S", 0.1)
+    monkeypatch.setattr(ChildProcess, "kill", lambda child: None)
+    single.settings.isolation = "fresh"
+    single.environment["CUDA_VISIBLE_DEVICES"] = "0"
+    former = single.run("linger").metrics["pid"]
+    assert single.run("linger", former=former).metrics["alone"] is False
+    monkeypatch.undo()
+
+
 # --- reports and checkpoints ------------------------------------------------------------------------------------------
 
 
