@@ -154,8 +154,12 @@ def carried(message: dict[str, Any]) -> dict[str, Any]:
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A worker that lives through all tests of this file, so that each finds what the one before left."""
     worker = Bench(request.param, tmp_path_factory.mktemp(f"ranks-{request.param}"))
-    yield worker
-    worker.close()
+    try:
+        # Whichever test is the first, the evaluators are there.
+        assert worker.run("complete").status == "completed"
+        yield worker
+    finally:
+        worker.close()
 
 
 @pytest.fixture
