@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Sets up .venv as quickstart.sh does, with what the checks need, and runs them all, whichever fail.
 # Usage: bash jobs/check.sh [ARGUMENTS OF PYTEST ...]     e.g. bash jobs/check.sh tests/test_space.py -x
+# Without arguments all tests run: most of them two at a time, then one at a time those that tests/conftest.py says are
+# to be alone. With arguments, one pytest runs what they say.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -41,12 +43,32 @@ check() {
 check "ruff check" ruff check --output-format concise .
 check "ruff format" ruff format --check .
 check "mypy" mypy
-printf '== pytest\n'
-# Output first to a file: what failed is told before pytest's summary, which comes last.
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-pytest --durations=25 "$@" 2>&1 | tee "$log"
-[[ ${PIPESTATUS[0]} == 0 ]] || failed+=("pytest")
+
+# Output first to files: what failed is told before pytest's summaries, which come last.
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+# pytest ends in its own way at Ctrl-C, and the next one would begin.
+trap 'exit 130' INT
+summaries=()
+run_pytest() {
+    local name=$1
+    shift
+    printf '== %s\n' "$name"
+    pytest --durations=25 "$@" 2>&1 | tee "$logs/$name"
+    [[ ${PIPESTATUS[0]} == 0 ]] || failed+=("$name")
+    summaries+=("$name: $(tail -n 1 "$logs/$name" | sed 's/^=* //; s/ =*$//')")
+}
+
+if (($#)); then
+    run_pytest "pytest" "$@"
+else
+    # Two on any larger machine: more were never tried, and each takes 1 GB beside what its tests start. nproc would
+    # take OMP_NUM_THREADS for the number of cores.
+    cores=$(env -u OMP_NUM_THREADS nproc)
+    processes=$((cores < 2 ? cores : 2))
+    run_pytest "pytest, $processes at a time" -m "not alone" --numprocesses "$processes" --dist worksteal
+    run_pytest "pytest, those to be alone" -m alone
+fi
 
 if ((${#failed[@]})); then
     printf '\nfailed:'
@@ -55,5 +77,5 @@ else
     printf '\nall checks passed\n'
 fi
 [[ -z $no_slurm ]] || printf 'NOT CHECKED: campaigns under a real Slurm were skipped: %s.\n' "$no_slurm"
-tail -n 1 "$log"
+printf '%s\n' "${summaries[@]}"
 ((${#failed[@]} == 0))

@@ -1,5 +1,5 @@
 """What all tests share: one thread a process, set before anything that starts threads is imported; signals as at a
-terminal; and a terminal."""
+terminal; which of them run beside no other; and a terminal."""
 
 from __future__ import annotations
 
@@ -18,6 +18,35 @@ from terminal import Terminal
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _default)
+
+# They measure how soon something happens, count what others get done meanwhile, kill what runs at the worst moment, or
+# bind to cores: beside other tests some would be later than they allow. A whole file or folder each.
+_HERE = Path(__file__).parent
+ALONE = frozenset(
+    _HERE / name
+    for name in (
+        "faults/test_bad_tasks.py",
+        "faults/test_dead_ranks.py",
+        "faults/test_kills.py",
+        "faults/test_signal_to_all.py",
+        "faults/test_stopping.py",
+        "mpi",
+        "test_deadline.py",
+        "test_evaluation.py",
+        "test_hosts.py",
+        "test_mpirun.py",
+        "test_slurm.py",
+    )
+)
+_gone = sorted(str(path) for path in ALONE if not path.exists())
+assert not _gone, f"tests/conftest.py says that these are to run alone, and they are not there: {_gone}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test is either ``-m alone`` or ``-m "not alone"``."""
+    for item in items:
+        if not ALONE.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker("alone")
 
 
 @pytest.fixture
