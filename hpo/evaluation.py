@@ -230,7 +230,7 @@ class Crew:
         self._epoch += 1
         self._ready.clear()
         self._enter("starting")
-        self._broadcast({"type": "spawn"})
+        self._broadcast({"type": "spawn", "start_timeout_s": self._settings.start_timeout_s})
 
     def _join(self) -> None:
         """Let all ranks form a new group; a worker of one rank has none."""

@@ -73,7 +73,13 @@ class Group:
         # It holds the default group as default arguments. Imported when there is one already, by the first
         # optimizer through torch._dynamo, it would keep that group alive for good, threads and all.
         import_module("torch.distributed.nn.functional")
-        if device.name != "cpu":
+        try:
+            usable = device.name != "cpu"
+        except NoDevice:
+            # Told when the task asks for it: one that wants no GPU need not hear of it.
+            device.take_fault()
+            usable = False
+        if usable:
             torch.cuda.set_device(device.index)
             if torch.distributed.is_nccl_available() and not is_mig(visible_devices(os.environ)):
                 self.gpu = cuda.identity(device.index)

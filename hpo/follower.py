@@ -12,6 +12,9 @@ from hpo.rooms import OUTPUT
 _RETIREMENT_S = 10.0
 """How long an evaluator that is no longer needed may take to end by itself."""
 
+_HOLD = 0.75
+"""The part of start_timeout after which an evaluator is not held back any more, whatever the former one still holds."""
+
 _POLL_S = 0.02
 """How often to look where the kernel cannot wake us."""
 
@@ -36,6 +39,7 @@ class Follower:
         self._leaving: list[tuple[float, ChildProcess]] = []
         # That a new evaluator is ready, and until when to keep it to ourselves.
         self._held: tuple[float, Message] | None = None
+        self._hold_until = 0.0
         self._guard = Guard()
         self._output: Path | None = None
         self._printed = 0
@@ -49,6 +53,7 @@ class Follower:
         """Take a message of the Crew."""
         if message["type"] == "spawn":
             self._spawn(message["epoch"])
+            self._hold_until = self._clock() + _HOLD * message["start_timeout_s"]
         elif message["epoch"] == self._epoch and self._child is not None:
             if message["type"] == "kill":
                 self._drop(kill=True)
@@ -77,7 +82,7 @@ class Follower:
                 self._output = None
             if message["type"] == "ready" and child.has_device and self._leaving:
                 # The former one may still hold memory of the device, which the next individual would lack.
-                self._held = self._clock() + 2 * _RETIREMENT_S, message
+                self._held = min(self._clock() + 2 * _RETIREMENT_S, self._hold_until), message
                 continue
             self._tell(message)
             if self._child is not child:  # the Crew has just replaced it; the rest would bear the new epoch

@@ -28,8 +28,8 @@ from hpo.individual import COMPLETED, Individual
 _LIMIT_S = 86_400.0
 """Three trainings of a large network take hours; ranks that hang end by themselves long before."""
 
-_ENDING_S = 30.0
-"""What a training that is stopped has for it, before it is killed."""
+_ENDING_S = 45.0
+"""What a training that is stopped has for it, before it is killed: torchrun gives its ranks 30 s."""
 
 SHARES = ("accuracy", "micro-F1")
 """Measures from 0 to 1."""
@@ -185,15 +185,17 @@ def _run(
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, env=environment, stdout=printed, stderr=errors) as process,
     ):
+        code: int | None = None
         try:
-            code: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            # torchrun ends its ranks when it is asked to end; killed, it would leave them.
-            process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_ENDING_S)
-            process.kill()
-            code = None
+                code = process.wait(limit_s)
+        finally:
+            if code is None:
+                # torchrun ends its ranks when it is asked to end; killed, it would leave them.
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_ENDING_S)
+                process.kill()
         for file in (printed, errors):
             file.seek(0)
         return code, printed.read(), errors.read()

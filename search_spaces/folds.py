@@ -207,9 +207,14 @@ class _Teams(_Team):
         self._group = made[self._mine]
 
     def close(self) -> None:
+        import torch.distributed as dist
+
         from trainers.process_groups import give_back
 
-        give_back((self._group, self._control))
+        groups: list[dist.ProcessGroup | None] = [self._group, self._control]
+        # gloo waits where the last reference goes.
+        del self._group, self._control
+        give_back(groups)
 
     def told(self, text: str) -> str:
         return _broadcast(text, 0, self._control)

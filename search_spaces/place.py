@@ -98,7 +98,7 @@ def joined() -> Iterator[Place]:
     try:
         yield place
     finally:
-        give_back((None,))
+        give_back([None])
 
 
 @contextmanager

@@ -244,7 +244,7 @@ def _descendants(trial: hpo.Trial) -> float:
 
 def _linger(trial: hpo.Trial) -> dict[str, object]:
     """Tells whether the process ``former`` is still there, and takes its time to end itself."""
-    atexit.register(time.sleep, 1.5)
+    atexit.register(time.sleep, trial.params.get("lingers", 1.5))
     former = trial.params.get("former")
     return {"value": 0.0, "pid": os.getpid(), "alone": not Path(f"/proc/{former}").exists()}
 

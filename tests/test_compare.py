@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -41,6 +44,25 @@ def test_a_test_over_its_limit_is_stopped_in_a_sentence(
     assert "-m forever --config=" in told
     assert "was not done after 3 s and was stopped. Give it longer by --limit." in told
     assert not list((tmp_path / "test").glob("*.json"))
+
+
+def test_a_test_that_is_interrupted_leaves_no_training(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if process not in started:
+            started.append(process)
+            raise KeyboardInterrupt
+        return wait(process, timeout)
+
+    wait = subprocess.Popen.wait
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare._run([sys.executable, "-c", "import signal; signal.pause()"], os.environ, 60.0)
+    (process,) = started
+    assert process.returncode is not None
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "inf", "nan"])

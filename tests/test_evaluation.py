@@ -457,6 +457,15 @@ def test_next_evaluator_waits_for_the_device_only(tmp_path: Path, devices: str) 
         worker.close()
 
 
+def test_waiting_for_the_device_is_no_failed_start(single: Bench) -> None:
+    single.settings.isolation, single.settings.start_timeout_s = "fresh", 8.0
+    single.environment["CUDA_VISIBLE_DEVICES"] = "0"
+    former = single.run("linger", lingers=60.0).metrics["pid"]
+    outcome = single.run("linger", former=former)
+    assert (outcome.status, single.crew.failed_starts) == ("completed", 0)
+    assert outcome.metrics["alone"] is False
+
+
 def test_a_process_that_never_goes_is_not_waited_for(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpo.follower._RETIREMENT_S", 0.1)
     monkeypatch.setattr(ChildProcess, "kill", lambda child: None)
@@ -721,7 +730,6 @@ def test_task_that_cannot_be_loaded_fails_the_individual(tmp_path: Path, size: i
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_gpu_that_does_not_work_is_no_fault_of_the_individual(tmp_path: Path, size: int) -> None:
-    """Two ranks look for theirs when they start, one when its task asks for it."""
     (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.version.cuda = '12.8'\n")
     worker = Bench(size, tmp_path)
     worker.environment |= {"CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": str(tmp_path)}
@@ -731,7 +739,11 @@ def test_gpu_that_does_not_work_is_no_fault_of_the_individual(tmp_path: Path, si
             assert outcome.status == "failed" and "cannot use its GPU, cuda:" in outcome.error
             assert socket.gethostname() in outcome.error and "load the task" not in outcome.error
             assert worker.crew.failed_starts == failed and worker.crew.ready
+        together = "collective" if size > 1 else "complete"
+        assert worker.run(together).status == "completed", "it asks for no device"
         worker.environment["CUDA_VISIBLE_DEVICES"] = ""
+        worker.settings.isolation = "fresh"
+        worker.run("complete")
         assert worker.run("describe").metrics["place"] == f"0 of {size}, 0, cpu"
         assert worker.crew.failed_starts == 0
         assert worker.run("raise").status == "failed" and worker.crew.failed_starts == 0

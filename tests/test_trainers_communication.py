@@ -428,7 +428,7 @@ def test_an_error_waits_for_no_group(failing: bool, monkeypatch: pytest.MonkeyPa
                 try:
                     raise RuntimeError("what matters")
                 finally:
-                    give_back((None,))
+                    give_back([None])
             assert not peers_come.is_set()
         finally:
             peers_come.set()
@@ -437,8 +437,31 @@ def test_an_error_waits_for_no_group(failing: bool, monkeypatch: pytest.MonkeyPa
         assert thread is not threading.current_thread()
     else:
         peers_come.set()
-        give_back((None, None))
+        give_back([None, None])
         assert by == [(None, threading.current_thread())] * 2
+
+
+def with_a_pending_operation(rank: int) -> bool:
+    comm = communicator(timeout_s=25)
+    comm.world.barrier(CPU)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        # Comes to no collective before the other has told its error.
+        store.wait(["told"], timedelta(seconds=20))
+        comm.close()
+        return True
+    with pytest.raises(RuntimeError, match="what matters"):
+        try:
+            comm.world.all_reduce(torch.ones(4))
+            raise RuntimeError("what matters")
+        finally:
+            comm.close()
+    store.set("told", "")
+    return True
+
+
+def test_an_error_waits_for_no_operation_of_gloo_s() -> None:
+    assert run_ranks(2, with_a_pending_operation) == [True, True]
 
 
 @pytest.mark.parametrize("starting", [False, True])

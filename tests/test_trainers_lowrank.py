@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, cast
 
@@ -252,6 +253,11 @@ def test_attention_multiplies_its_weights_out_once(kind: str, monkeypatch: pytes
         layer.train(turn < 3)
         layer(x, x, x)
         assert made.count(True) == turn * (len(weights) - 1)
+    # Other threads go through the layer, too.
+    layer.eval()
+    with ThreadPoolExecutor(4) as threads:
+        for found, _ in threads.map(lambda _: layer(x, x, x), range(40)):
+            close(found, layer(x, x, x)[0])
     # Outside of a pass nothing is kept: factors change.
     with torch.no_grad():
         weights[0].factors["sigma"].zero_()

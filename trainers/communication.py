@@ -286,12 +286,13 @@ class Communicator:
 
     def close(self) -> None:
         """Give back the process groups made here; the one that the caller initialised stays."""
-        give_back(tuple(self._own_groups))
-        self._own_groups.clear()
         for channel in (self._finding, *self._channels.values()):
             # A reference would keep the group, and its threads, alive after the caller has destroyed it.
             channel.group = None
         self._channels.clear()
+        mine: list[dist.ProcessGroup | None] = [*self._own_groups]
+        self._own_groups.clear()
+        give_back(mine)
 
     def _made(self, parts: Sequence[Ranks]) -> dist.ProcessGroup | None:
         """A group of this rank's part of ``parts``, given back at the end; None if it is alone there."""

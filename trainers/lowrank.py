@@ -231,14 +231,8 @@ class Factored(nn.Module):
         return tuple(self._parameters[f"{attribute}_{name}"] for name in self._factors[attribute])  # type: ignore[misc]
 
     def _whole(self, attribute: str) -> Tensor:
-        held: dict[str, Tensor] | None = self.__dict__.get("_held")
-        if held is not None and attribute in held:
-            return held[attribute]
         shape = self._whole_shapes[attribute]
-        whole = product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
-        if held is not None:
-            held[attribute] = whole
-        return whole
+        return product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         # Its class has no name in any module to be found by.
@@ -260,12 +254,22 @@ class _FactoredLinear(Factored):
 
 class _FactoredAttention(Factored):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        # torch reads the weight three times and more on its way: it is multiplied out once.
-        self.__dict__["_held"] = {}
-        try:
-            return super().forward(*arguments, **keywords)
-        finally:
-            del self.__dict__["_held"]
+        return nn.MultiheadAttention.forward(cast(Any, _OnePass(self)), *arguments, **keywords)
+
+
+class _OnePass:
+    """A layer for one pass, in which what it multiplies out is kept: attention reads a weight three times and more.
+
+    Not in the layer, which other threads may go through meanwhile."""
+
+    def __init__(self, layer: Factored) -> None:
+        self._layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._layer, name)
+        if name in self._layer._factors:
+            self.__dict__[name] = value
+        return value
 
 
 class _FactoredConv(Factored):

@@ -51,16 +51,18 @@ def group_apart(members: Sequence[int], number: int, *, timeout: timedelta) -> d
     return made
 
 
-def give_back(groups: Sequence[dist.ProcessGroup | None]) -> None:
-    """Destroy ``groups``; None is the world, and with it all that are left.
+def give_back(groups: list[dist.ProcessGroup | None]) -> None:
+    """Destroy ``groups``, and empty the list; None is the world, and with it all that are left. There must be no other
+    reference to them: gloo waits where the last one goes.
 
     While an error is on its way that has a few seconds only: NCCL waits there for what is under way, and so for ranks
     which wait for this one. They would not hear of the error, nor would anyone, before NCCL's own time-out.
     """
 
     def destroyed() -> None:
-        for group in groups:
-            dist.destroy_process_group(group)
+        while groups:
+            dist.destroy_process_group(groups[0])
+            del groups[0]
 
     if sys.exc_info()[0] is None:
         destroyed()
