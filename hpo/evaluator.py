@@ -333,9 +333,7 @@ def main(arguments: list[str]) -> int:
     except (Exception, SystemExit) as error:  # the task's module runs in there
         ours = isinstance(error, HpoError)
         text = str(error) if ours else describe_exception(error)
-        if not isinstance(error, NoDevice):
-            text = f"{hello['label']} could not load the task: {text}"
-        channel.send({"type": "broken", "error": text})
+        channel.send({"type": "broken", "error": f"{hello['label']} could not load the task: {text}"})
         return 1
     evaluator.serve()
     return 0

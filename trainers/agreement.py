@@ -31,11 +31,11 @@ def refuse_other_settings(channel: Channel, told: Mapping[str, object], device: 
     """
     if channel.size == 1:
         return
-    shown = {name: _shown(value) for name, value in told.items()}
-    own = [_number(name, value) for name, value in shown.items()]
+    texts = {name: shown(value) for name, value in told.items()}
+    own = [_number(name, value) for name, value in texts.items()]
     # Of one shape on all ranks, whatever they were told: to exchange the values themselves might go wrong, too.
     numbers = torch.stack(channel.all_gather(torch.tensor(own, dtype=torch.int64, device=device))).tolist()
-    for index, (name, value) in enumerate(shown.items()):
+    for index, (name, value) in enumerate(texts.items()):
         of_ranks = [row[index] for row in numbers]
         others = [str(rank) for rank, number in enumerate(of_ranks) if number != of_ranks[0]]
         if others:
@@ -89,17 +89,18 @@ def refuse_alone_among_many() -> None:
         )
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A setting as text that is the same on all ranks which were told the same, whatever devices they have."""
     if isinstance(value, str):
         return value
     if isinstance(value, Tensor):
         return repr(value.tolist())
     if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(map(_shown, value)))}}}"
+        return f"{{{', '.join(sorted(map(shown, value)))}}}"
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_shown, value))})"
+        return f"({', '.join(map(shown, value))})"
     if is_dataclass(value) and not isinstance(value, type):
-        own = (f"{field.name}={_shown(getattr(value, field.name))}" for field in fields(value) if field.repr)
+        own = (f"{field.name}={shown(getattr(value, field.name))}" for field in fields(value) if field.repr)
         return f"{type(value).__name__}({', '.join(own)})"
     return repr(value)
 

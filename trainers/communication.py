@@ -191,7 +191,7 @@ class Communicator:
         self._members = dist.get_process_group_ranks(among) if joined else [0]
         self.device = device
         self._timeout = timeout
-        self._own_groups: list[dist.ProcessGroup] = []
+        self._own_groups: list[dist.ProcessGroup | None] = []
         self._channels: dict[str, Channel] = {}
         everyone = tuple(range(self.size))
         finding = Channel(
@@ -290,9 +290,7 @@ class Communicator:
             # A reference would keep the group, and its threads, alive after the caller has destroyed it.
             channel.group = None
         self._channels.clear()
-        mine: list[dist.ProcessGroup | None] = [*self._own_groups]
-        self._own_groups.clear()
-        give_back(mine)
+        give_back(self._own_groups)
 
     def _made(self, parts: Sequence[Ranks]) -> dist.ProcessGroup | None:
         """A group of this rank's part of ``parts``, given back at the end; None if it is alone there."""

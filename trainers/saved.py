@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainers.agreement import shown
 from trainers.names import plain, plain_name
 from trainers.strategy import State
 
@@ -137,10 +138,5 @@ def described(optimizer: Optimizer) -> dict[str, str]:
     found = {"optimizer": type(optimizer).__name__}
     for index, group in enumerate(optimizer.param_groups):
         settings = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
-        found.update({f"{name} of group {index}": _shown(value) for name, value in settings.items()})
+        found.update({f"{name} of group {index}": shown(value) for name, value in settings.items()})
     return found
-
-
-def _shown(value: object) -> str:
-    # Each rank's are on its own device.
-    return repr(value.tolist() if isinstance(value, Tensor) else value)
