@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -145,6 +146,24 @@ def test_what_crosses_the_cable_is_counted_and_nothing_else() -> None:
     # What ten megabytes inside the node and a second of silence leave: two barriers' messages.
     assert found["bytes_of_a_sum_inside"] + found["bytes_of_a_quiet_second"] < 10_000
     assert found["mbit_per_s"] < 1100
+    assert found["cores_of_the_node"] == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+@pytest.mark.parametrize(
+    ("machine", "shared", "expected"),
+    [
+        ({0, 1}, False, [[0], [0], [1], [1]]),
+        ({2, 3, 5, 7, 8}, False, [[2, 3], [2, 3], [5, 7], [5, 7]]),
+        ({4}, False, [[4]] * 4),
+        ({0, 1}, True, [[0, 1]] * 4),
+    ],
+)
+def test_nodes_have_cores_of_their_own(
+    machine: set[int], shared: bool, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: machine)
+    nodes = two_nodes.TwoNodes(rate_mbit=None, shared_cores=shared)
+    assert [nodes._cores(rank) for rank in range(two_nodes.RANKS)] == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

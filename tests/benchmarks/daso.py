@@ -1,7 +1,8 @@
 """DASO while cycling, on two nodes of two ranks joined by 200 Mbit/s: its step against one without any traffic
 between nodes and against DDP's; what it sends against what it should.
 
-    python tests/benchmarks/daso.py [--rounds 5] [--cycles 10] [--rate 200 | --steps-on-link 2] [--quick]
+    python tests/benchmarks/daso.py [--rounds 5] [--cycles 10] [--rate 200 | --steps-on-link 2] [--shared-cores]
+                                    [--quick]
 
 A perceptron of 2.6 million parameters, 128 samples a rank and step, AdamW, B = 4, parameters on
 the wire in bf16. In each round the same processes train it, one after the other, with
@@ -17,11 +18,13 @@ interface of each node has transmitted in these cycles, for each parameter and s
 gradients twice, in four bytes), 3 in bf16.
 
 The link needs a time for one synchronisation that no method can hide where it is longer than S steps without
-traffic: ``floor_delay_S`` is the ratio at which only that much is waited for. Four ranks share this machine's
-cores, so that a step takes longer than it would on a node of its own, and a link of 200 Mbit/s is the faster
-for it; ratios within a round are what counts. ``--steps-on-link`` measures a step without traffic first and
-chooses the rate at which one synchronisation takes so many of them: what S has to hide is then the same on fast
-machines and slow ones. Ends in one line of JSON."""
+traffic: ``floor_delay_S`` is the ratio at which only that much is waited for. Two ranks share a node's cores,
+half of this machine's, so that a step takes longer than it would with a core for each rank, and a link of 200
+Mbit/s is the faster for it; ratios within a round are what counts. ``--steps-on-link`` measures a step without
+traffic first and chooses the rate at which one synchronisation takes so many of them: what S has to hide is then
+the same on fast machines and slow ones. With ``--shared-cores`` all ranks share all cores: the scheduler lets one
+node run ahead of the other there, a synchronisation begins when both have sent, and what DASO then waits for is no
+property of the link. Ends in one line of JSON."""
 
 from __future__ import annotations
 
@@ -115,16 +118,19 @@ def main() -> None:
     parser.add_argument(
         "--steps-on-link", type=float, help="steps that one synchronisation is to take; chooses the rate"
     )
+    parser.add_argument(
+        "--shared-cores", action="store_true", help="both nodes use all of this machine's cores"
+    )
     parser.add_argument("--quick", action="store_true", help="one round of two cycles")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.cycles = 1, 2
     parameters = sum(parameter.numel() for parameter in perceptron(WIDTHS).parameters())
     if options.steps_on_link is not None:
-        with entered(None) as nodes:
+        with entered(None, shared_cores=options.shared_cores) as nodes:
             step_s = nodes.run(alone_s, {}, timeout_s=600)[0]
         options.rate = round(2 * parameters * 8 / 1e6 / (options.steps_on_link * step_s), 1)
-    with entered(options.rate) as nodes:
+    with entered(options.rate, shared_cores=options.shared_cores) as nodes:
         ranks = nodes.run(measure, {"rounds": options.rounds, "cycles": options.cycles}, timeout_s=1800)
     rows = ranks[0]
     names = [*rows[0]]
@@ -156,6 +162,7 @@ def main() -> None:
         "bytes_to_expected": {name: sent[name] / expected for name, expected in EXPECTED_BYTES.items()},
         "load_average": load_average(),
         "cores": os.cpu_count(),
+        "shared_cores": options.shared_cores,
     }
     for delay in DELAYS:
         name = f"delay {delay}"

@@ -10,7 +10,9 @@ A benchmark runs one of its functions on all ranks:
 In ``measure`` a gloo group is initialised and ``bytes_sent()`` reads the interface's counter of the node's
 transmitted bytes, Ethernet headers included. Ranks of one node reach each other over the node's own loopback,
 which that counter does not see. Neither address resolution nor IPv6 adds anything: what is counted is TCP
-between the ranks. ``Alone`` does the same on this machine's loopback, without namespaces or rights.
+between the ranks. Each node has half of this machine's cores to itself, as nodes have: on shared ones the
+scheduler lets one run ahead of the other by a step and more. ``Alone`` does the same on this machine's loopback,
+without namespaces or rights.
 
 Needs Linux, root and iproute2 (``ip`` and ``tc``). Namespaces are removed at the end, also after Ctrl-C,
 SIGTERM and failures; those that a killed process left are removed by the next run."""
@@ -111,6 +113,7 @@ class Alone:
         line = [sys.executable, __file__, "--rank", str(rank), "--scratch", str(scratch)]
         line += ["--function", f"{function.__code__.co_filename}:{function.__name__}"]
         line += ["--arguments", json.dumps(arguments)]
+        line += ["--cores", *map(str, self._cores(rank))]
         environment = {
             **os.environ,
             "GLOO_SOCKET_IFNAME": self.interface,
@@ -130,6 +133,10 @@ class Alone:
     def _inside(self, rank: int) -> list[str]:
         """What stands before a command to make it run on this rank's node."""
         return []
+
+    def _cores(self, rank: int) -> list[int]:
+        """Of this machine, those that the rank may use."""
+        return sorted(os.sched_getaffinity(0))
 
     @staticmethod
     def _wait(processes: list[subprocess.Popen[bytes]], scratch: Path, deadline: float) -> None:
@@ -152,7 +159,7 @@ class Alone:
 
 class TwoNodes(Alone):
     """Ranks 0 and 1 on one node, 2 and 3 on the other; ``rate_mbit``: of the cable, each way (None: as fast
-    as the machine copies).
+    as the machine copies). ``shared_cores``: nodes do not have cores of their own; so it is on a single core.
 
     Raises:
         Unavailable: entering it, where namespaces cannot be made.
@@ -160,8 +167,9 @@ class TwoNodes(Alone):
 
     interface = INTERFACE
 
-    def __init__(self, *, rate_mbit: float | None) -> None:
+    def __init__(self, *, rate_mbit: float | None, shared_cores: bool = False) -> None:
         self._rate_mbit = rate_mbit
+        self._shared_cores = shared_cores
         number = next(_numbers)
         self._names = tuple(f"two-nodes-{os.getpid()}-{number}{side}" for side in "ab")
         self._previous: Any = None
@@ -223,6 +231,14 @@ class TwoNodes(Alone):
     def _inside(self, rank: int) -> list[str]:
         return ["ip", "netns", "exec", self._names[rank // RANKS_PER_NODE]]
 
+    def _cores(self, rank: int) -> list[int]:
+        cores = super()._cores(rank)
+        share = len(cores) // len(self._names)
+        if self._shared_cores or share == 0:
+            return cores
+        first = rank // RANKS_PER_NODE * share
+        return cores[first : first + share]
+
 
 def _check_tools() -> None:
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
@@ -263,6 +279,8 @@ def _as_rank(options: argparse.Namespace) -> None:
     """One rank: call the function and leave its value in a file."""
     # Should the one that started this be killed, nobody else would end it.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    # Before the first thread: those that are there already would keep theirs.
+    os.sched_setaffinity(0, options.cores)
     import torch
     import torch.distributed as dist
 
@@ -306,6 +324,7 @@ def cable(rank: int, megabytes: int) -> dict[str, float]:
         # Two barriers lie in the first of these, nothing in the second.
         "bytes_of_a_sum_inside": quiet - sent - between,
         "bytes_of_a_quiet_second": bytes_sent() - quiet,
+        "cores_of_the_node": len(os.sched_getaffinity(0)),
     }
 
 
@@ -318,6 +337,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--function", help=argparse.SUPPRESS)
     parser.add_argument("--arguments", help=argparse.SUPPRESS)
+    parser.add_argument("--cores", type=int, nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
         _as_rank(options)
@@ -331,12 +351,12 @@ def main() -> None:
     print(json.dumps({"benchmark": "two_nodes", "rate_mbit": options.rate, **found}))
 
 
-def entered(rate_mbit: float | None) -> TwoNodes:
+def entered(rate_mbit: float | None, *, shared_cores: bool = False) -> TwoNodes:
     """Two nodes for a ``with``; SystemExit with the reason where they cannot be."""
     reason = why_not()
     if reason is not None:
         raise SystemExit(reason)
-    return TwoNodes(rate_mbit=rate_mbit)
+    return TwoNodes(rate_mbit=rate_mbit, shared_cores=shared_cores)
 
 
 if __name__ == "__main__":
