@@ -571,6 +571,55 @@ def test_attention_and_convolutions_train_and_frozen_layers_stay() -> None:
         ]
 
 
+class Scaled(nn.Module):
+    """A number, one that is complex, and a layer of complex ones: none of these becomes factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = model()
+        self.scale = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+        self.phase = nn.Parameter(torch.tensor(1 + 0.5j, dtype=torch.complex128))
+        self.turned = nn.Linear(1, 3, dtype=torch.complex128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.scale * self.net(x)
+        return y + (self.turned(y.to(torch.complex128)) * self.phase).abs().mean(1, keepdim=True)
+
+
+class OfLists(torch.optim.Optimizer):
+    """Takes the mean of the last two gradients, which it keeps in a list."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.02})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                last = self.state[parameter].setdefault("last", [])
+                last[:] = [*last[-1:], parameter.grad.clone()]
+                parameter -= group["lr"] * sum(last) / len(last)
+
+
+def scaled_on_ranks(rank: int, optimizer: Any) -> dict[str, Tensor]:
+    net = Scaled()
+    # Of twelve steps the last five are a rebound, which begins with what the merge has left.
+    batch_size = 48 // (12 * dist.get_world_size())
+    train(net, 1, optimizer=optimizer, epochs=1, batch_size=batch_size, method=method(rebound_steps=5))
+    return state_of(net)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("optimizer", [sgd, adamw, OfLists])
+def test_what_the_optimizer_keeps_of_numbers_and_complex_parameters_merges_too(
+    ranks: int, optimizer: Any
+) -> None:
+    first, *others = run_ranks(ranks, scaled_on_ranks, optimizer)
+    for other in others:
+        assert_identical(first, other)
+
+
 def rates(rank: int) -> list[float]:
     driven = Driven(model(), method())
     found = []

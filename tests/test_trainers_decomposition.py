@@ -413,6 +413,15 @@ def test_moments_of_complex_parameters_begin_anew_as_squares_of_their_parts_go_t
     assert new.isfinite().all()
 
 
+def test_state_that_no_map_is_known_for_begins_anew() -> None:
+    for other in ([random(6, 8)], {"inner": random(6, 8)}):
+        optimizer, old, _ = stepped(OPTIMIZERS["adamw"])
+        optimizer.state[old]["further"] = other
+        new = nn.Parameter(random(5, 8))
+        exchange(optimizer, old, new, Projection(left=random(5, 6)))
+        assert new not in optimizer.state
+
+
 def test_the_same_parameter_may_take_other_coordinates() -> None:
     optimizer, old, other = stepped(OPTIMIZERS["adamw"])
     was = {name: value.clone() for name, value in optimizer.state[old].items()}

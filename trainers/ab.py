@@ -35,7 +35,7 @@ from trainers.lowrank import (
     matrix_weights,
     refuse_untrained,
 )
-from trainers.optimizer_state import Projection, exchange
+from trainers.optimizer_state import Projection, exchange, holds_others, moments_of
 from trainers.strategy import (
     Setup,
     State,
@@ -241,7 +241,7 @@ class _ABTraining(Strategy):
             return
         touched: list[Tensor] = []
         if self._exchange is not None:
-            touched = self._shared_tensors() + list(self._setup.model.buffers())
+            touched = [*self._shared_parameters(), *self._setup.model.buffers()]
         kept = [tensor.clone() for tensor in touched]
         factors = [weight.factors for weight in self._weights]
         with self._communicator.counted_as_service():
@@ -437,13 +437,13 @@ class _ABTraining(Strategy):
         return self._exchange.merged(
             self._weights,
             self._starts,
-            self._shared_tensors() + floating + (self._shared_moments() if moments else []),
+            [*self._shared_parameters(), *floating, *(self._shared_moments() if moments else [])],
             merge=self._method.merge,
             gain=self._method.merge_gain,
             loss=self._loss_sum / max(1, self._loss_steps),
         )
 
-    def _shared_tensors(self) -> list[Tensor]:
+    def _shared_parameters(self) -> list[nn.Parameter]:
         """The trained parameters that are no factors."""
         factors = {id(factor) for weight in self._weights for factor in weight.factors.values()}
         return [p for p in self._setup.model.parameters() if p.requires_grad and id(p) not in factors]
@@ -451,13 +451,11 @@ class _ABTraining(Strategy):
     def _shared_moments(self) -> list[Tensor]:
         """What the optimizer keeps of them, but for counts of steps, which are the same everywhere."""
         found = []
-        for parameter in self._shared_tensors():
-            state = self._optimizer.state.get(parameter, {})
-            found += [
-                value
-                for _, value in sorted(state.items())
-                if isinstance(value, Tensor) and value.dtype.is_floating_point and value.dim() > 0
-            ]
+        for parameter in self._shared_parameters():
+            if holds_others(self._optimizer.state.get(parameter, {})):
+                # Of lists and the like nobody knows a mean: groups would go on apart.
+                exchange(self._optimizer, parameter, parameter)
+            found += moments_of(self._optimizer, parameter)
         return found
 
     @property

@@ -12,8 +12,9 @@ keeping the count of steps would make the next update several times too large.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import NoneType
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from trainers.ftrl import Ftrl
 
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
 _SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"})
+_COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
+"""What follows from the number of steps alone; of NAdam and ASGD the latter three."""
 _MEAN_OF = {"square_avg": "grad_avg"}
 """The first moment whose square an optimizer takes off the second: what is left must not be negative."""
 
@@ -99,6 +102,25 @@ def _second(value: Tensor, mean: object, projection: Projection) -> Tensor:
     return projection.second(variance) + projection.first(mean).square()
 
 
+def moments_of(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
+    """What ``optimizer`` keeps of ``parameter`` in tensors of numbers that are not whole, but for counts of steps."""
+    return [
+        value
+        for name, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, Tensor)
+        and (value.is_floating_point() or value.is_complex())
+        # A parameter without dimensions has such moments.
+        and (value.dim() > 0 or (parameter.dim() == 0 and name not in _COUNTS))
+    ]
+
+
+def holds_others(state: Mapping[str, object]) -> bool:
+    """Whether ``state``, an optimizer's of a parameter, has more than tensors and single values: lists of tensors,
+    say.
+    """
+    return not all(isinstance(value, (Tensor, int, float, str, NoneType)) for value in state.values())
+
+
 def insert(optimizer: Optimizer, beside: nn.Parameter, new: nn.Parameter) -> None:
     """Let ``optimizer`` train ``new`` as well, after ``beside`` and with its settings."""
     params, index = _place(optimizer, beside)
@@ -141,7 +163,7 @@ def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
 
 def _understood(state: dict[str, object], parameter: nn.Parameter) -> bool:
     """Whether all that is no single number is a moment of the parameter's shape."""
-    return all(
+    return not holds_others(state) and all(
         name in _FIRST_MOMENTS | _SECOND_MOMENTS and value.shape == parameter.shape
         for name, value in state.items()
         if isinstance(value, Tensor) and value.dim() > 0
