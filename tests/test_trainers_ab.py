@@ -572,7 +572,9 @@ def test_attention_and_convolutions_train_and_frozen_layers_stay() -> None:
 
 
 class Scaled(nn.Module):
-    """A number, one that is complex, and a layer of complex ones: none of these becomes factors."""
+    """A number, one that is complex, and a layer of complex ones: none of these becomes factors; and a buffer of a type
+    without arithmetic.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -581,6 +583,7 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
         self.phase = nn.Parameter(torch.tensor(1 + 0.5j, dtype=torch.complex128))
         self.turned = nn.Linear(1, 3, dtype=torch.complex128)
+        self.register_buffer("stored", torch.ones(3).to(torch.float8_e4m3fn), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.scale * self.net(x)
@@ -602,6 +605,28 @@ class OfLists(torch.optim.Optimizer):
                 parameter -= group["lr"] * sum(last) / len(last)
 
 
+class OfLayers(torch.optim.Optimizer):
+    """Divides gradients by the norm that they had so far, one number a parameter, as NovoGrad does."""
+
+    name = "exp_avg_sq"
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.02})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                square = parameter.grad.abs().square().sum()
+                mean = self.state[parameter].setdefault(self.name, square)
+                mean.lerp_(square, 0.3)
+                parameter -= group["lr"] * parameter.grad / (mean.sqrt() + 1e-8)
+
+
+class OfLayersByAnotherName(OfLayers):
+    name = "squares"
+
+
 def scaled_on_ranks(rank: int, optimizer: Any) -> dict[str, Tensor]:
     net = Scaled()
     # Of twelve steps the last five are a rebound, which begins with what the merge has left.
@@ -611,7 +636,7 @@ def scaled_on_ranks(rank: int, optimizer: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("optimizer", [sgd, adamw, OfLists])
+@pytest.mark.parametrize("optimizer", [sgd, adamw, OfLists, OfLayers, OfLayersByAnotherName])
 def test_what_the_optimizer_keeps_of_numbers_and_complex_parameters_merges_too(
     ranks: int, optimizer: Any
 ) -> None:
@@ -799,6 +824,16 @@ def test_refuses_ranks_that_make_no_groups(nodes: Any, size: int | None, message
 def test_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         trainers.AB(**wrong)
+
+
+def test_says_so_where_a_run_before_left_all_in_factors() -> None:
+    net, method_before = model(), trainers.OIALR(delay=2, update_every=2)
+    train(net, method=method_before, epochs=1)
+    with pytest.raises(
+        ValueError, match=r"AB: 2\.weight is a product of factors .* trainers\.merged\(model\)"
+    ):
+        train(net, method=method(groups=False))
+    train(trainers.merged(net), method=method(groups=False), epochs=1)
 
 
 def test_refuses_what_cannot_be_trained_so() -> None:

@@ -414,9 +414,16 @@ def test_moments_of_complex_parameters_begin_anew_as_squares_of_their_parts_go_t
 
 
 def test_state_that_no_map_is_known_for_begins_anew() -> None:
-    for other in ([random(6, 8)], {"inner": random(6, 8)}):
+    codes = torch.zeros(6, 2, 4, dtype=torch.uint8)
+    for name, other in (
+        ("further", [random(6, 8)]),
+        ("further", {"inner": random(6, 8)}),
+        ("further", codes),
+        # One number for a whole layer, as NovoGrad has it.
+        ("exp_avg_sq", torch.tensor(1.0)),
+    ):
         optimizer, old, _ = stepped(OPTIMIZERS["adamw"])
-        optimizer.state[old]["further"] = other
+        optimizer.state[old][name] = other
         new = nn.Parameter(random(5, 8))
         exchange(optimizer, old, new, Projection(left=random(5, 6)))
         assert new not in optimizer.state

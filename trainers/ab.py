@@ -23,6 +23,7 @@ from trainers.communication import (
     GradientAverager,
     average_tensors,
     broadcast_tensors,
+    buffers_of,
     gradient_of,
     reconcile_buffers,
 )
@@ -35,7 +36,7 @@ from trainers.lowrank import (
     matrix_weights,
     refuse_untrained,
 )
-from trainers.optimizer_state import Projection, exchange, holds_others, moments_of
+from trainers.optimizer_state import Projection, exchange, holds_others, moments_of, numbers_of
 from trainers.strategy import (
     Setup,
     State,
@@ -158,6 +159,11 @@ class _ABTraining(Strategy):
                 f"{self._total}. Leave steps for the group phases, or use DDP."
             )
         self._weights = self._found()
+        if not self._weights and (left := [w.name for w in matrix_weights(setup.model) if w.factors]):
+            raise ValueError(
+                f"AB: {left[0]} is a product of factors already, as OIALR leaves it, and no other weight can be "
+                "factorised. Make the model an ordinary one first: trainers.merged(model)."
+            )
         if not self._weights:
             raise ValueError(
                 "AB: the model has no weight to factorise: none of Linear, Conv1d, Conv2d or MultiheadAttention, "
@@ -430,10 +436,9 @@ class _ABTraining(Strategy):
         """
         if self._exchange is None:
             return [weight.matrix().clone() for weight in self._weights]
-        buffers = list(self._setup.model.buffers())
-        floating = [buffer for buffer in buffers if buffer.dtype.is_floating_point]
+        floating, others = buffers_of(self._setup.model)
         average_tensors(self._exchange.inside, floating)
-        broadcast_tensors(self._communicator.world, [b for b in buffers if not b.dtype.is_floating_point])
+        broadcast_tensors(self._communicator.world, others)
         return self._exchange.merged(
             self._weights,
             self._starts,
@@ -449,13 +454,19 @@ class _ABTraining(Strategy):
         return [p for p in self._setup.model.parameters() if p.requires_grad and id(p) not in factors]
 
     def _shared_moments(self) -> list[Tensor]:
-        """What the optimizer keeps of them, but for counts of steps, which are the same everywhere."""
-        found = []
+        """What the optimizer keeps of them, but for counts of steps, which are the same everywhere, and for single
+        numbers, which become their mean here.
+        """
+        found: list[Tensor] = []
+        numbers: list[Tensor] = []
         for parameter in self._shared_parameters():
             if holds_others(self._optimizer.state.get(parameter, {})):
                 # Of lists and the like nobody knows a mean: groups would go on apart.
                 exchange(self._optimizer, parameter, parameter)
             found += moments_of(self._optimizer, parameter)
+            numbers += numbers_of(self._optimizer, parameter)
+        # What is the same on all ranks stays: a sum of equal shares of a count may be a rounding less.
+        average_tensors(self._communicator.world, numbers)
         return found
 
     @property

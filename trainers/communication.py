@@ -480,10 +480,16 @@ def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
 
 def reconcile_buffers(channel: Channel, model: nn.Module) -> None:
     """Make the model's buffers the same on all ranks: floating-point ones their mean, others rank 0's."""
+    floating, others = buffers_of(model)
+    average_tensors(channel, floating)
+    broadcast_tensors(channel, others)
+
+
+def buffers_of(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The buffers of ``model`` that have a mean, and the others."""
     own = list(model.buffers())
     # Types of eight bits and less are for storage; they have no arithmetic.
-    average_tensors(channel, [buffer for buffer in own if buffer.dtype in _REAL])
-    broadcast_tensors(channel, [buffer for buffer in own if buffer.dtype not in _REAL])
+    return [b for b in own if b.dtype in _REAL], [b for b in own if b.dtype not in _REAL]
 
 
 class GradientAverager:

@@ -114,11 +114,30 @@ def moments_of(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
     ]
 
 
-def holds_others(state: Mapping[str, object]) -> bool:
-    """Whether ``state``, an optimizer's of a parameter, has more than tensors and single values: lists of tensors,
-    say.
+def numbers_of(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
+    """What it keeps in single numbers: NovoGrad has a moment for each of a whole layer. May be counts, if of names of
+    their own.
     """
-    return not all(isinstance(value, (Tensor, int, float, str, NoneType)) for value in state.values())
+    return [
+        value
+        for name, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.dim() == 0 < parameter.dim()
+        and name not in _COUNTS
+    ]
+
+
+def holds_others(state: Mapping[str, object]) -> bool:
+    """Whether ``state``, an optimizer's of a parameter, has more than tensors that have a mean and single values: lists
+    of tensors, say, or codes of eight bits.
+    """
+    return not all(
+        value.dim() == 0 or value.is_floating_point() or value.is_complex()
+        if isinstance(value, Tensor)
+        else isinstance(value, (int, float, str, NoneType))
+        for value in state.values()
+    )
 
 
 def insert(optimizer: Optimizer, beside: nn.Parameter, new: nn.Parameter) -> None:
@@ -163,8 +182,9 @@ def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
 
 def _understood(state: dict[str, object], parameter: nn.Parameter) -> bool:
     """Whether all that is no single number is a moment of the parameter's shape."""
+    known = _FIRST_MOMENTS | _SECOND_MOMENTS
     return not holds_others(state) and all(
-        name in _FIRST_MOMENTS | _SECOND_MOMENTS and value.shape == parameter.shape
+        name in known and value.shape == parameter.shape
         for name, value in state.items()
-        if isinstance(value, Tensor) and value.dim() > 0
+        if isinstance(value, Tensor) and (value.dim() > 0 or name in known)
     )
