@@ -386,6 +386,22 @@ def test_copies_and_pickles_are_models_of_their_own(way: Callable[[nn.Module], n
     assert isinstance(net[0], Factored)
 
 
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_of_a_layer_that_is_compiled_in_place_computes_with_its_own_weights(
+    way: Callable[[nn.Module], nn.Module],
+) -> None:
+    layer, x = nn.Linear(20, 24), torch.randn(3, 20)
+    layer.compile(backend="eager")
+    decomposed(matrix_weights(layer)[0], 5)
+    expected = layer(x)
+    other = way(layer)
+    torch.testing.assert_close(other(x), expected)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not other(x).any()
+
+
 def test_compiled_models_follow_a_change_of_rank() -> None:
     net = small_model()
     compiled = torch.compile(net, backend="eager")
@@ -437,6 +453,8 @@ def test_layers_have_one_name_whatever_is_compiled() -> None:
     compiled = torch.compile(net, backend="eager")
     assert [w.layer for w in matrix_weights(compiled)] == expected
     assert matrix_weights(nn.Linear(16, 16))[0].layer == "weight"
+    beside = nn.ModuleDict({"gate": nn.Linear(16, 16), "gate_weight": nn.Linear(16, 16)})
+    assert [w.layer for w in matrix_weights(beside)] == ["gate", "gate_weight"]
 
 
 def test_first_and_last_mean_the_model_s() -> None:

@@ -19,6 +19,7 @@ from torch.nn.functional import conv1d, conv2d, linear
 from torch.optim import Optimizer
 
 from trainers.decomposition import full_precision
+from trainers.names import plain_name
 
 SMALLEST_SIDE = 16
 """Weights with a smaller side stay whole: there is nothing to gain."""
@@ -51,7 +52,9 @@ class MatrixWeight:
     @property
     def layer(self) -> str:
         """The layer's name, for metrics, compiled or not: "blocks.0.attention.in_proj"; "weight" if it is all."""
-        return self.name.replace("_orig_mod.", "").removesuffix(".weight").removesuffix("_weight")
+        name = plain_name(self.name)
+        # Of one suffix only: a layer may be called "gate_weight", beside "gate".
+        return name.removesuffix(".weight" if self.attribute == "weight" else "_weight")
 
     @property
     def rows(self) -> int:
@@ -236,7 +239,7 @@ class Factored(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         # Its class has no name in any module to be found by.
-        return _restored, (type(self)._plain_class, tuple(sorted(self._factors))), dict(self.__dict__)
+        return _restored, (type(self)._plain_class, tuple(sorted(self._factors))), self.__getstate__()  # type: ignore[no-untyped-call]
 
     def _matrices(self, rows: int) -> list[Tensor]:
         """What ``rows`` inputs of ``weight`` go through, one after the other."""
