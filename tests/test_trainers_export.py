@@ -106,6 +106,61 @@ def test_the_best_epoch_is_taken_where_it_is_restored(tmp_path: Path) -> None:
     assert torch.equal(outputs(trainers.load_trained(network(), tmp_path)), outputs(model))
 
 
+class Twice(nn.Module):
+    """A block that stands in two places, beside something that is no tensor in the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into = nn.Linear(3072, 24)
+        self.first = nn.Sequential(nn.Linear(24, 24), nn.Tanh())
+        self.second = self.first
+        self.out = nn.Linear(24, 4)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 3}
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.second(self.first(self.into(x.flatten(1)))))
+        return out
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_layers_in_several_places_and_state_of_any_kind_are_loaded(tmp_path: Path, merge: bool) -> None:
+    model = Twice()
+    trainers.train(
+        model,
+        IMAGES,
+        IMAGES,
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        method=METHODS["oialr"],
+        batch_size=8,
+        epochs=3,
+        checkpoint=tmp_path,
+        early_stopping=trainers.EarlyStopping(metric="epoch", direction="maximize", restore_best=True),
+    )
+    loaded = trainers.load_trained(Twice(), tmp_path, merge=merge)
+    assert any(weight.factors for weight in matrix_weights(loaded)) != merge
+    assert torch.allclose(outputs(loaded), outputs(model), atol=1e-5)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_compiled_model_and_the_plain_one_take_what_the_other_left(tmp_path: Path, merge: bool) -> None:
+    model = trained(tmp_path / "checkpoint", "oialr")
+    expected = outputs(model)
+    compiled = torch.compile(network(), backend="eager")
+    assert isinstance(compiled, nn.Module)
+    trainers.load_trained(compiled, tmp_path / "checkpoint", merge=merge)
+    assert torch.allclose(outputs(compiled), expected, atol=1e-4)
+    trainers.save_model(compiled, tmp_path / "model.safetensors")
+    again = trainers.load_model(network(), tmp_path / "model.safetensors", merge=merge)
+    assert torch.allclose(outputs(again), expected, atol=1e-4)
+
+
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         trainers.load_trained(network(), tmp_path)

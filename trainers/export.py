@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainers.checkpoint import read_alone
 from trainers.lowrank import factorise, matrix_weights, product
+from trainers.names import plain, plain_name
 
 _PRODUCTS = (("u", "sigma", "vt"), ("a", "b"))
 """The factors of the methods, in the order of their product."""
@@ -39,20 +40,23 @@ def load_state(
     model: nn.Module, state: Mapping[str, Tensor], *, merge: bool = False, source: str = "The state"
 ) -> nn.Module:
     """As ``load_trained``, from tensors by name, with factors or without. ``source`` names them in errors."""
-    filled = dict(state)
+    filled, places = plain(state), _places(model)
     with torch.no_grad():
         for weight in matrix_weights(model, factored=False):
+            held = plain_name(weight.name)
             names = next(
-                (names for names in _PRODUCTS if all(f"{weight.name}_{name}" in filled for name in names)), ()
+                (names for names in _PRODUCTS if all(f"{held}_{name}" in filled for name in names)), ()
             )
-            if weight.name in filled or not names:
+            if held in filled or not names:
                 continue
-            factors = {name: filled[f"{weight.name}_{name}"] for name in names}
+            factors = {name: filled[f"{held}_{name}"] for name in names}
             if merge:
-                for name in names:
-                    del filled[f"{weight.name}_{name}"]
-                whole = product(tuple(factors.values()), weight.rows, weight.columns)
-                filled[weight.name] = whole.view(weight.shape)
+                whole = product(tuple(factors.values()), weight.rows, weight.columns).view(weight.shape)
+                # The state has a layer that the model uses in several places once for each.
+                for place in places[weight.module]:
+                    for name in names:
+                        filled.pop(f"{place}{weight.attribute}_{name}", None)
+                    filled[f"{place}{weight.attribute}"] = whole
             else:
                 factorise(
                     weight,
@@ -62,11 +66,11 @@ def load_state(
                     },
                 )
     own = model.state_dict()
+    needed, found = _forms(plain(own)), _forms(filled)
     differing = [
-        f"{name} is {tuple(filled[name].shape) if name in filled else 'not there'} and must be "
-        f"{tuple(own[name].shape) if name in own else 'not there'}"
-        for name in sorted(own.keys() | filled.keys())
-        if name not in filled or name not in own or filled[name].shape != own[name].shape
+        f"{name} is {found.get(name, 'not there')} and must be {needed.get(name, 'not there')}"
+        for name in sorted(needed.keys() | found.keys())
+        if found.get(name) != needed.get(name)
     ]
     if differing:
         raise ValueError(
@@ -74,15 +78,32 @@ def load_state(
             f"{f', and {len(differing) - 1} more' if len(differing) > 1 else ''}. "
             "Make the model with the configuration and options of the run."
         )
-    model.load_state_dict(filled)
+    own.update({name: filled[plain_name(name)] for name in own})
+    model.load_state_dict(own)
     return model
+
+
+def _forms(state: Mapping[str, object]) -> dict[str, object]:
+    """Of each tensor its shape; a module's extra state may be of any kind."""
+    return {
+        name: tuple(value.shape) if isinstance(value, Tensor) else "no tensor"
+        for name, value in state.items()
+    }
+
+
+def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Of each module all that the plain names of its tensors begin with."""
+    places: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(plain_name(f"{name}." if name else ""))
+    return places
 
 
 def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write the tensors of ``model``, on the CPU, and ``metadata`` to ``path``, a safetensors file."""
     from safetensors.torch import save_file
 
-    state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.detach().cpu().clone() for name, tensor in plain(model.state_dict()).items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Nobody shall find half of a file.
