@@ -622,6 +622,26 @@ def test_two_ranks_resume_bit_for_bit(tmp_path: Path, under: str, optimizer: str
         assert_identical(whole, pieces)
 
 
+def with_names(net: nn.Module) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: adamw([(n, p) for n, p in net.named_parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_compiled_model_that_was_interrupted_in_factors_goes_on(tmp_path: Path, named: bool) -> None:
+    whole = noisy().double()
+    expected = train(whole)
+    plain = noisy().double()
+    # As whole weights, and later on as factors, of which the optimizer knows other names.
+    for stop, net in ((3, plain), (9, torch.compile(plain, backend="eager")), (4, plain)):
+        optimizer = with_names(net) if named else adamw
+        with pytest.raises(trainers.Interrupted):
+            train(net, checkpoint=tmp_path, interrupt=After(stop), optimizer=optimizer)
+    net = torch.compile(plain, backend="eager")
+    found = train(net, checkpoint=tmp_path, optimizer=with_names(net) if named else adamw)
+    assert without_times(found) == without_times(expected)
+    assert_identical(state_of(plain), state_of(whole))
+
+
 def gone_on_with_the_same_model(rank: int, directory: str, stops: list[int]) -> tuple[Any, ...]:
     keywords = {
         "train_set": data(dtype=torch.float32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -246,8 +247,6 @@ class _Run:
             epochs=settings.epochs,
             steps_per_epoch=self.steps_per_epoch,
         )
-        self.names = {plain_name(name): name for name, _ in self.model.named_parameters()}
-        """The model's names, which strategies know weights by, of those in checkpoints."""
         self.strategy: Strategy = method.strategy(
             Setup(
                 model=self.model,
@@ -261,6 +260,8 @@ class _Run:
         )
         # A model that a run before left in factors is whole now.
         self.form = form_of(self.model)
+        self.names = {plain_name(name): name for name, _ in self.model.named_parameters()}
+        """The model's names, which strategies know weights by, of those in checkpoints."""
         self.checkpoint = Checkpoint(checkpoint, communicator) if checkpoint is not None else None
         try:
             self._check_names()
@@ -383,7 +384,10 @@ class _Run:
                 and stopping.best_epoch(position.history) == position.epoch - 1
             ):
                 state = plain(self.model.state_dict())
-                weights = {name: value.clone() for name, value in state.items()}
+                # A module's extra state may be of any kind.
+                weights = {
+                    n: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v) for n, v in state.items()
+                }
                 self.best = {"model": weights, "strategy": self._strategy_state()}
         self.progress.epoch(entry)
         if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):

@@ -13,6 +13,7 @@ from trainers.agreement import shown
 from trainers.names import plain, plain_name
 from trainers.strategy import State
 
+_NO_SETTINGS = ("params", "param_names", "initial_lr")
 _REMEDY = "Name another directory, or remove it to start anew."
 
 
@@ -134,9 +135,11 @@ def _shapes(state: Mapping[str, object]) -> dict[str, object]:
 
 
 def described(optimizer: Optimizer) -> dict[str, str]:
-    """The optimizer's kind, and the settings of its parameter groups by name."""
+    """The optimizer's kind, and the settings of its parameter groups by name; parameters' own names are not of them:
+    those of factors, or of a compiled model, are others.
+    """
     found = {"optimizer": type(optimizer).__name__}
     for index, group in enumerate(optimizer.param_groups):
-        settings = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+        settings = {name: value for name, value in group.items() if name not in _NO_SETTINGS}
         found.update({f"{name} of group {index}": shown(value) for name, value in settings.items()})
     return found

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from os import PathLike
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -211,6 +213,13 @@ def check_call(
         ("timeout", timeout, isinstance(timeout, timedelta), "a datetime.timedelta(minutes=10), say"),
     ):
         check_argument(name, value, allowed, rule)
+    assert isinstance(model, nn.Module)
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"model: {name} has no shape yet, as its layer is lazy. Put a batch through the model first: "
+                "model(inputs)."
+            )
 
 
 def check_optimizer(made: object) -> None:
