@@ -63,6 +63,9 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "optimizer(parameters) = None: must be a torch.optim.Optimizer": {"optimizer": lambda parameters: None},
     "optimizer: LBFGS computes gradients several times a step": {"optimizer": torch.optim.LBFGS},
+    "optimizer: lr of its group 0 = None: must be a number": {
+        "optimizer": lambda parameters: torch.optim.Optimizer(parameters, {}),
+    },
     "schedule: a warm-up of 2.5 epochs does not end in a run of 2": {
         "schedule": trainers.Cosine(warmup_epochs=2.5)
     },

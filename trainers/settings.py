@@ -234,3 +234,10 @@ def check_optimizer(made: object) -> None:
             f"optimizer: {type(made).__name__} computes gradients several times a step, and ranks average them once. "
             "Use another, torch.optim.AdamW say."
         )
+    for index, group in enumerate(made.param_groups):
+        rate = group.get("lr")
+        if not (isinstance(rate, Tensor) or is_number(rate)):
+            raise ValueError(
+                f"optimizer: lr of its group {index} = {rate!r}: must be a number, which the schedule starts from. "
+                f"Give {type(made).__name__} one, or, where it has none, use another, torch.optim.AdamW say."
+            )
