@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from gloo import run_ranks
-from resuming import assert_identical, state_of, without_times
+from resuming import After, assert_identical, state_of, without_times
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import mse_loss
@@ -734,6 +735,34 @@ def keeping_the_best(rank: int) -> None:
 
 def test_the_best_epoch_is_kept_whole() -> None:
     run_ranks(2, keeping_the_best)
+
+
+@pytest.mark.parametrize("stop", [2, 5, 8])
+def test_a_model_with_channels_last_resumes_bit_for_bit(tmp_path: Path, stop: int) -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [
+            nn.Conv2d(1, 32, 3),
+            nn.Tanh(),
+            nn.Conv2d(32, 64, 3),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(256, 1),
+        ]
+        made: nn.Module = nn.Sequential(nn.Unflatten(1, (1, 6, 6)), *layers)
+        return made.to(memory_format=torch.channels_last)
+
+    generator = torch.Generator().manual_seed(2)
+    images = TensorDataset(torch.randn(24, 36, generator=generator), torch.randn(24, 1, generator=generator))
+    # Of the gradient's norm the sum depends on its layout.
+    keywords: dict[str, Any] = {"train_set": images, "validation_set": None, "clip_norm": 0.1, "epochs": 2}
+    keywords["method"] = method(groups=False, rebound_steps=20)
+    whole, pieces = net(), net()
+    train(whole, **keywords)
+    with pytest.raises(trainers.Interrupted):
+        train(net(), checkpoint=tmp_path, interrupt=After(stop), **keywords)
+    train(pieces, checkpoint=tmp_path, **keywords)
+    assert_identical(state_of(whole), state_of(pieces))
 
 
 def stopped_in_a_group_phase(rank: int) -> tuple[dict[str, float], dict[str, float]]:
