@@ -35,7 +35,7 @@ def no_step() -> bool:
 
 
 def train(net: nn.Module, directory: Path | str, **changed: Any) -> trainers.Result:
-    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(2)).to(next(net.parameters()).dtype)
     settings: dict[str, Any] = {
         "loss": cross_entropy,
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
@@ -255,6 +255,40 @@ def test_a_rate_that_is_a_tensor_stays_the_same_one(tmp_path: Path) -> None:
     assert_identical(state_of(resumed), state_of(straight))
     for optimizer, rate in made:
         assert optimizer.param_groups[0]["lr"] is rate
+
+
+class Precise(torch.optim.SGD):
+    """Keeps the sum of its steps in single precision, beside weights in half."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                exact = state.setdefault("exact", parameter.float())
+                exact -= group["lr"] * parameter.grad.float()
+                parameter.copy_(exact)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer"),
+    [
+        (torch.bfloat16, lambda p: Precise(p, lr=0.01)),
+        (torch.bfloat16, lambda p: torch.optim.NAdam(p, lr=0.01)),
+        (torch.float64, lambda p: torch.optim.NAdam(p, lr=0.01)),
+    ],
+)
+def test_what_an_optimizer_keeps_in_another_type_than_the_weights_keeps_it(
+    tmp_path: Path, dtype: torch.dtype, optimizer: Any
+) -> None:
+    keywords: dict[str, Any] = {"optimizer": optimizer, "epochs": 6}
+    whole, pieces = model().to(dtype), model().to(dtype)
+    train(whole, tmp_path / "whole", **keywords)
+    for stop in (1, 2):
+        with pytest.raises(trainers.Interrupted):
+            train(model().to(dtype), tmp_path / "pieces", interrupt=After(stop), **keywords)
+    train(pieces, tmp_path / "pieces", **keywords)
+    assert_identical(state_of(whole), state_of(pieces))
 
 
 def test_settings_are_told_without_their_device() -> None:

@@ -108,6 +108,24 @@ def fill_optimizer(optimizer: Optimizer, state: dict[str, Any], *, where: str) -
         if isinstance(rate, Tensor):
             # A captured step reads this very tensor; that of the file is on the CPU.
             group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    indices = [index for group in state.get("param_groups", ()) for index in group["params"]]
+    for parameter, index in zip(parameters, indices, strict=False):
+        _keep_types(optimizer.state.get(parameter, {}), state.get("state", {}).get(index, {}))
+
+
+def _keep_types(found: dict[str, Any], saved: Mapping[str, object]) -> None:
+    """Give the tensors of ``found``, a parameter's state as torch has loaded it, the types of ``saved``.
+
+    torch has given all but counts of steps the parameter's type: NAdam keeps a number in another one, and others the
+    moments of weights in half precision.
+    """
+    for name, value in saved.items():
+        loaded = found.get(name)
+        if name == "step" or not (isinstance(value, Tensor) and isinstance(loaded, Tensor)):
+            continue
+        if loaded.dtype != value.dtype:
+            found[name] = value.to(loaded.device, copy=True)
 
 
 def _refuse_other_model(saved: Mapping[str, object], own: Mapping[str, object], where: str) -> None:
