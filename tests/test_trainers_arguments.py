@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from resuming import After
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -197,6 +199,23 @@ def test_what_numpy_makes_and_a_warm_up_of_the_whole_run_are_allowed() -> None:
     schedule = trainers.Cosine(warmup_epochs=np.float32(2), warmup_lr=np.float64(0.01))
     result = train(schedule=schedule, seed=np.int64(3), interrupt=None)
     assert [entry["lr"] for entry in result.history] == pytest.approx([0.0325, 0.0775])
+
+
+def test_steps_are_taken_as_numpy_makes_them(tmp_path: Path) -> None:
+    whole: Any = np.int64(1)
+    part: Any = np.float32(0.25)
+    for index, method in enumerate(
+        (
+            trainers.OIALR(delay=whole, update_every=whole, full_rank_last_layer=False),
+            trainers.OIALR(delay=part, update_every=part, full_rank_last_layer=False),
+            trainers.AB(warmup_steps=whole, ab_steps=whole, rebound_steps=part, groups=False),
+        )
+    ):
+        settings: dict[str, Any] = {"method": method, "epochs": 6, "checkpoint": tmp_path / str(index)}
+        with pytest.raises(trainers.Interrupted):
+            train(**settings, interrupt=After(9))
+        assert train(**settings, interrupt=None).reason == "finished"
+    assert trainers.AB(group_size=whole).group_size == 1
 
 
 @pytest.mark.parametrize("method", [trainers.AB(groups=False), trainers.OIALR()], ids=["AB", "OIALR"])

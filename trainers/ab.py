@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.ab_merge import GroupExchange, groups_of
-from trainers.arguments import check_kinds
+from trainers.arguments import check_kinds, is_integer
 from trainers.communication import (
     Channel,
     GradientAverager,
@@ -105,7 +105,7 @@ class AB:
             ("merge", self.merge in _MERGES, " or ".join(f'"{merge}"' for merge in _MERGES)),
             ("merge_gain", 0 < self.merge_gain <= 1, "above 0 and at most 1"),
             ("compression", self.compression in (None, "bf16"), 'None or "bf16"'),
-            ("group_size", size is None or (isinstance(size, int) and size >= 1), "at least 1, or None"),
+            ("group_size", size is None or (is_integer(size) and size >= 1), "at least 1, or None"),
             ("group_size", size is None or self.groups, "None where groups=False"),
         ):
             if not allowed:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.ab import AB
-from trainers.arguments import check_kinds
+from trainers.arguments import check_kinds, is_integer
 from trainers.communication import broadcast_tensors
 from trainers.ddp import DDP
 from trainers.decomposition import SharedWork, full_precision, svd, svd_cost
@@ -123,7 +123,7 @@ class _LowRank(Strategy):
             )
         given, first = (method.delay, method.update_every), self._delay + self._every
         # Fractions suit a run of some length, and may be tried in one of a step or two.
-        if first >= setup.total_steps and (any(isinstance(part, int) for part in given) or sum(given) >= 1):
+        if first >= setup.total_steps and (any(map(is_integer, given)) or sum(given) >= 1):
             raise ValueError(
                 f"OIALR(delay={method.delay!r}, update_every={method.update_every!r}): the first update would come "
                 f"after {first} steps, and the run has {setup.total_steps}. Lower one of them."

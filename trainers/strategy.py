@@ -23,6 +23,7 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainers.arguments import is_integer, is_number
 from trainers.communication import Communicator
 
 State = Mapping[str, object]
@@ -115,14 +116,14 @@ Steps = int | float
 
 def steps_of(value: Steps, total: int) -> int:
     """``value`` as a number of steps of a run of ``total``."""
-    return value if isinstance(value, int) else round(value * total)
+    return int(value) if is_integer(value) else round(float(value) * total)
 
 
 def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
     """ValueError unless ``value`` is a whole number of at least ``least``, or a fraction from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         allowed = False
-    elif isinstance(value, int):
+    elif is_integer(value):
         allowed = value >= least
     else:
         allowed = 0 <= value <= 1 and (value > 0 or least == 0)
