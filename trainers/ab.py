@@ -141,7 +141,7 @@ class _ABTraining(Strategy):
       of A, half those of B, and neither tells W's. At a decomposition the moments of W, the same on all
       ranks, go over into those of the trained factor.
     - Other parameters were trained in each group with moments of its own. These merge to their mean as the
-      parameters do: ranks go on alike, and nothing is lost.
+      parameters do: ranks go on alike, and nothing is lost. State that has no mean, lists say, starts anew.
     """
 
     def __init__(self, method: AB, setup: Setup) -> None:
