@@ -332,6 +332,45 @@ def test_metrics_get_all_in_the_order_of_the_set_and_rank_0_s_values_count(sampl
     assert evaluated(0, samples) == [0.0]
 
 
+class Rows(Seen):
+    """As many rows a sample as its first number says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.repeat_interleave(x[:, 0].long(), 0))
+
+
+def rows_evaluated(rank: int, counts: list[int]) -> None:
+    x = torch.stack([torch.tensor(counts, dtype=torch.float), torch.arange(1.0, len(counts) + 1)], 1)
+    seen: list[Tensor] = []
+
+    def keep(outputs: Tensor, targets: Tensor) -> float:
+        assert len(targets) == len(counts)
+        seen.append(outputs)
+        return 0.0
+
+    trainers.evaluate(
+        Rows(), TensorDataset(x, torch.zeros(len(counts))), metrics={"rows": keep}, batch_size=2
+    )
+    assert torch.equal(seen[0], x.repeat_interleave(torch.tensor(counts), 0))
+
+
+@pytest.mark.parametrize("counts", [[3] * 4, [3] * 5, [1, 0, 4, 2, 2], [0, 0, 1, 1]])
+def test_metrics_get_all_rows_where_a_sample_has_several(counts: list[int]) -> None:
+    run_ranks(2, rows_evaluated, counts)
+    rows_evaluated(0, counts)
+
+
+def test_a_model_that_returns_its_loss_cannot_be_evaluated() -> None:
+    class Sum(Seen):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).sum()
+
+    keywords: dict[str, Any] = {"loss": lambda outputs, targets: outputs, "metrics": {}, "epochs": 1}
+    train(Sum(), validation_set=None, **keywords)
+    with pytest.raises(TypeError, match="a tensor without dimensions for a batch"):
+        train(Sum(), **keywords)
+
+
 def test_evaluation_leaves_the_mode_and_the_statistics_as_they_were() -> None:
     net = model().train()
     before = state_of(net)

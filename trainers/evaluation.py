@@ -64,7 +64,9 @@ def scores(
     loader_processes: int,
     channel: Channel,
 ) -> dict[str, float]:
-    """As ``evaluate``, with the ranks of ``channel``: a gather each of outputs and targets, a broadcast."""
+    """As ``evaluate``, with the ranks of ``channel``: a gather each of numbers of rows, outputs and targets, a
+    broadcast.
+    """
     device, count = device_of(model), length_of(samples)
     # A rank without samples would not know the outputs' shape: then each takes them all.
     shared = count >= channel.size
@@ -77,6 +79,11 @@ def scores(
         for inputs, targets in load(samples, batches, device=device, processes=loader_processes):
             with autocast(device, precision):
                 outputs = outputs_of(model, inputs)
+            if not outputs.dim():
+                raise TypeError(
+                    "The model returned a tensor without dimensions for a batch, and those of all batches are to be "
+                    "joined for the metrics. Return its outputs, and let the loss make one number of them."
+                )
             if outputs.dtype is torch.bfloat16:
                 outputs = outputs.float()
             elif outputs.is_cuda:
@@ -87,10 +94,12 @@ def scores(
         model.train(was_training)
     all_outputs, all_targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if shared and channel.size > 1:
-        sizes = [len(share(count, rank=rank, ranks=channel.size)) for rank in range(channel.size)]
+        # Not by the shares: a sample may have several rows, as each token of a text has.
+        rows = channel.all_gather(torch.tensor([len(all_outputs), len(all_targets)], device=device))
+        of_outputs, of_targets = torch.stack(rows, 1).tolist()
         all_outputs, all_targets = (
-            _gathered(all_outputs, sizes, channel),
-            _gathered(all_targets, sizes, channel),
+            _gathered(all_outputs, of_outputs, channel),
+            _gathered(all_targets, of_targets, channel),
         )
     values = [_number(name, metric(all_outputs, all_targets)) for name, metric in metrics.items()]
     # Ranks decide by these numbers, so all must have the same ones to the last bit: rank 0's.
@@ -151,14 +160,10 @@ def device_of(model: nn.Module) -> torch.device:
     return devices.pop()
 
 
-def _gathered(mine: Tensor, sizes: list[int], channel: Channel) -> Tensor:
-    """The ranks' tensors, of ``sizes`` rows, one after the other."""
-    longest = max(sizes)
-    # Collectives want one shape: shorter parts repeat a row, which is cut off again.
-    padded = (
-        torch.cat([mine, mine[:1].expand(longest - len(mine), *mine.shape[1:])])
-        if len(mine) < longest
-        else mine
-    )
+def _gathered(mine: Tensor, rows: list[int], channel: Channel) -> Tensor:
+    """The ranks' tensors, of so many ``rows``, one after the other."""
+    # Collectives want one shape: what shorter parts are filled up with is cut off again.
+    missing = max(rows) - len(mine)
+    padded = torch.cat([mine, mine.new_zeros(missing, *mine.shape[1:])]) if missing else mine
     parts = channel.all_gather(padded.contiguous())
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
