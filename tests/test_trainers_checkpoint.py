@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gloo import run_ranks
@@ -289,6 +290,20 @@ def test_what_an_optimizer_keeps_in_another_type_than_the_weights_keeps_it(
             train(model().to(dtype), tmp_path / "pieces", interrupt=After(stop), **keywords)
     train(pieces, tmp_path / "pieces", **keywords)
     assert_identical(state_of(whole), state_of(pieces))
+
+
+def test_an_optimizer_may_be_set_with_numpy_s_numbers(tmp_path: Path) -> None:
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        betas = tuple(np.array([0.9, 0.99]))
+        return torch.optim.AdamW(
+            parameters, lr=np.float64(0.01), betas=betas, weight_decay=np.float32(0.1), amsgrad=np.bool_(True)
+        )
+
+    straight, resumed = model(), model()
+    train(straight, tmp_path / "straight", optimizer=made)
+    interrupted(tmp_path / "resumed", optimizer=made)
+    train(resumed, tmp_path / "resumed", optimizer=made)
+    assert_identical(state_of(resumed), state_of(straight))
 
 
 def test_settings_are_told_without_their_device() -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
+import numpy as np
 import torch
 
 from trainers.communication import Communicator
@@ -63,9 +64,10 @@ class Checkpoint:
         with self.by_all("write its part of"):
             place.mkdir(parents=True, exist_ok=True)
             if communicator.rank == 0:
-                content = {"ranks": communicator.size, **shared}
+                content = _plain({"ranks": communicator.size, **shared})
                 mine[0] = _write(place / "shared.pt", lambda file: torch.save(content, file))
-            mine[1] = _write(place / f"rank-{communicator.rank}.pt", lambda file: torch.save(dict(own), file))
+            part = _plain(dict(own))
+            mine[1] = _write(place / f"rank-{communicator.rank}.pt", lambda file: torch.save(part, file))
         sums = self._of_all(mine)
         # Where a method lets ranks run ahead, one could be writing the next step while others are removed.
         with self.by_all("name the last step of"):
@@ -142,6 +144,18 @@ def read_alone(directory: str | Path) -> Content:
     step, shared_sum, own_sum = known
     place = _step_directory(directory, step)
     return {**_read(place / "shared.pt", shared_sum), **_read(place / "rank-0.pt", own_sum)}
+
+
+def _plain(value: object) -> object:
+    """``value`` with numpy's numbers in it, of an optimizer's settings maybe, as Python's: others cannot be read."""
+    if isinstance(value, np.generic):
+        return value.item()
+    # Not their subclasses, which other things may make of their parts.
+    if type(value) is dict:
+        return {name: _plain(part) for name, part in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(map(_plain, value))
+    return value
 
 
 def _step_directory(directory: Path, step: int) -> Path:
