@@ -7,7 +7,7 @@ import time
 import weakref
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -410,6 +410,29 @@ def test_several_inputs_become_the_model_s_arguments() -> None:
         torch.manual_seed(0)
         found.append(train(Pair(), train_set=PairSet(named), validation_set=PairSet(named), batch_size=4))
     assert without_times(found[0]) == without_times(found[1])
+
+
+class Point(NamedTuple):
+    x: Tensor
+    scale: Tensor
+
+
+class Named(nn.Module):
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.whole, self.pair = whole, Pair()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        x, scale = args if self.whole else (kwargs["point"].x, kwargs["point"].scale)
+        out: Tensor = self.pair(x, scale)
+        return out
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_inputs_in_tuples_with_names_keep_them(whole: bool) -> None:
+    points = [Point(torch.full((3,), float(index)), torch.ones(1)) for index in range(8)]
+    items: list[Any] = [(point if whole else {"point": point}, 1) for point in points]
+    train(Named(whole), train_set=items, validation_set=items, epochs=1)
 
 
 # Stopping

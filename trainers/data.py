@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -187,7 +187,7 @@ def _pinned(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: _pinned(part) for name, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_pinned(part) for part in value]
+        return _like(value, map(_pinned, value))
     return value
 
 
@@ -220,11 +220,17 @@ def load(
 
 
 def moved(value: object, device: torch.device) -> object:
-    """``value``, a tensor or tuples, lists and dictionaries of them, on ``device``."""
+    """``value``, a tensor or tuples, lists and dictionaries of them, on ``device``; tuples without names as lists."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
         return {name: moved(part, device) for name, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return [moved(part, device) for part in value]
+        return _like(value, (moved(part, device) for part in value))
     return value
+
+
+def _like(value: tuple[object, ...] | list[object], parts: Iterable[object]) -> object:
+    """``parts`` by the names that those of ``value`` have, if any, as a model may ask for them; else a list."""
+    named: Callable[..., object] | None = getattr(value, "_make", None)
+    return list(parts) if named is None else named(parts)

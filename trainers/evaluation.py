@@ -128,12 +128,12 @@ def _number(name: str, value: object) -> float:
 
 
 def outputs_of(model: nn.Module, inputs: object) -> Tensor:
-    """The model's output; a list or a dictionary of inputs becomes its arguments. TypeError if it is not one
+    """The model's output; a list, a tuple or a dictionary of inputs becomes its arguments. TypeError if it is not one
     tensor.
     """
     if isinstance(inputs, dict):
         outputs = model(**inputs)
-    elif isinstance(inputs, list):
+    elif isinstance(inputs, (list, tuple)):
         outputs = model(*inputs)
     else:
         outputs = model(inputs)
