@@ -477,6 +477,41 @@ def test_the_best_epoch_can_be_restored(tmp_path: Path) -> None:
     assert_identical(restored[-1], states[1])
 
 
+class Counting(nn.Linear):
+    """Adds the number of its passes to its state."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        return super().forward(x)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.passes = state["passes"]
+
+
+def test_what_modules_add_to_their_state_is_restored_too(tmp_path: Path) -> None:
+    found = []
+    for stops in (0, 1):
+        directory, script = tmp_path / str(stops), [0.1, 0.5, 0.4]
+        keywords: dict[str, Any] = {
+            "metrics": {"f1": lambda outputs, targets, script=script: script.pop(0)},
+            "early_stopping": trainers.EarlyStopping(metric="f1", direction="maximize", restore_best=True),
+            "checkpoint": directory,
+        }
+        for _ in range(stops):
+            with pytest.raises(trainers.Interrupted):
+                train(Counting(6, 2), interrupt=After(STEPS_PER_EPOCH + 2), **keywords)
+        net = Counting(6, 2)
+        train(net, **keywords)
+        assert torch.equal(trainers.load_trained(Counting(6, 2), directory).weight, net.weight)
+        found.append(net.passes)
+    assert found == [2 * STEPS_PER_EPOCH] * 2
+
+
 def test_a_run_that_diverges_ends_after_that_epoch_and_says_so() -> None:
     result = train(model(), optimizer=lambda p: torch.optim.SGD(p, lr=1e30), schedule=None)
     assert result.reason == "diverged"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +33,7 @@ from trainers.label_smoothing import smoothed
 from trainers.names import plain, plain_name, renamed
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
-from trainers.saved import Best, checked, described, fill_buffers, fill_model, fill_optimizer, form_of
+from trainers.saved import Best, checked, copied, described, fill_buffers, fill_model, fill_optimizer, form_of
 from trainers.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings, check_call, check_optimizer
 from trainers.strategy import Method, Setup, State, Strategy, check_method
@@ -383,11 +382,7 @@ class _Run:
                 and stopping.restore_best
                 and stopping.best_epoch(position.history) == position.epoch - 1
             ):
-                state = plain(self.model.state_dict())
-                # A module's extra state may be of any kind.
-                weights = {
-                    n: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v) for n, v in state.items()
-                }
+                weights = copied(plain(self.model.state_dict()))
                 self.best = {"model": weights, "strategy": self._strategy_state()}
         self.progress.epoch(entry)
         if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):

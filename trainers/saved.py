@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, TypedDict, cast
 
 import torch
@@ -69,6 +70,13 @@ def checked(
         raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {_REMEDY}")
     _refuse_other_model(saved.get("form", form), form, where)
     return saved
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a model's ``state``, to which modules may add other things than tensors."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else deepcopy(value) for name, value in state.items()
+    }
 
 
 def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
