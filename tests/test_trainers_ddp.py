@@ -198,8 +198,9 @@ def powersgd_beside_plain(rank: int, dtype: torch.dtype) -> list[float]:
     step."""
     comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(5)
-    common = torch.randn(8, 2, dtype=torch.float64, generator=generator)
-    mine = common @ torch.randn(2, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    precise = torch.complex128 if dtype.is_complex else torch.float64
+    common = torch.randn(8, 2, dtype=precise, generator=generator)
+    mine = common @ torch.randn(2, 12, dtype=precise, generator=torch.Generator().manual_seed(rank))
     mean = mine.clone()
     comm.world.all_reduce(mean).wait()
     mean /= comm.size
@@ -218,7 +219,8 @@ def powersgd_beside_plain(rank: int, dtype: torch.dtype) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rounding"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02), (torch.float16, 3e-3)]
+    ("dtype", "rounding"),
+    [(torch.float64, 1e-12), (torch.bfloat16, 0.02), (torch.float16, 3e-3), (torch.complex128, 1e-12)],
 )
 def test_powersgd_loses_nothing_of_what_fits_and_feeds_back_what_does_not(
     dtype: torch.dtype, rounding: float

@@ -46,9 +46,9 @@ class PowerSGDAverager:
         corrected = [g.reshape(e.shape) + e for g, e in zip(gradients, self._errors, strict=True)]
         ps = self._averaged([m @ q for m, q in zip(corrected, self._qs, strict=True)])
         ps = [_orthonormal(p) for p in ps]
-        self._qs = self._averaged([m.T @ p for m, p in zip(corrected, ps, strict=True)])
+        self._qs = self._averaged([m.mH @ p for m, p in zip(corrected, ps, strict=True)])
         for i, gradient in enumerate(gradients):
-            approximation = ps[i] @ self._qs[i].T
+            approximation = ps[i] @ self._qs[i].mH
             torch.sub(corrected[i], approximation, out=self._errors[i])
             gradient.copy_(approximation.view(gradient.shape))
         self._others.finish()
