@@ -832,12 +832,42 @@ def test_refuses_models_that_cannot_be_trained() -> None:
     with pytest.raises(ValueError, match=r"model: 0\.weight has no shape yet.*Put a batch through"):
         train(lazy)
 
+    with pytest.raises(ValueError, match=r"model: 1\.weight has no shape yet"):
+        train(nn.Sequential(nn.Linear(6, 3), nn.LazyLinear(2)))
+
     class Two(nn.Linear):
         def forward(self, x: Tensor) -> Any:
             return x, x
 
     with pytest.raises(TypeError, match="returned tuple"):
         train(Two(6, 2))
+
+
+class Buffered(Pair):
+    def __init__(self, buffer: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", buffer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :3], torch.tensor(2.0))
+
+
+BUFFERS = {"sparse": torch.eye(2).to_sparse(), "expanded": torch.tensor(1.0).expand(2)}
+
+
+def buffer_refused(rank: int, kind: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        train(Buffered(BUFFERS[kind]), epochs=1)
+    return str(caught.value)
+
+
+def test_buffers_that_cannot_be_exchanged_or_filled_are_refused_where_they_would_be(tmp_path: Path) -> None:
+    for kind, found in (("sparse", "mask is sparse"), ("expanded", "mask is an expanded tensor")):
+        assert all(f"model: {found}" in told for told in run_ranks(2, buffer_refused, kind))
+        train(Buffered(BUFFERS[kind]), epochs=1)
+    train(Buffered(BUFFERS["sparse"]), epochs=1, checkpoint=tmp_path / "sparse")
+    with pytest.raises(ValueError, match="mask is an expanded tensor"):
+        train(Buffered(BUFFERS["expanded"]), epochs=1, checkpoint=tmp_path / "expanded")
 
 
 def test_progress_is_one_line_that_stays(capsys: pytest.CaptureFixture[str]) -> None:

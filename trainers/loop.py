@@ -35,7 +35,16 @@ from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.saved import Best, checked, copied, described, fill_buffers, fill_model, fill_optimizer, form_of
 from trainers.schedules import Constant, ReduceOnPlateau, Schedule
-from trainers.settings import OF_LAYERS, TOTALS, Loss, Metrics, Settings, check_call, check_optimizer
+from trainers.settings import (
+    OF_LAYERS,
+    TOTALS,
+    Loss,
+    Metrics,
+    Settings,
+    check_call,
+    check_optimizer,
+    check_tensors,
+)
 from trainers.strategy import Method, Setup, State, Strategy, check_method
 from trainers.topology import Topology
 
@@ -167,6 +176,7 @@ def train(
     try:
         with generators_kept():
             channel, device = communicator.service, settings.device
+            check_tensors(model, exchanged=communicator.size > 1, saved=checkpoint is not None)
             refuse_other_models(channel, model, device)
             told = {
                 **settings.told(),

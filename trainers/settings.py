@@ -222,6 +222,31 @@ def check_call(
             )
 
 
+def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
+    """ValueError if tensors of ``model`` have no shape yet, or could not be ``exchanged`` with other ranks, or be
+    filled from where they are ``saved``.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"model: {name} has no shape yet, as it is a lazy module's. Call the model with a batch before."
+            )
+        if exchanged and tensor.layout is not torch.strided:
+            raise ValueError(
+                f"model: {name} is sparse ({tensor.layout}), and ranks exchange dense tensors. Make it dense, or keep "
+                "what does not change outside of the buffers."
+            )
+        # What is expanded has several numbers in one place.
+        expanded = tensor.layout is torch.strided and any(
+            size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        if expanded and (exchanged or saved):
+            raise ValueError(
+                f"model: {name} is an expanded tensor, which cannot be filled from other ranks or a checkpoint. Give "
+                "it memory of its own: .expand(…).clone()."
+            )
+
+
 def check_optimizer(made: object) -> None:
     """ValueError unless ``made``, what the user's function returned, is an optimizer that the loop can drive."""
     check_argument(
