@@ -306,6 +306,25 @@ def test_an_optimizer_may_be_set_with_numpy_s_numbers(tmp_path: Path) -> None:
     assert_identical(state_of(resumed), state_of(straight))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_an_optimizer_keeps_in_another_type_stays_in_it(tmp_path: Path, dtype: torch.dtype) -> None:
+    """NAdam has a product in single precision, whatever the parameters are in."""
+
+    def made() -> nn.Module:
+        net = model().to(dtype)
+        # The samples are in single precision.
+        net.register_forward_pre_hook(lambda _, inputs: inputs[0].to(dtype))
+        return net
+
+    keywords: dict[str, Any] = {"optimizer": lambda parameters: torch.optim.NAdam(parameters, lr=0.01)}
+    straight, resumed = made(), made()
+    train(straight, tmp_path / "straight", **keywords)
+    with pytest.raises(trainers.Interrupted):
+        train(made(), tmp_path / "resumed", interrupt=After(3), **keywords)
+    train(resumed, tmp_path / "resumed", **keywords)
+    assert_identical(state_of(resumed), state_of(straight))
+
+
 def test_settings_are_told_without_their_device() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(0.25), betas=(0.9, 0.99))

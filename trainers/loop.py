@@ -556,7 +556,13 @@ class _Run:
             where = str(self.checkpoint)
             saved = checked({**found[0], **found[1]}, identity=self.identity, form=self.form, where=where)
             self._fill({"model": saved["model"], "strategy": saved["strategy"]})
-            fill_optimizer(self.optimizer, saved["optimizer"], where=where)
+            fill_optimizer(
+                self.optimizer,
+                saved["optimizer"],
+                model=plain(self.model.state_dict()),
+                saved_model=saved["model"],
+                where=where,
+            )
             fill_buffers(self.model, saved["buffers"], where=where)
         self.communicator.set_counters(saved["counters"])
         self.best = saved["best"]

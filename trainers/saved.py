@@ -105,8 +105,17 @@ def fill_buffers(model: nn.Module, buffers: Mapping[str, Tensor], *, where: str)
         buffer.copy_(found[name])
 
 
-def fill_optimizer(optimizer: Optimizer, state: dict[str, Any], *, where: str) -> None:
-    """Load ``state``; ValueError if it is of parameters grouped otherwise."""
+def fill_optimizer(
+    optimizer: Optimizer,
+    state: dict[str, Any],
+    *,
+    model: Mapping[str, object],
+    saved_model: Mapping[str, object],
+    where: str,
+) -> None:
+    """Load ``state``, saved beside ``saved_model``, now ``model``; ValueError if it is of parameters grouped
+    otherwise.
+    """
     own = [group["lr"] for group in optimizer.param_groups]
     try:
         optimizer.load_state_dict(state)
@@ -116,24 +125,30 @@ def fill_optimizer(optimizer: Optimizer, state: dict[str, Any], *, where: str) -
         if isinstance(rate, Tensor):
             # A captured step reads this very tensor; that of the file is on the CPU.
             group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    indices = [index for group in state.get("param_groups", ()) for index in group["params"]]
-    for parameter, index in zip(parameters, indices, strict=False):
-        _keep_types(optimizer.state.get(parameter, {}), state.get("state", {}).get(index, {}))
+    # An optimizer around another may have a state of its own form.
+    if _types(model) != _types(saved_model) or not {"state", "param_groups"} <= state.keys():
+        return
+    # torch has given all of a parameter's state its type, also what was more precise: NAdam's product, say.
+    for group, was in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for parameter, number in zip(group["params"], was["params"], strict=True):
+            if parameter in optimizer.state:
+                optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state["state"].get(number))
 
 
-def _keep_types(found: dict[str, Any], saved: Mapping[str, object]) -> None:
-    """Give the tensors of ``found``, a parameter's state as torch has loaded it, the types of ``saved``.
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """``loaded`` with those tensors of ``saved`` whose type was changed."""
+    if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
+        return loaded if loaded.dtype is saved.dtype else saved.to(loaded.device)
+    if type(loaded) is dict and isinstance(saved, dict):
+        return {name: _as_saved(part, saved.get(name)) for name, part in loaded.items()}
+    if type(loaded) in (list, tuple) and isinstance(saved, (list, tuple)):
+        return type(loaded)(_as_saved(*parts) for parts in zip(loaded, saved, strict=True))
+    return loaded
 
-    torch has given all but counts of steps the parameter's type: NAdam keeps a number in another one, and others the
-    moments of weights in half precision.
-    """
-    for name, value in saved.items():
-        loaded = found.get(name)
-        if name == "step" or not (isinstance(value, Tensor) and isinstance(loaded, Tensor)):
-            continue
-        if loaded.dtype != value.dtype:
-            found[name] = value.to(loaded.device, copy=True)
+
+def _types(state: Mapping[str, object]) -> dict[str, torch.dtype]:
+    """Of each tensor in ``state``, by name."""
+    return {name: value.dtype for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _refuse_other_model(saved: Mapping[str, object], own: Mapping[str, object], where: str) -> None:
