@@ -154,6 +154,45 @@ def test_ranks_with_other_numbers_of_steps_are_told_so() -> None:
     assert run_ranks(2, steps_of_one)[1].startswith("steps an epoch = 1 on rank 1: not the same")
 
 
+class Keeps(nn.Linear):
+    """Keeps its last outputs in a buffer: of as many samples as this rank's last batch had."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.register_buffer("last", torch.zeros(1, 3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+def ending(rank: int, count: int) -> str:
+    keywords = call(model=Keeps(), train_set=samples(count), interrupt=None)
+    if not count % 2:
+        return trainers.train(**keywords).reason
+    with pytest.raises(ValueError) as caught:
+        trainers.train(**keywords)
+    return str(caught.value)
+
+
+def test_buffers_of_other_shapes_at_an_epoch_s_end_are_told_of() -> None:
+    assert run_ranks(2, ending, 8) == ["finished"] * 2
+    for rank, said in enumerate(run_ranks(2, ending, 7)):
+        shape = f"last ({3 + rank}, 3) on rank {rank}: not the same on all ranks"
+        assert said.startswith(f"shapes of the model's buffers at the epoch's end = {shape}")
+
+
+@dataclass(frozen=True)
+class FewerLater(trainers.Disjoint):
+    def epoch(self, *, epoch: int, batch_size: int, **others: Any) -> list[list[Batch]]:
+        return super().epoch(epoch=epoch, batch_size=batch_size * (1 + epoch), **others)
+
+
+def test_an_epoch_of_other_steps_than_the_first_is_refused() -> None:
+    with pytest.raises(ValueError, match="assignment: deals 2 steps in epoch 2, and dealt 4 in the first"):
+        trainers.train(**call(assignment=FewerLater(), interrupt=None, topology=None))
+
+
 def ways_to_say_it(rank: int) -> dict[str, Any]:
     # Else sets are in one order in all ranks, which come of one process.
     letters = "abcdefgh" if rank else "hgfedcba"

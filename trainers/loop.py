@@ -314,19 +314,24 @@ class _Run:
 
     def _train_epoch(self) -> None:
         position, model = self.position, self.model
-        planned = self._plan(epoch=position.epoch)[position.step :]
+        planned = self._plan(epoch=position.epoch)
+        if len(planned) != self.steps_per_epoch:
+            raise ValueError(
+                f"assignment: deals {len(planned)} steps in epoch {position.epoch + 1}, and dealt "
+                f"{self.steps_per_epoch} in the first. Deal as many in each."
+            )
         # Before processes that read ahead get their copies of the set.
         set_epoch = getattr(self.settings.train_set, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(position.epoch)
         batches = load(
             self.settings.train_set,
-            [batch for passes in planned for batch in passes],
+            [batch for passes in planned[position.step :] for batch in passes],
             device=self.settings.device,
             processes=self.settings.loader_processes,
         )
         model.train()
-        for passes in planned:
+        for passes in planned[position.step :]:
             self._stop_if_asked()
             begin = time.perf_counter()
             step = position.epoch * self.steps_per_epoch + position.step
@@ -368,6 +373,10 @@ class _Run:
     def _finish_epoch(self) -> None:
         position, settings = self.position, self.settings
         train_loss = self._summed(position.loss_sum).item() / self.communicator.size / self.steps_per_epoch
+        # One that a pass has made anew may have come out in the shape of this rank's batch.
+        buffers = ", ".join(f"{plain_name(n)} {tuple(b.shape)}" for n, b in self.model.named_buffers())
+        told = {"shapes of the model's buffers at the epoch's end": buffers}
+        refuse_other_settings(self.communicator.service, told, settings.device)
         self.strategy.end_epoch(position.epoch, train_loss)
         entry: Metrics = {
             "epoch": float(position.epoch + 1),
