@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import math
+import multiprocessing
 import os
 import time
 import weakref
@@ -539,6 +540,14 @@ def test_report_gets_each_epoch_and_what_it_raises_ends_the_run() -> None:
 def test_without_a_checkpoint_an_interrupted_run_still_stops() -> None:
     with pytest.raises(trainers.Interrupted, match="epoch 2 after 1 steps of it; nothing is saved"):
         train(model(), interrupt=After(STEPS_PER_EPOCH + 1))
+
+
+def test_reading_processes_end_with_an_interrupted_run() -> None:
+    with pytest.raises(trainers.Interrupted) as stopped:
+        train(model(), interrupt=After(2), loader_processes=1)
+    # While the error is still there, and what it holds on to.
+    assert stopped.value.__traceback__ is not None
+    assert not multiprocessing.active_children()
 
 
 def test_an_interrupted_run_says_where_it_is_saved(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -193,7 +193,7 @@ def _pinned(value: object) -> object:
 
 def load(
     samples: Dataset[object], batches: Sequence[Batch], *, device: torch.device, processes: int
-) -> Iterator[tuple[object, Tensor]]:
+) -> Generator[tuple[object, Tensor]]:
     """(inputs, targets) of each batch, on ``device``; so many ``processes`` read ahead, this one alone if 0.
 
     TypeError if the data set's items are not pairs.

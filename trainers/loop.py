@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -313,7 +313,7 @@ class _Run:
     # One epoch
 
     def _train_epoch(self) -> None:
-        position, model = self.position, self.model
+        position = self.position
         planned = self._plan(epoch=position.epoch)
         if len(planned) != self.steps_per_epoch:
             raise ValueError(
@@ -324,14 +324,21 @@ class _Run:
         set_epoch = getattr(self.settings.train_set, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(position.epoch)
+        planned = planned[position.step :]
         batches = load(
             self.settings.train_set,
-            [batch for passes in planned[position.step :] for batch in passes],
+            [batch for passes in planned for batch in passes],
             device=self.settings.device,
             processes=self.settings.loader_processes,
         )
+        # An error holds on to what was there when it was raised: processes that read ahead would live as long.
+        with closing(batches):
+            self._take_steps(planned, batches)
+
+    def _take_steps(self, planned: list[list[Batch]], batches: Iterator[tuple[object, Tensor]]) -> None:
+        position, model = self.position, self.model
         model.train()
-        for passes in planned[position.step :]:
+        for passes in planned:
             self._stop_if_asked()
             begin = time.perf_counter()
             step = position.epoch * self.steps_per_epoch + position.step
