@@ -550,6 +550,21 @@ def test_reading_processes_end_with_an_interrupted_run() -> None:
     assert not multiprocessing.active_children()
 
 
+def test_an_interrupted_run_s_model_is_let_go() -> None:
+    train(model())
+    net = model()
+    kept = weakref.ref(net)
+    gc.disable()
+    try:
+        try:
+            train(net, interrupt=After(2))
+        except trainers.Interrupted:
+            del net
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
 def test_an_interrupted_run_says_where_it_is_saved(tmp_path: Path) -> None:
     with pytest.raises(trainers.Interrupted, match=f"saved in {tmp_path}"):
         train(model(), checkpoint=tmp_path, interrupt=After(1))

@@ -524,11 +524,11 @@ class _Run:
                 if self.checkpoint is not None
                 else "nothing is saved, as no checkpoint was named"
             )
-            stopped = Interrupted(
-                f"stopped in epoch {position.epoch + 1} after {position.step} steps of it; {kept}"
+            # In no variable here: the frame and the error would hold on to each other, and to the model.
+            raise _interrupted(
+                f"stopped in epoch {position.epoch + 1} after {position.step} steps of it; {kept}",
+                saved=self.checkpoint is not None,
             )
-            stopped.saved = self.checkpoint is not None
-            raise stopped
 
     def _save(self) -> None:
         if self.checkpoint is None:
@@ -595,6 +595,12 @@ class _Run:
         # First the strategy: it may have to give the model other shapes.
         self.strategy.load(cast(State, renamed(saved["strategy"], lambda name: self.names.get(name, name))))
         fill_model(self.model, saved["model"], where=str(self.checkpoint))
+
+
+def _interrupted(text: str, *, saved: bool) -> Interrupted:
+    made = Interrupted(text)
+    made.saved = saved
+    return made
 
 
 def _one_number(value: object) -> Tensor:
