@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "metrics = {'accuracy': 1}: must be functions": {"metrics": {"accuracy": 1}},
     "checkpoint = 5: must be None or the path": {"checkpoint": 5},
     "timeout = 60: must be a datetime.timedelta": {"timeout": 60},
+    "timeout = datetime.timedelta(0): must be a datetime.timedelta above 0": {"timeout": timedelta(0)},
     "seed = 'x': must be a whole number": {"seed": "x"},
     "seed = 1.5: must be a whole number": {"seed": 1.5},
     "seed = None: must be a whole number": {"seed": None},

@@ -210,7 +210,12 @@ def check_call(
             checkpoint is None or isinstance(checkpoint, (str, PathLike)),
             "None or the path of a directory",
         ),
-        ("timeout", timeout, isinstance(timeout, timedelta), "a datetime.timedelta(minutes=10), say"),
+        (
+            "timeout",
+            timeout,
+            isinstance(timeout, timedelta) and timeout > timedelta(0),
+            "a datetime.timedelta above 0: datetime.timedelta(minutes=10), say",
+        ),
     ):
         check_argument(name, value, allowed, rule)
     assert isinstance(model, nn.Module)
