@@ -894,6 +894,27 @@ def test_buffers_that_cannot_be_exchanged_or_filled_are_refused_where_they_would
         train(Buffered(BUFFERS["expanded"]), epochs=1, checkpoint=tmp_path / "expanded")
 
 
+class LookedUp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(5, 2, max_norm=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.rows((x[:, 0] > 0).long())
+        return out
+
+
+def limited_refused(rank: int) -> str:
+    with pytest.raises(ValueError) as caught:
+        train(LookedUp(), epochs=1)
+    return str(caught.value)
+
+
+def test_rows_that_passes_change_are_refused_where_ranks_would_part() -> None:
+    assert all("model: rows has max_norm=0.5" in told for told in run_ranks(2, limited_refused))
+    train(LookedUp(), epochs=1)
+
+
 def test_progress_is_one_line_that_stays(capsys: pytest.CaptureFixture[str]) -> None:
     train(model(), progress=True)
     shown = capsys.readouterr().err

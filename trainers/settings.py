@@ -228,9 +228,16 @@ def check_call(
 
 
 def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
-    """ValueError if tensors of ``model`` have no shape yet, or could not be ``exchanged`` with other ranks, or be
-    filled from where they are ``saved``.
+    """ValueError if tensors of ``model`` have no shape yet, or could not be ``exchanged`` with other ranks and be the
+    same there, or be filled from where they are ``saved``.
     """
+    for name, module in model.named_modules():
+        limited = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+        if exchanged and limited:
+            raise ValueError(
+                f"model: {name or 'it'} has max_norm={module.max_norm}, by which each pass changes the rows that this "
+                "rank looks up, and ranks would not end with the same. Use max_norm=None, and scale what is looked up."
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(
