@@ -232,6 +232,24 @@ def test_powersgd_loses_nothing_of_what_fits_and_feeds_back_what_does_not(
     assert errors[-1] < 2.5 / 40
 
 
+def powersgd_with_a_bias_of_rank_0(rank: int) -> tuple[Tensor, Tensor]:
+    """Means of gradients of ones, where only rank 0 has used the bias."""
+    comm = Communicator(topology=None, timeout=timedelta(seconds=10), device=torch.device("cpu"))
+    matrix, bias = nn.Parameter(torch.zeros(8, 12)), nn.Parameter(torch.zeros(8))
+    averager = PowerSGDAverager([matrix, bias], comm.world, rank=1, seed=0)
+    averager.arm()
+    (matrix.sum() + bias.sum() if rank == 0 else matrix.sum()).backward()
+    averager.finish()
+    averager.close()
+    return matrix.grad.clone(), bias.grad.clone()
+
+
+def test_powersgd_keeps_its_order_where_ranks_lack_a_gradient() -> None:
+    for matrix, bias in run_ranks(2, powersgd_with_a_bias_of_rank_0):
+        torch.testing.assert_close(matrix, torch.ones(8, 12))
+        torch.testing.assert_close(bias, torch.full((8,), 0.5))
+
+
 def with_another_layer(rank: int) -> list[Tensor]:
     """Gradients after a layer was exchanged under a running strategy, as decompositions do."""
     net = model()

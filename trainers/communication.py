@@ -535,11 +535,15 @@ class GradientAverager:
         self._under_way, self._lacking = [], []
         self._armed = True
 
-    def finish(self) -> None:
-        """Send what is left, wait for all, and put the means into the parameters' ``grad``."""
+    def send(self) -> None:
+        """Send what is left. Before anything else on the channel: ranks that lack a gradient have more left."""
         self._armed = False
         while len(self._under_way) < len(self._buckets):
             self._send_next()
+
+    def finish(self) -> None:
+        """Send what is left, wait for all, and put the means into the parameters' ``grad``."""
+        self.send()
         for bucket, pending, lacking in zip(self._buckets, self._under_way, self._lacking, strict=True):
             pending.wait()
             unused = _unmarked(bucket.flat, lacking)

@@ -42,6 +42,7 @@ class PowerSGDAverager:
 
     @torch.no_grad()
     def finish(self) -> None:
+        self._others.send()
         gradients = [gradient_of(parameter) for parameter in self._matrices]
         corrected = [g.reshape(e.shape) + e for g, e in zip(gradients, self._errors, strict=True)]
         ps = self._averaged([m @ q for m, q in zip(corrected, self._qs, strict=True)])
