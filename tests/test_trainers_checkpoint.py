@@ -35,8 +35,12 @@ def no_step() -> bool:
     raise AssertionError("a step was begun")
 
 
+def samples(dtype: torch.dtype = torch.float32) -> TensorDataset:
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(2)).to(dtype)
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
 def train(net: nn.Module, directory: Path | str, **changed: Any) -> trainers.Result:
-    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(2)).to(next(net.parameters()).dtype)
     settings: dict[str, Any] = {
         "loss": cross_entropy,
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
@@ -44,7 +48,7 @@ def train(net: nn.Module, directory: Path | str, **changed: Any) -> trainers.Res
         "batch_size": 4,
     }
     return trainers.train(
-        net, TensorDataset(x, (x[:, 0] > 0).long()), checkpoint=directory, **{**settings, **changed}
+        net, samples(next(net.parameters()).dtype), checkpoint=directory, **{**settings, **changed}
     )
 
 
@@ -209,6 +213,29 @@ def test_a_checkpoint_of_another_model_is_refused_with_where_it_differs(
     frozen = model()
     frozen[2].bias.requires_grad_(False)
     assert "2.bias was (16,), is (16,) and frozen" in refused(tmp_path, frozen, method=method)
+
+
+class Kept:
+    """What an optimizer may keep, and nobody reads from a disk."""
+
+
+class Keeping(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("kept", Kept())
+
+
+def test_what_could_not_be_read_again_is_refused_when_it_is_to_be_saved(tmp_path: Path) -> None:
+    made: dict[str, Any] = {"optimizer": lambda parameters: Keeping(parameters, lr=0.01)}
+    with pytest.raises(
+        ValueError, match=r"objects of test_trainers_checkpoint\.Kept, .* train without a checkpoint"
+    ):
+        train(model(), tmp_path, **made)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    trainers.train(model(), samples(), loss=cross_entropy, epochs=1, batch_size=4, **made)
 
 
 class WithBuffer(nn.Module):

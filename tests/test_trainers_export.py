@@ -146,6 +146,8 @@ def test_layers_in_several_places_and_state_of_any_kind_are_loaded(tmp_path: Pat
     loaded = trainers.load_trained(Twice(), tmp_path, merge=merge)
     assert any(weight.factors for weight in matrix_weights(loaded)) != merge
     assert torch.allclose(outputs(loaded), outputs(model), atol=1e-5)
+    with pytest.raises(ValueError, match=r"_extra_state, which a module adds .* is no tensor"):
+        trainers.save_model(loaded, tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("merge", [False, True])

@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -274,6 +275,58 @@ def test_ranks_end_with_the_same_model_and_numbers() -> None:
     for other in others:
         assert_identical(other[0], state)
         assert other[1:] == (history, reason)
+
+
+class Numbers(Dataset[tuple[Tensor, int]]):
+    """Targets are Python's numbers, of which tensors are made when a batch is."""
+
+    def __init__(self) -> None:
+        x, y = data().tensors
+        self._pairs = [(row, int(target)) for row, target in zip(x, y, strict=True)]
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._pairs[index]
+
+
+def under_a_default_device(rank: int, device: str, method: trainers.Method, settings: dict[str, Any]) -> Any:
+    net, train_set, validation_set = model(), Numbers(), data()
+    # AdamW makes its counts of steps there.
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    with torch.device(device):
+        made = {"train_set": train_set, "validation_set": validation_set, "optimizer": sgd, "metrics": {}}
+        result = train(net, method=method, batch_size=4, **made, **settings)
+    return state_of(net), without_times(result)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (METHODS["powersgd"], {}),
+        (METHODS["ddp"], {"assignment": trainers.FineGrained(copies=2)}),
+        (trainers.AB(warmup_steps=2, ab_steps=2, rebound_steps=1), {}),
+        (trainers.OIALR(delay=2, update_every=2), {}),
+    ],
+    ids=["powersgd", "assignment", "ab", "oialr"],
+)
+def test_a_default_device_elsewhere_changes_nothing(
+    method: trainers.Method, settings: dict[str, Any]
+) -> None:
+    there = run_ranks(2, under_a_default_device, "meta", method, settings)
+    here = run_ranks(2, under_a_default_device, "cpu", method, settings)
+    for (state, history), (expected, numbers) in zip(there, here, strict=True):
+        assert_identical(state, expected)
+        assert history == numbers
+
+
+def test_processes_that_read_ahead_make_tensors_on_the_cpu() -> None:
+    for processes in (0, 1):
+        state, history = under_a_default_device(0, "meta", METHODS["ddp"], {"loader_processes": processes})
+        expected, numbers = under_a_default_device(0, "cpu", METHODS["ddp"], {})
+        assert_identical(state, expected)
+        assert history == numbers
 
 
 def test_the_same_seed_gives_the_same_run_whatever_was_drawn_before() -> None:

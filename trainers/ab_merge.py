@@ -56,7 +56,7 @@ def shares_by_loss(losses: Sequence[float]) -> list[float]:
     """exp(−L_i) / Σ_j exp(−L_j): the weight of each group whose mean loss was L_i. NaN makes all of them
     NaN.
     """
-    return torch.softmax(-torch.tensor(losses, dtype=torch.float64), dim=0).tolist()
+    return torch.softmax(-torch.tensor(losses, dtype=torch.float64, device="cpu"), dim=0).tolist()
 
 
 @full_precision()

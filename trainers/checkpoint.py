@@ -65,9 +65,8 @@ class Checkpoint:
             place.mkdir(parents=True, exist_ok=True)
             if communicator.rank == 0:
                 content = _plain({"ranks": communicator.size, **shared})
-                mine[0] = _write(place / "shared.pt", lambda file: torch.save(content, file))
-            part = _plain(dict(own))
-            mine[1] = _write(place / f"rank-{communicator.rank}.pt", lambda file: torch.save(part, file))
+                mine[0] = _write_tensors(place / "shared.pt", content)
+            mine[1] = _write_tensors(place / f"rank-{communicator.rank}.pt", _plain(dict(own)))
         sums = self._of_all(mine)
         # Where a method lets ranks run ahead, one could be writing the next step while others are removed.
         with self.by_all("name the last step of"):
@@ -221,6 +220,19 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> int:
     finally:
         os.close(directory)
     return summing.checksum
+
+
+def _write_tensors(path: Path, content: object) -> int:
+    """As ``_write``. ValueError if there is more in ``content`` than ``_read`` takes."""
+    checksum = _write(path, lambda file: torch.save(content, file))
+    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(path):
+        path.unlink()
+        raise ValueError(
+            f"The optimizer's state, or what a module adds to its own, has objects of {' and '.join(sorted(refused))}, "
+            "and of a checkpoint nothing but tensors, numbers, texts, lists and dictionaries would be read again. Use "
+            "another optimizer or module, or train without a checkpoint."
+        )
+    return checksum
 
 
 def _read(path: Path, checksum: int) -> Content:

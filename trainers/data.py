@@ -91,7 +91,7 @@ def share(samples: int, *, rank: int, ranks: int) -> range:
 def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
     """``indices`` cut into batches of ``batch_size``, for evaluation."""
     return [
-        Batch(indices=torch.tensor(indices[i : i + batch_size]), weight=1.0, seed=indices[i])
+        Batch(indices=torch.tensor(indices[i : i + batch_size], device="cpu"), weight=1.0, seed=indices[i])
         for i in range(0, len(indices), batch_size)
     ]
 
@@ -167,7 +167,10 @@ class _Fetched(Dataset[object]):
                 return self._samples.read_batch(batch.indices)
             indices = batch.indices.tolist()
             together = getattr(self._samples, "__getitems__", None)
-            return default_collate(together(indices) if together else [self._samples[i] for i in indices])
+            items = together(indices) if together else [self._samples[i] for i in indices]
+            # Not where the user's default device has numbers become tensors: processes that read ahead have no GPU.
+            with torch.device("cpu"):
+                return default_collate(items)
 
 
 class _Collated:
@@ -208,7 +211,10 @@ def load(
         # A generator of its own: iterating would otherwise draw from the global one.
         generator=torch.Generator(),
     )
-    for collated in loader:
+    # It draws a number, on the default device with a generator of the CPU.
+    with torch.device("cpu"):
+        fetched_batches = iter(loader)
+    for collated in fetched_batches:
         assert isinstance(collated, _Collated)
         fetched = collated.parts
         if not isinstance(fetched, (tuple, list)) or len(fetched) != 2 or not isinstance(fetched[1], Tensor):

@@ -148,7 +148,7 @@ class SharedWork:
         )
         per_task = max(int(count.item()) for count in communicator.service.all_gather(counts))
         # Dimensions one higher than they are, so that 0 means that there is none.
-        table = torch.zeros(tasks, per_task, 2, dtype=torch.int64)
+        table = torch.zeros(tasks, per_task, 2, dtype=torch.int64, device="cpu")
         for task, tensors in own.items():
             for index, tensor in enumerate(tensors):
                 for axis, length in enumerate(tensor.shape):

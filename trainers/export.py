@@ -100,10 +100,18 @@ def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the tensors of ``model``, on the CPU, and ``metadata`` to ``path``, a safetensors file."""
+    """Write the tensors of ``model``, on the CPU, and ``metadata`` to ``path``, a safetensors file. ValueError if its
+    state has more than tensors.
+    """
     from safetensors.torch import save_file
 
-    state = {name: tensor.detach().cpu().clone() for name, tensor in plain(model.state_dict()).items()}
+    named = plain(model.state_dict())
+    if others := [name for name, value in named.items() if not isinstance(value, Tensor)]:
+        raise ValueError(
+            f"{others[0]}, which a module adds to the model's state, is no tensor, and the file holds nothing else. "
+            "Save model.state_dict() by other means, or have the module keep it in buffers."
+        )
+    state = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Nobody shall find half of a file.

@@ -442,15 +442,17 @@ class _Run:
 
     def _plan(self, *, epoch: int) -> list[list[Batch]]:
         settings = self.settings
-        return settings.assignment.epoch(
-            samples=length_of(settings.train_set),
-            epoch=epoch,
-            seed=settings.seed,
-            rank=self.communicator.rank,
-            ranks=self.communicator.size,
-            batch_size=settings.batch_size,
-            accumulate=settings.accumulate,
-        )
+        # Whatever the user's default device is: generators there are of other numbers.
+        with torch.device("cpu"):
+            return settings.assignment.epoch(
+                samples=length_of(settings.train_set),
+                epoch=epoch,
+                seed=settings.seed,
+                rank=self.communicator.rank,
+                ranks=self.communicator.size,
+                batch_size=settings.batch_size,
+                accumulate=settings.accumulate,
+            )
 
     def _set_learning_rate(self, step: int) -> None:
         for group in self.optimizer.param_groups:

@@ -33,7 +33,9 @@ class PowerSGDAverager:
         # The same on all ranks, since P = M Q is averaged with a common Q.
         generator = torch.Generator().manual_seed(derive(seed, "powersgd"))
         self._qs = [
-            torch.randn(_shape(p)[1], rank, generator=generator).to(device=p.device, dtype=p.dtype)
+            torch.randn(_shape(p)[1], rank, generator=generator, device="cpu").to(
+                device=p.device, dtype=p.dtype
+            )
             for p in self._matrices
         ]
 
