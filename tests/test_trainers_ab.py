@@ -591,9 +591,7 @@ class Scaled(nn.Module):
         return y + (self.turned(y.to(torch.complex128)) * self.phase).abs().mean(1, keepdim=True)
 
 
-class OfLists(torch.optim.Optimizer):
-    """Takes the mean of the last two gradients, which it keeps in a list."""
-
+class Own(torch.optim.Optimizer):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.02})
 
@@ -601,27 +599,31 @@ class OfLists(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
-                last = self.state[parameter].setdefault("last", [])
-                last[:] = [*last[-1:], parameter.grad.clone()]
-                parameter -= group["lr"] * sum(last) / len(last)
+                parameter -= group["lr"] * self.direction(parameter.grad, self.state[parameter])
+
+    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        raise NotImplementedError
 
 
-class OfLayers(torch.optim.Optimizer):
+class OfLists(Own):
+    """Takes the mean of the last two gradients, which it keeps in a list."""
+
+    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        last = state.setdefault("last", [])
+        last[:] = [*last[-1:], gradient.clone()]
+        return torch.stack(last).mean(0)
+
+
+class OfLayers(Own):
     """Divides gradients by the norm that they had so far, one number a parameter, as NovoGrad does."""
 
     name = "exp_avg_sq"
 
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"lr": 0.02})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                square = parameter.grad.abs().square().sum()
-                mean = self.state[parameter].setdefault(self.name, square)
-                mean.lerp_(square, 0.3)
-                parameter -= group["lr"] * parameter.grad / (mean.sqrt() + 1e-8)
+    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        square = gradient.abs().square().sum()
+        mean = state.setdefault(self.name, square)
+        mean.lerp_(square, 0.3)
+        return gradient / (mean.sqrt() + 1e-8)
 
 
 class OfLayersByAnotherName(OfLayers):

@@ -38,8 +38,10 @@ IMAGES = TensorDataset(
 )
 
 
-def trained(checkpoint: Path, method: str, kind: str = "vit", **changed: Any) -> nn.Module:
-    model = network(kind, seed=0)
+def trained(
+    checkpoint: Path, method: str, kind: str = "vit", *, net: nn.Module | None = None, **changed: Any
+) -> nn.Module:
+    model = network(kind, seed=0) if net is None else net
     trainers.train(
         model,
         IMAGES,
@@ -130,19 +132,8 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_layers_in_several_places_and_state_of_any_kind_are_loaded(tmp_path: Path, merge: bool) -> None:
-    model = Twice()
-    trainers.train(
-        model,
-        IMAGES,
-        IMAGES,
-        loss=nn.functional.cross_entropy,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        method=METHODS["oialr"],
-        batch_size=8,
-        epochs=3,
-        checkpoint=tmp_path,
-        early_stopping=trainers.EarlyStopping(metric="epoch", direction="maximize", restore_best=True),
-    )
+    stopping = trainers.EarlyStopping(metric="epoch", direction="maximize", restore_best=True)
+    model = trained(tmp_path, "oialr", net=Twice(), early_stopping=stopping)
     loaded = trainers.load_trained(Twice(), tmp_path, merge=merge)
     assert any(weight.factors for weight in matrix_weights(loaded)) != merge
     assert torch.allclose(outputs(loaded), outputs(model), atol=1e-5)

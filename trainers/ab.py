@@ -36,7 +36,7 @@ from trainers.lowrank import (
     matrix_weights,
     refuse_untrained,
 )
-from trainers.optimizer_state import Projection, exchange, holds_others, moments_of, numbers_of
+from trainers.optimizer_state import Projection, exchange, holds_others, moments_of
 from trainers.strategy import (
     Setup,
     State,
@@ -461,17 +461,18 @@ class _ABTraining(Strategy):
         """What the optimizer keeps of them, but for counts of steps, which are the same everywhere, and for single
         numbers, which become their mean here.
         """
-        found: list[Tensor] = []
+        moments: list[Tensor] = []
         numbers: list[Tensor] = []
         for parameter in self._shared_parameters():
             if holds_others(self._optimizer.state.get(parameter, {})):
                 # Of lists and the like nobody knows a mean: groups would go on apart.
                 exchange(self._optimizer, parameter, parameter)
-            found += moments_of(self._optimizer, parameter)
-            numbers += numbers_of(self._optimizer, parameter)
+            own_moments, own_numbers = moments_of(self._optimizer, parameter)
+            moments += own_moments
+            numbers += own_numbers
         # What is the same on all ranks stays: a sum of equal shares of a count may be a rounding less.
         average_tensors(self._communicator.world, numbers)
-        return found
+        return moments
 
     @property
     def _optimizer(self) -> Optimizer:

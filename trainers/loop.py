@@ -320,11 +320,11 @@ class _Run:
                 f"assignment: deals {len(planned)} steps in epoch {position.epoch + 1}, and dealt "
                 f"{self.steps_per_epoch} in the first. Deal as many in each."
             )
+        planned = planned[position.step :]
         # Before processes that read ahead get their copies of the set.
         set_epoch = getattr(self.settings.train_set, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(position.epoch)
-        planned = planned[position.step :]
         batches = load(
             self.settings.train_set,
             [batch for passes in planned for batch in passes],

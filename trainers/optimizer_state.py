@@ -102,30 +102,22 @@ def _second(value: Tensor, mean: object, projection: Projection) -> Tensor:
     return projection.second(variance) + projection.first(mean).square()
 
 
-def moments_of(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
-    """What ``optimizer`` keeps of ``parameter`` in tensors of numbers that are not whole, but for counts of steps."""
-    return [
-        value
-        for name, value in sorted(optimizer.state.get(parameter, {}).items())
-        if isinstance(value, Tensor)
-        and (value.is_floating_point() or value.is_complex())
-        # A parameter without dimensions has such moments.
-        and (value.dim() > 0 or (parameter.dim() == 0 and name not in _COUNTS))
-    ]
-
-
-def numbers_of(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
-    """What it keeps in single numbers: NovoGrad has a moment for each of a whole layer. May be counts, if of names of
-    their own.
+def moments_of(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[list[Tensor], list[Tensor]]:
+    """What ``optimizer`` keeps of ``parameter`` in tensors that have a mean, but for counts of steps: its moments, and
+    what it has in single numbers, as NovoGrad has a moment for the whole of a layer. Those may be counts, if of names
+    of their own.
     """
-    return [
-        value
-        for name, value in sorted(optimizer.state.get(parameter, {}).items())
-        if isinstance(value, Tensor)
-        and value.is_floating_point()
-        and value.dim() == 0 < parameter.dim()
-        and name not in _COUNTS
-    ]
+    moments: list[Tensor] = []
+    numbers: list[Tensor] = []
+    for name, value in sorted(optimizer.state.get(parameter, {}).items()):
+        if not isinstance(value, Tensor) or not _has_mean(value):
+            continue
+        # A parameter without dimensions has moments without them.
+        if value.dim() > 0 or (parameter.dim() == 0 and name not in _COUNTS):
+            moments.append(value)
+        elif name not in _COUNTS and not value.is_complex():
+            numbers.append(value)
+    return moments, numbers
 
 
 def holds_others(state: Mapping[str, object]) -> bool:
@@ -133,11 +125,15 @@ def holds_others(state: Mapping[str, object]) -> bool:
     of tensors, say, or codes of eight bits.
     """
     return not all(
-        value.dim() == 0 or value.is_floating_point() or value.is_complex()
+        value.dim() == 0 or _has_mean(value)
         if isinstance(value, Tensor)
         else isinstance(value, (int, float, str, NoneType))
         for value in state.values()
     )
+
+
+def _has_mean(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def insert(optimizer: Optimizer, beside: nn.Parameter, new: nn.Parameter) -> None:

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
 from os import PathLike
 
 import torch
@@ -218,18 +217,11 @@ def check_call(
         ),
     ):
         check_argument(name, value, allowed, rule)
-    assert isinstance(model, nn.Module)
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if is_lazy(tensor):
-            raise ValueError(
-                f"model: {name} has no shape yet, as its layer is lazy. Put a batch through the model first: "
-                "model(inputs)."
-            )
 
 
 def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
-    """ValueError if tensors of ``model`` could not be ``exchanged`` with other ranks and be the same there, or be
-    filled from where they are ``saved``.
+    """ValueError if tensors of ``model`` have no shape yet, or could not be ``exchanged`` with other ranks and be the
+    same there, or be filled from where they are ``saved``.
     """
     for name, module in model.named_modules():
         limited = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
@@ -239,6 +231,11 @@ def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
                 "rank looks up, and ranks would not end with the same. Use max_norm=None, and scale what is looked up."
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"model: {name} has no shape yet, as its layer is lazy. Put a batch through the model first: "
+                "model(inputs)."
+            )
         if exchanged and tensor.layout is not torch.strided:
             raise ValueError(
                 f"model: {name} is sparse ({tensor.layout}), and ranks exchange dense tensors. Make it dense, or keep "
