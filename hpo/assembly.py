@@ -230,6 +230,7 @@ class Assembly:
                 grace_s=settings.evaluation.grace_s,
                 keep=settings.keep,
                 pruning=pruning.of_search(search, self.task.objectives),
+                steps=self.task.steps,
                 reported=next(iter(objectives)) if len(objectives) == 1 else None,
                 sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
                 lineages=kept_for_others(search.pool, len(groups[place.island]))

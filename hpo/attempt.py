@@ -23,6 +23,7 @@ from hpo.individual import COMPLETED, PRUNED
 from hpo.inline import InlineCrew
 from hpo.outcome import Outcome
 from hpo.rooms import OUTPUT
+from hpo.seams import GO, TrialReport, Verdict
 from hpo.staff import child_factory, inline_device
 from hpo.task import Task
 from hpo.trial import Job
@@ -76,6 +77,11 @@ def _inline(campaign: Campaign, job: Job) -> Outcome:
     return crew.poll()[0]
 
 
+def _shown(report: TrialReport) -> Verdict:
+    print(f"reported step {report.step}: {report.value}", flush=True)
+    return GO
+
+
 def _evaluate(campaign: Campaign, job: Job) -> Outcome:
     settings = campaign.settings
     size = settings.layout.ranks_per_worker
@@ -90,9 +96,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
         send=lambda rank, message: to_followers.append((rank, message)),
         objectives=tuple(campaign.task.objectives),
         settings=settings.evaluation,
-        on_report=lambda identity, step, value: (
-            print(f"reported step {step}: {value}", flush=True) is not None
-        ),
+        on_report=_shown,
         clock=time.time,
     )
     followers = {

@@ -12,6 +12,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from hpo.seams import GO, Verdict
+
 Message = dict[str, Any]
 
 _PR_SET_PDEATHSIG = 1
@@ -45,17 +47,28 @@ class Channel:
         """The next order. Without a time-out this waits for one as long as the control rank lives."""
         return self._messages.get(timeout=timeout_s)
 
-    def ask(self, turn: int, step: int, value: float) -> bool:
-        """Report, and return whether to prune."""
+    def ask(self, turn: int, step: int, value: float, *, last_step: int | None, saves: bool) -> Verdict:
+        """Report, and return the verdict."""
         self._number += 1
-        self.send({"type": "report", "turn": turn, "number": self._number, "step": step, "value": value})
+        self.send(
+            {
+                "type": "report",
+                "turn": turn,
+                "number": self._number,
+                "step": step,
+                "value": value,
+                "last_step": last_step,
+                "saves": saves,
+            }
+        )
         while True:
             try:
-                verdict = self._verdicts.get(timeout=_VERDICT_S)
+                answer = self._verdicts.get(timeout=_VERDICT_S)
             except queue.Empty:
-                return False
-            if verdict["number"] == self._number:
-                return bool(verdict["prune"])
+                return GO
+            if answer["number"] == self._number:
+                verdict: Verdict = answer["verdict"]
+                return verdict
 
     def _read(self) -> None:
         pending = b""

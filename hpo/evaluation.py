@@ -22,6 +22,7 @@ from hpo.child import ChildProcess, Message
 from hpo.follower import Follower
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.outcome import Outcome
+from hpo.seams import GO, Judge, TrialReport
 
 if TYPE_CHECKING:
     from hpo.settings import EvaluationSettings
@@ -32,7 +33,7 @@ class Crew:
     """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
 
     ``send(worker_rank, message)`` reaches the Follower of another rank, and ``receive`` takes what it says.
-    ``on_report(id, step, value)`` decides at once whether to prune.
+    ``on_report`` answers each report at once.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Crew:
         send: Callable[[int, Message], None],
         objectives: tuple[str, ...],
         settings: EvaluationSettings,
-        on_report: Callable[[str, int, float], bool] = lambda identity, step, value: False,
+        on_report: Judge = lambda report: GO,
         clock: Callable[[], float],
         failure_grace_s: float = 5.0,
         straggler_s: float = 60.0,
@@ -171,7 +172,7 @@ class Crew:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+    def listen(self, on_report: Judge) -> None:
         """Have another decide on reports from now on."""
         self._on_report = on_report
 
@@ -292,10 +293,18 @@ class Crew:
             self.request_checkpoint()
 
     def _answer(self, message: Message) -> None:
-        prune = False
+        verdict = GO
         if self._job is not None and self._phase == "running" and message["turn"] == self._turn:
-            prune = self._on_report(self._job.id, message["step"], message["value"])
-        self._send(0, {"type": "verdict", "number": message["number"], "prune": prune})
+            verdict = self._on_report(
+                TrialReport(
+                    id=self._job.id,
+                    step=message["step"],
+                    value=message["value"],
+                    last_step=message["last_step"],
+                    saves=message["saves"],
+                )
+            )
+        self._send(0, {"type": "verdict", "number": message["number"], "verdict": verdict})
 
     def _finish_rank(self, worker_rank: int, message: Message) -> None:
         self._finished[worker_rank] = message

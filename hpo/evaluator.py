@@ -28,6 +28,7 @@ from hpo.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.outcome import Outcome, describe_exception
 from hpo.output import Output
 from hpo.rooms import OUTPUT, clear_directory
+from hpo.seams import GO, PAUSE, STOP, Verdict
 from hpo.seeding import Seeder
 from hpo.task import TaskSource
 from hpo.trial import Job, Trial, attempt
@@ -187,19 +188,31 @@ class ChildLink:
         self._group = group
         self._rank = rank
         self._device = device
-        self.turn = 0
+        self._turn = 0
+        self._saves = False
+        self._pause = False
+
+    def begin(self, turn: int) -> None:
+        """The next evaluation begins."""
+        self._turn = turn
+        self._saves = self._pause = False
 
     @property
     def device(self) -> str:
         return self._device.name
 
-    def report(self, step: int, value: float) -> bool:
-        prune = self._rank == 0 and self._channel.ask(self.turn, step, value)
-        return prune if self._group is None else self._group.agree(self.turn, _REPORT, prune)
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
+        verdict: Verdict = GO
+        if self._rank == 0:
+            verdict = self._channel.ask(self._turn, step, value, last_step=last_step, saves=self._saves)
+        self._pause = verdict == PAUSE
+        stop = verdict == STOP
+        return stop if self._group is None else self._group.agree(self._turn, _REPORT, stop)
 
     def should_checkpoint(self) -> bool:
-        asked = self._channel.checkpoint_turn == self.turn
-        return asked if self._group is None else self._group.agree(self.turn, _CHECKPOINT, asked)
+        self._saves = True
+        asked = self._pause or self._channel.checkpoint_turn == self._turn
+        return asked if self._group is None else self._group.agree(self._turn, _CHECKPOINT, asked)
 
 
 class Evaluator:
@@ -223,6 +236,7 @@ class Evaluator:
         self._task = TaskSource.from_json(hello["source"]).load()
         self._objectives = tuple(self._task.objectives)
         self._modules = 0
+        self._turn = 0
 
     def serve(self) -> None:
         """Say that this rank is ready, and follow orders."""
@@ -260,7 +274,8 @@ class Evaluator:
             os._exit(1)
 
     def _evaluate(self, order: Message) -> None:
-        self._link.turn = order["turn"]
+        self._turn = order["turn"]
+        self._link.begin(self._turn)
         job = Job(**order["job"])
         try:
             if self._rank == 0 and not job.resumed:
@@ -316,7 +331,7 @@ class Evaluator:
     def _call(self, trial: Trial) -> object:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
         if self._group is not None:
-            self._group.agree(self._link.turn, _BEGIN, False)
+            self._group.agree(self._turn, _BEGIN, False)
         self._seeder.seed(trial.seed)
         return self._task.evaluate(trial)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MOST_STEPS = 2**53
+"""The largest number of steps that a task may report: all libraries that read a journal keep it exactly."""
+
 Scalar = str | int | float | bool | None
 
 RUNNING = "running"

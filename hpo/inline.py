@@ -16,6 +16,7 @@ from hpo.cuda import OwnDevice
 from hpo.individual import FAILED
 from hpo.outcome import Outcome
 from hpo.rooms import clear_directory
+from hpo.seams import GO, PAUSE, STOP, Judge, TrialReport
 from hpo.trial import Job, Trial, attempt
 
 Message = dict[str, Any]
@@ -37,7 +38,7 @@ class InlineLink:
         size: int,
         comm: Communicator | None,
         device: OwnDevice | None,
-        on_report: Callable[[str, int, float], bool],
+        on_report: Judge,
         stopping: Callable[[], bool],
     ) -> None:
         self._device = device or OwnDevice()
@@ -47,8 +48,10 @@ class InlineLink:
         self._agreement = comm if size > 1 else None
         self._on_report = on_report
         self._stopping = stopping
+        self._saves = False
+        self._pause = False
 
-    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+    def listen(self, on_report: Judge) -> None:
         """Have another decide on reports from now on."""
         self._on_report = on_report
 
@@ -61,17 +64,23 @@ class InlineLink:
     ) -> tuple[Outcome, bool]:
         """How the evaluation ended, and whether it was for this rank's device, which does not work."""
         self.id = trial.id
+        self._saves = self._pause = False
         outcome = attempt(evaluate, trial, objectives)
         fault = self._device.take_fault()
         if fault is None:
             return outcome, False
         return Outcome(status=FAILED, error=fault), True  # whatever the task made of it
 
-    def report(self, step: int, value: float) -> bool:
-        return self._agree(self._rank == 0 and self._on_report(self.id, step, value))
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
+        verdict = GO
+        if self._rank == 0:
+            verdict = self._on_report(TrialReport(self.id, step, value, last_step, self._saves))
+        self._pause = verdict == PAUSE
+        return self._agree(verdict == STOP)
 
     def should_checkpoint(self) -> bool:
-        return self._agree(self._rank == 0 and self._stopping())
+        self._saves = True
+        return self._agree(self._rank == 0 and (self._pause or self._stopping()))
 
     def _agree(self, answer: bool) -> bool:
         return answer if self._agreement is None else bool(self._agreement.bcast(answer, root=0))
@@ -93,7 +102,7 @@ class InlineCrew:
         size: int = 1,
         comm: Communicator | None = None,
         send: Callable[[int, Message], None] | None = None,
-        on_report: Callable[[str, int, float], bool] = lambda id, step, value: False,
+        on_report: Judge = lambda report: GO,
         stopping: Callable[[], bool] = lambda: False,
         device: OwnDevice | None = None,
     ) -> None:
@@ -155,7 +164,7 @@ class InlineCrew:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+    def listen(self, on_report: Judge) -> None:
         """Have another decide on reports from now on."""
         self._link.listen(on_report)
 
@@ -224,7 +233,7 @@ class InlineFollower:
             size=size,
             comm=comm,
             device=device,
-            on_report=lambda id, step, value: False,
+            on_report=lambda report: GO,
             stopping=lambda: False,
         )
 

@@ -44,9 +44,9 @@ from hpo.migration import Migration, MigrationSettings
 from hpo.outcome import gist
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
-from hpo.pruning import PAUSE, STOP, EarlyStopping, PruningSettings
+from hpo.pruning import EarlyStopping, PruningSettings
 from hpo.rooms import Kept
-from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Lineages, Outcome
+from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Lineages, Outcome, TrialReport, Verdict
 from hpo.transport import Transport
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ _MOST_DEATHS = 3
 class LeaderSettings:
     """``losses``: objectives by name to numbers to be minimised. ``durable_starts``: put starts on disk too,
     so that an interrupted evaluation goes on under its id (not worth it for functions of microseconds).
+    ``steps``: that a whole run reports, if the task says it.
     ``reported``: the only objective, whose value a report is of; None where there are several. ``sign``: -1 where
     larger reports are better. ``lineages``: checkpoints of so many latest individuals are kept for others to go on
     from. ``reference``: losses beyond which nothing is wanted, where there are several objectives."""
@@ -77,6 +78,7 @@ class LeaderSettings:
     grace_s: float = 60.0
     keep: int = 3
     pruning: PruningSettings | None = None
+    steps: int | None = None
     reported: str | None = None
     sign: float = 1.0
     lineages: int = 0
@@ -153,6 +155,7 @@ class Leader:
         self._stopping = EarlyStopping(
             settings.pruning,
             sign=settings.sign,
+            steps=settings.steps,
             forget=lambda identity: self._unpublished.forgotten.append(identity),
         )
         self._promotion: int | None = None
@@ -413,21 +416,18 @@ class Leader:
         self._stopping.start(candidate)
         self._crew.start(candidate)
 
-    def _judge(self, identity: str, step: int, value: float) -> bool:
-        """Whether the evaluation that has just reported is to be stopped at once; one that can save itself is asked
-        to, and is stopped at its next report if it does not."""
-        verdict, told = self._stopping.report(identity, step, value)
-        if told is not None:
-            loss = told[2] if math.isfinite(told[2]) else None
-            place = {"id": identity, "island": self.place.island}
+    def _judge(self, report: TrialReport) -> Verdict:
+        """Whether the evaluation that has just reported may go on."""
+        verdict, found = self._stopping.report(report)
+        if found is not None:
+            loss = found[2] if math.isfinite(found[2]) else None
+            place = {"id": report.id, "island": self.place.island}
             now = self._transport.now()
-            self._journal.append({"type": "reported", **place, "step": told[1], "loss": loss, "time": now})
-        if verdict == PAUSE:
-            self._crew.request_checkpoint()
-        return verdict == STOP
+            self._journal.append({"type": "reported", **place, "step": found[1], "loss": loss, "time": now})
+        return verdict
 
-    def _paused(self, outcome: Outcome) -> _Given:
-        """The outcome of one that saved itself because it was told to pause."""
+    def _pruned(self, outcome: Outcome) -> _Given:
+        """The outcome of one that failed at a rung: its report there counts, wherever it ended."""
         step, value = self._stopping.last or (0, math.nan)
         name = self._settings.reported
         metrics = {**outcome.metrics, "pruned_step": step}
@@ -470,9 +470,9 @@ class Leader:
             outcome = _Given(INTERRUPTED, outcome.error)
         now = self._transport.now()
         # What was killed after its grace, or failed, has not saved itself: the next launch goes on with it.
-        rests = outcome.status == INTERRUPTED and outcome.error is None and self._stopping.pausing
-        if rests:
-            outcome = self._paused(outcome)
+        rests = outcome.status == INTERRUPTED and outcome.error is None and self._stopping.condemned
+        if rests or (outcome.status == PRUNED and self._stopping.condemned):
+            outcome = self._pruned(outcome)
         elif outcome.status == COMPLETED:
             self._stopping.completed()
         if outcome.status == CRASHED and candidate.retries < self._settings.retries:

@@ -12,20 +12,16 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hpo.errors import UsageError
 from hpo.individual import REEVALUATION
-from hpo.seams import Candidate
+from hpo.seams import GO, PAUSE, STOP, Candidate, TrialReport, Verdict
 from hpo.suggest import suggestion
 
 if TYPE_CHECKING:
     from hpo.settings import SearchSettings
 
-Verdict = Literal["go", "pause", "stop"]
-GO: Verdict = "go"
-PAUSE: Verdict = "pause"
-STOP: Verdict = "stop"
 Report = tuple[str, int, float]
 """(id, steps of the rung, loss there), the loss infinite where no finite number was reported."""
 
@@ -261,8 +257,8 @@ def make_rule(settings: PruningSettings) -> Rule:
 
 @dataclass
 class _Evaluation:
-    """The one that runs here. ``judged``: its last rung that was decided on. ``doubted``: the step at
-    which it failed before anybody had completed, so that this may be its end: it is stopped when it gets further.
+    """The one that runs here. ``judged``: the number of its last rung. ``last_step``: of the whole run, where the task
+    has said it. ``condemned``: it failed at its last rung, and may save itself or is stopped; ``last`` stays there.
     ``spared``: it is never stopped."""
 
     id: str
@@ -272,19 +268,25 @@ class _Evaluation:
     total: float = 0.0
     best: float = math.inf
     last: tuple[int, float] | None = None
+    last_step: int | None = None
     condemned: bool = False
-    doubted: int | None = None
     spared: bool = False
 
 
 class EarlyStopping:
     """What one leader knows and does of early stopping; without ``settings`` it only remembers the last report.
 
-    ``sign``: -1 where larger reports are better. ``forget``: called with the id of a paused individual that will
-    not go on."""
+    ``sign``: -1 where larger reports are better. ``steps``: of a whole run, None where the task does not say it; then
+    it is learnt from those that complete, and until then no individual is stopped. ``forget``: called with the id of
+    a paused individual that will not go on."""
 
     def __init__(
-        self, settings: PruningSettings | None, *, sign: float, forget: Callable[[str], None]
+        self,
+        settings: PruningSettings | None,
+        *,
+        sign: float,
+        forget: Callable[[str], None],
+        steps: int | None = None,
     ) -> None:
         self._rule = None if settings is None else make_rule(settings)
         self._means = settings is not None and settings.rule == "median"
@@ -293,7 +295,11 @@ class EarlyStopping:
         self._forget = forget
         self._running: _Evaluation | None = None
         self._resting: dict[str, Candidate] = {}
-        self._whole = math.inf
+        self._steps = steps
+        self._longest: int | None = None
+        """The most steps that an individual of the island has completed with."""
+        self._saves: bool | None = None
+        """Whether the task can save itself; None until one of its evaluations here has shown it."""
         self.news: list[Report] = []
         """What peers have not been told yet."""
 
@@ -311,59 +317,66 @@ class EarlyStopping:
         # Of repetitions that end early the bad ones would be missing in the mean.
         self._running.spared = candidate.operator == REEVALUATION
 
-    def report(self, identity: str, step: int, value: float) -> tuple[Verdict, Report | None]:
-        """The verdict on the running evaluation, and its report at a rung if it has just got to one."""
+    def report(self, report: TrialReport) -> tuple[Verdict, Report | None]:
+        """The verdict on the running evaluation, and its report at a rung if it has just got to one.
+
+        A verdict falls at a rung, and never at the last step: what has been paid for in full is kept."""
         running = self._running
-        if running is None or running.id != identity:
+        if running is None or running.id != report.id:
             return GO, None
-        loss = self._sign * value if math.isfinite(value) else math.inf
-        running.last = (step, value)
-        if running.condemned:
-            return STOP, None  # it was asked to save, and went on: it does not know how to
+        if report.saves:
+            self._saves = True
+        elif running.count and self._saves is None:
+            self._saves = False  # it has reported before, and did not ask then whether to save
+        if report.last_step is not None:
+            running.last_step = report.last_step
+        at_end = self._at_end(running, report.step)
+        if running.condemned and not at_end:
+            return STOP, None  # it failed at its last rung, and went on without having saved itself
+        running.condemned = False
+        loss = self._sign * report.value if math.isfinite(report.value) else math.inf
+        running.last = (report.step, report.value)
         running.count += 1
         running.total += loss
         running.best = min(running.best, loss)
         rule = self._rule
-        rung = None if rule is None else rule.rung(step)
-        if rule is None or rung is None or step >= self._whole:
+        rung = None if rule is None else rule.rung(report.step)
+        if rule is None or rung is None or rung <= running.judged:
             return GO, None
-        if rung <= running.judged:
-            further = running.doubted is not None and step > running.doubted
-            return (self._condemn(running) if further else GO), None
         running.judged = rung
-        told = (identity, rule.steps(rung), running.total / running.count if self._means else loss)
-        rule.observe(rung, identity, told[2])
-        self.news.append(told)
-        if rule.passes(rung, identity, running.best) or running.spared:
-            running.strikes, running.doubted = 0, None
-            return GO, told
+        found = (report.id, rule.steps(rung), running.total / running.count if self._means else loss)
+        rule.observe(rung, report.id, found[2])
+        self.news.append(found)
+        if at_end or at_end is None or running.spared:
+            return GO, found
+        if rule.passes(rung, report.id, running.best):
+            running.strikes = 0
+            return GO, found
         running.strikes += 1
         if running.strikes <= self._patience:
-            return GO, told
-        # Halving's rungs are so far apart that a task may report at them alone, the last of which is its end.
-        if self._whole == math.inf and (running.doubted is None or not self._means):
-            running.doubted = step
-            return GO, told
-        return self._condemn(running), told
-
-    def _condemn(self, running: _Evaluation) -> Verdict:
+            return GO, found
         running.condemned = True
-        return PAUSE if self._rule is not None and self._rule.resumes else STOP
+        return (PAUSE if rule.resumes and self._saves is not False else STOP), found
+
+    def _at_end(self, running: _Evaluation, step: int) -> bool | None:
+        """Whether ``step`` is the run's last; None where that is not known yet."""
+        known = (running.last_step, self._steps, self._longest)
+        last = next((steps for steps in known if steps is not None), None)
+        return None if last is None else step >= last
 
     def completed(self) -> None:
-        """The running evaluation has: nobody is judged where it ends, when nothing is to be saved any more."""
+        """The running evaluation has: so others learn how many steps a whole run has."""
         if self.last is not None:
             self.learn_end(self.last[0])
 
     def learn_end(self, steps: int) -> None:
-        """Somebody of the island completed after so many steps."""
-        if steps < 1:
-            return
-        self._whole = steps if self._whole == math.inf else max(self._whole, steps)
+        """An individual of the island completed after ``steps`` steps."""
+        if steps >= 1:
+            self._longest = max(steps, self._longest or 0)
 
     @property
-    def pausing(self) -> bool:
-        """Whether the running evaluation was told to save and end."""
+    def condemned(self) -> bool:
+        """Whether the running evaluation failed at its last rung, and is to end there."""
         return self._running is not None and self._running.condemned
 
     @property

@@ -6,13 +6,37 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from hpo.individual import Scalar
 from hpo.population import Member, Population
 
 Genome = tuple[float, ...]
 """One gene a parameter: a number in the unit interval, or the index of a choice."""
+
+
+Verdict = Literal["go", "pause", "stop"]
+"""The answer to a report: train on; save and end, if the task can; end at once."""
+GO: Verdict = "go"
+PAUSE: Verdict = "pause"
+STOP: Verdict = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """What worker rank 0 reported of the individual ``id``: the objective's ``value`` after ``step`` steps.
+
+    ``last_step``: the number of steps of the whole run, None where the task has not said it for this trial.
+    ``saves``: whether the task has called ``should_checkpoint`` in this evaluation: then it can save itself."""
+
+    id: str
+    step: int
+    value: float
+    last_step: int | None = None
+    saves: bool = False
+
+
+Judge = Callable[[TrialReport], Verdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +117,7 @@ class Crew(Protocol):
     def start(self, candidate: Candidate) -> None: ...
     def poll(self) -> Sequence[Outcome]: ...
     def receive(self, worker_rank: int, content: dict[str, object]) -> None: ...
-    def listen(self, on_report: Callable[[str, int, float], bool]) -> None: ...
+    def listen(self, on_report: Judge) -> None: ...
     def request_checkpoint(self) -> None: ...
     def kill(self, status: str) -> None: ...
     def disband(self) -> None: ...

@@ -36,7 +36,7 @@ from hpo.messages import (
 from hpo.migration import MigrationSettings
 from hpo.pruning import PruningSettings
 from hpo.resume import Autopsy, Earlier, autopsy, fold, start_messages
-from hpo.seams import Breeder, Candidate
+from hpo.seams import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
 from hpo.space import SearchSpace
 from hpo.workforce import Workforce
 
@@ -126,7 +126,7 @@ class SimulatedCrew:
         self._step = 0
         self._begun = 0.0
         self._asked = False
-        self._on_report: Callable[[str, int, float], bool] = lambda identity, step, value: False
+        self._on_report: Judge = lambda report: GO
         self.ready = True
         self.failed_starts = 0
         self.fit_for: float = math.inf
@@ -188,18 +188,19 @@ class SimulatedCrew:
         self._step += 1
         value = curve.values[self._step - 1]
         known = {"value": value} if math.isfinite(value) else None
-        if self._on_report(candidate.id, self._step, value):
+        verdict = self._on_report(TrialReport(candidate.id, self._step, value, saves=curve.saves))
+        if verdict == STOP:
             return SimulatedOutcome(PRUNED, known, {"pruned_step": self._step})
         if self._step == len(curve.values):
             return SimulatedOutcome(COMPLETED if known else INVALID, known)
-        if self._asked and curve.saves:
+        if (self._asked or verdict == PAUSE) and curve.saves:
             simulation.saved[candidate.id] = self._step
             return SimulatedOutcome(INTERRUPTED, None)
         self._over = simulation.time + curve.step_s
         simulation.wake(self._rank, self._over)
         return None
 
-    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+    def listen(self, on_report: Judge) -> None:
         self._on_report = on_report
 
     def receive(self, worker_rank: int, content: dict[str, object]) -> None:
@@ -265,6 +266,7 @@ class Simulation:
         earlier: Earlier | None = None,
         curve: Callable[[dict[str, Scalar]], Curve] | None = None,
         pruning: PruningSettings | None = None,
+        steps: int | None = None,
         deadline: float | None = None,
         checkpoints: bool = False,
         must_end: float | None = None,
@@ -327,6 +329,7 @@ class Simulation:
                         ),
                         durable_starts=durable_starts,
                         pruning=pruning,
+                        steps=steps,
                         reported="value",
                     ),
                 )

@@ -17,7 +17,7 @@ from hpo.follower import Follower
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.messages import Worker, encode
 from hpo.rooms import Rooms
-from hpo.seams import Candidate
+from hpo.seams import Candidate, Judge
 from hpo.transport import MpiTransport, Transport
 from hpo.trial import Job
 
@@ -87,7 +87,7 @@ class Staff:
     def receive(self, worker_rank: int, content: dict[str, Any]) -> None:
         self._crew.receive(worker_rank, content)
 
-    def listen(self, on_report: Callable[[str, int, float], bool]) -> None:
+    def listen(self, on_report: Judge) -> None:
         self._crew.listen(on_report)
 
     def request_checkpoint(self) -> None:

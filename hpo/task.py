@@ -8,11 +8,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hpo.errors import CampaignError, UsageError
+from hpo.individual import MOST_STEPS
 from hpo.space import Params, SearchSpace
 from hpo.suggest import suggestion
 from hpo.usercode import explained, import_user_module, split_reference
@@ -35,8 +37,9 @@ class Task:
     ``evaluate(trial)`` returns the objective's value, or a dictionary of objectives by name and further
     metrics. One objective without a name is called "value" and has a ``direction``; ``objectives`` maps
     names to directions instead. ``constraints`` are functions of the parameters, true where these are
-    allowed. ``default`` and ``points`` are evaluated first. Raises UsageError for a definition that cannot
-    be.
+    allowed. ``default`` and ``points`` are evaluated first. ``steps``: how many steps a whole run reports, where the
+    task knows it; early stopping then begins with the first individuals. Raises UsageError for a definition that
+    cannot be.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Task:
         constraints: Iterable[Constraint] = (),
         default: Mapping[str, object] | None = None,
         points: Iterable[Mapping[str, object]] = (),
+        steps: int | None = None,
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise UsageError(
@@ -66,6 +70,7 @@ class Task:
         self.points: tuple[Params, ...] = tuple(
             self._point(f"points[{number}]", point) for number, point in enumerate(points)
         )
+        self.steps: int | None = None if steps is None else _checked_steps(steps)
         self.source: TaskSource | None = None
 
     def __repr__(self) -> str:
@@ -242,6 +247,15 @@ def _checked_objectives(direction: object, objectives: object) -> dict[str, str]
             'Write {"f1": "maximize", "seconds": "minimize"}.'
         )
     return {name: _checked_direction(f"objectives[{name!r}]", value) for name, value in objectives.items()}
+
+
+def _checked_steps(steps: object) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or not 1 <= int(steps) <= MOST_STEPS:
+        raise UsageError(
+            f"Task: steps = {steps!r}: must be the number of steps that a whole run reports, a whole number "
+            "from 1 to 2**53. Leave it out if runs differ."
+        )
+    return int(steps)
 
 
 def _checked_direction(label: str, direction: object) -> str:

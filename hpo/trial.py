@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hpo.errors import Interrupted, Pruned, UsageError
-from hpo.individual import COMPLETED, FAILED, INTERRUPTED, PRUNED, Scalar
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, MOST_STEPS, PRUNED, Scalar
 from hpo.outcome import Outcome, as_metric, as_number, describe_exception, judge
 from hpo.rooms import clear_directory
-
-_MOST_STEPS = 2**53
+from hpo.suggest import suggestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,9 @@ class Link(Protocol):
     @property
     def comm(self) -> object | None: ...
 
-    def report(self, step: int, value: float) -> bool:
-        """True when the trial should stop; ``value`` of worker rank 0 counts."""
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
+        """True when the trial should stop; ``value`` of worker rank 0 counts. ``last_step``: of the whole run, None
+        where the task has not said it."""
         ...
 
     def should_checkpoint(self) -> bool: ...
@@ -61,6 +61,7 @@ class Trial:
 
     __slots__ = (
         "_directory",
+        "_last_step",
         "_link",
         "_parent",
         "_stale",
@@ -94,6 +95,7 @@ class Trial:
         self.metrics: dict[str, Scalar] = {}
         self.last_report: tuple[int, float] | None = None
         self._link = link
+        self._last_step: int | None = None
         self._directory = job.directory
         self._parent = job.parent
         if job.parent == "":
@@ -162,10 +164,10 @@ class Trial:
             step = operator.index(step)
         except TypeError as error:
             raise TypeError(f"trial.report takes a whole number of steps, not {step!r}.") from error
-        if abs(step) > _MOST_STEPS:  # a journal's numbers have 64 bits
+        if abs(step) > MOST_STEPS:  # a journal's numbers have 64 bits
             raise ValueError(f"trial.report: step {step} must be a number of steps, at most 2**53.")
         self.last_report = (step, number)
-        if self._link.report(step, number):
+        if self._link.report(step, number, self._last_step):
             raise Pruned(f"pruned at step {step} with value {number!r}")
 
     def log(self, **metrics: object) -> None:
@@ -177,8 +179,42 @@ class Trial:
         """Whether the campaign wants to stop: then save into ``directory`` and raise Interrupted."""
         return self._link.should_checkpoint()
 
+    def training(self, *, value: str) -> dict[str, Any]:
+        """Keywords of ``trainers.train`` by which a campaign stops, resumes and prunes it:
+        ``trainers.train(…, **trial.training(value="accuracy"))``.
+
+        They are ``seed``, ``checkpoint`` (a directory in ``directory`` for this number of ranks, as another number
+        cannot go on from it), ``interrupt`` and ``report``, which reports the metric named ``value`` after each epoch.
+        """
+        return {
+            "seed": self.seed,
+            "checkpoint": self.directory / f"{self.size}-ranks",
+            "interrupt": self.should_checkpoint,
+            "report": _EpochReport(self, value),
+        }
+
     def __repr__(self) -> str:
         return f"Trial(id={self.id!r}, rank={self.rank} of {self.size}, params={self.params!r})"
+
+
+class _EpochReport:
+    """``report`` of ``trainers.train`` for ``trial``: one metric after each epoch."""
+
+    def __init__(self, trial: Trial, value: str) -> None:
+        self._trial = trial
+        self._value = value
+
+    def set_last_epoch(self, epochs: int) -> None:
+        """The run ends after ``epochs`` epochs: early stopping decides nothing at the last one."""
+        self._trial._last_step = epochs
+
+    def __call__(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        if self._value not in metrics:
+            raise UsageError(
+                f"trial.training(value={self._value!r}): the training records no such metric. "
+                f"{suggestion(self._value, metrics)}"
+            )
+        self._trial.report(epoch, metrics[self._value])
 
 
 def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> Outcome:
@@ -235,7 +271,7 @@ class _Alone:
         self.device = device
         self.comm: object | None = None
 
-    def report(self, step: int, value: float) -> bool:
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
         return False
 
     def should_checkpoint(self) -> bool:

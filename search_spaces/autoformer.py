@@ -142,7 +142,7 @@ class ForecastTask(hpo.Task):
 
     def __init__(self, options: ForecastOptions) -> None:
         self.options = options
-        super().__init__(space, self._evaluate, "minimize", default=default)
+        super().__init__(space, self._evaluate, "minimize", default=default, steps=options.epochs)
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
         if trial.rank == 0:

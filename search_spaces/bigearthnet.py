@@ -217,6 +217,7 @@ def make_task(
         evaluate,
         direction="maximize",
         default=default_for(options.size.most_filters),
+        steps=options.most_epochs,
     )
 
 

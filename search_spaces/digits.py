@@ -143,7 +143,7 @@ def make_task(
         accuracy = result.metrics["accuracy"] if result.reason != "diverged" else math.nan
         return {"value": accuracy, **{name: result.metrics[name] for name in RECORDED}}
 
-    return hpo.Task(space, evaluate, direction="maximize", default=default)
+    return hpo.Task(space, evaluate, direction="maximize", default=default, steps=folds or epochs)
 
 
 RECORDED = ("train_loss", "validation_loss", "train_s", "wait_s", "bytes_inside_nodes", "bytes_between_nodes")

@@ -307,7 +307,7 @@ class _Link:
     def device(self) -> str:
         return self._trial.device
 
-    def report(self, step: int, value: float) -> bool:
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
         return False
 
     def should_checkpoint(self) -> bool:

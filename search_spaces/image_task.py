@@ -167,6 +167,7 @@ class ImageTask(hpo.Task):
             default=default,
             points=points,
             constraints=constraints,
+            steps=options.folds or options.epochs,
         )
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
@@ -194,12 +195,12 @@ class ImageTask(hpo.Task):
             interrupt=trial.should_checkpoint,
             group=group,
         )
-        objectives = self.judge(result, self.steps(parts))
+        objectives = self.judge(result, self.optimizer_steps(parts))
         if result.reason == "diverged":
             objectives = dict.fromkeys(objectives, math.nan)
         return {**objectives, **{name: result.metrics[name] for name in RECORDED}}
 
-    def steps(self, parts: Parts) -> int:
+    def optimizer_steps(self, parts: Parts) -> int:
         """Of a whole run."""
         return self.options.epochs * -(-len(parts.train) // self.options.batch_size)
 
@@ -265,7 +266,7 @@ class ImageTask(hpo.Task):
             )
         options = self.options
         torch.manual_seed(seed)
-        run = Run(classes=parts.classes, ranks=ranks, steps=self.steps(parts))
+        run = Run(classes=parts.classes, ranks=ranks, steps=self.optimizer_steps(parts))
         recipe = self.recipe(dict(params), run)
         model = recipe.network.to(device)
         result = check.refusing(trainers.train)(

@@ -133,6 +133,15 @@ def _report(trial: hpo.Trial) -> float:
     return 9.0
 
 
+def _asks_after_reports(trial: hpo.Trial) -> dict[str, object]:
+    """The steps after which it was asked to save, which it did not do, in the digits of a number."""
+    asked = 0
+    for step in range(1, 6):
+        trial.report(step, float(step))
+        asked = 10 * asked + (step if trial.should_checkpoint() else 0)
+    return {"value": asked}
+
+
 def _quarrel(trial: hpo.Trial) -> float:
     if trial.rank == 0:
         trial.report(0, 0.0)

@@ -23,6 +23,7 @@ from hpo.child import ChildProcess, RankContext, wait_readable
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.outcome import Outcome
+from hpo.seams import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task import TaskSource
 from hpo.trial import Job
 
@@ -48,7 +49,9 @@ class Bench:
         self.interface: str | None = None
         self.environment = dict(ENVIRONMENT)
         self.reports: list[tuple[str, int, float]] = []
+        self.saves: list[bool] = []
         self.prune_from = 4.0
+        self.pause_at: int | None = None
         self._queue: deque[tuple[str, int, dict[str, Any]]] = deque()
         self._count = 0
         for name, value in changes.items():
@@ -85,9 +88,12 @@ class Bench:
         )
         return ChildProcess(context, self.environment)
 
-    def _on_report(self, identity: str, step: int, value: float) -> bool:
-        self.reports.append((identity, step, value))
-        return value >= self.prune_from
+    def _on_report(self, report: TrialReport) -> Verdict:
+        self.reports.append((report.id, report.step, report.value))
+        self.saves.append(report.saves)
+        if self.pause_at is not None:
+            return PAUSE if report.step == self.pause_at else GO
+        return STOP if report.value >= self.prune_from else GO
 
     @property
     def pids(self) -> list[int | None]:
@@ -489,6 +495,22 @@ def test_all_ranks_agree_on_pruning(bench: Bench) -> None:
     assert outcome.metrics == {"seen": 3, "pruned_step": 4}
     assert bench.reports == [("pruned", step, float(step)) for step in range(5)]
     assert bench.run("complete").status == "completed" and bench.pids == pids
+
+
+def test_a_pause_is_asked_of_all_ranks_until_the_next_report(bench: Bench) -> None:
+    """Who goes on to its last step is not asked any more: it is to complete."""
+    bench.run("complete")
+    bench.saves.clear()
+    bench.pause_at = 3
+    try:
+        bench.start(what="asks_after_reports")
+        outcome = bench.finish()
+    finally:
+        bench.pause_at = None
+    assert outcome.status == "completed" and outcome.objectives == {"value": 300.0}
+    assert bench.saves == [False, True, True, True, True], (
+        "it can save, which it showed after the first report"
+    )
 
 
 def test_nothing_is_pruned_without_a_reason(bench: Bench) -> None:

@@ -16,6 +16,7 @@ import hpo
 from hpo.cuda import OwnDevice
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.outcome import Outcome
+from hpo.seams import GO, STOP, TrialReport, Verdict
 from hpo.staff import inline_device
 from hpo.trial import Job
 
@@ -88,9 +89,9 @@ def test_reports_prune_and_stopping_interrupts(tmp_path: Path) -> None:
 
     reports: list[tuple[str, int, float]] = []
 
-    def prune(identity: str, step: int, value: float) -> bool:
-        reports.append((identity, step, value))
-        return value >= 2
+    def prune(report: TrialReport) -> Verdict:
+        reports.append((report.id, report.step, report.value))
+        return STOP if report.value >= 2 else GO
 
     assert run(crew_of(train, on_report=prune), job(tmp_path)).status == "pruned"
     assert reports == [("0-0-1", step, float(step)) for step in range(3)]
@@ -150,7 +151,7 @@ def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> 
         size=2,
         comm=comm.of(0),
         send=send,
-        on_report=lambda identity, step, value: value >= 2,
+        on_report=lambda report: STOP if report.value >= 2 else GO,
         stopping=lambda: True,
     )
     follower = InlineFollower(

@@ -19,9 +19,9 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
 from hpo.layout import Layout
 from hpo.population import Member, Population
-from hpo.pruning import GO, PAUSE, STOP, EarlyStopping, Halving, PruningSettings, make_rule, of_search
+from hpo.pruning import EarlyStopping, Halving, PruningSettings, make_rule, of_search
 from hpo.resume import fold, start_messages
-from hpo.seams import Candidate
+from hpo.seams import GO, PAUSE, STOP, Candidate, TrialReport
 from hpo.settings import SearchSettings
 from hpo.simulation import Curve, Simulation
 
@@ -80,7 +80,7 @@ def test_the_median_rule_is_what_its_definition_says(seed: int) -> None:
         curves.append([])
         for step, loss in enumerate(curve, start=1):
             curves[-1].append(loss)
-            verdict, _ = rule.report(str(number), step, loss)
+            verdict, _ = rule.report(TrialReport(str(number), step, loss))
             others = sorted(sum(c[:step]) / step for c in curves[:-1] if len(c) >= step)
             middle = math.nan
             if len(others) >= 3:
@@ -113,7 +113,7 @@ def test_larger_is_better_where_the_objective_is_maximised() -> None:
     rule = stopping(HALVING, sign=-1.0)
     for identity, value, expected in [("a", 0.1, GO), ("b", 0.9, GO), ("c", 0.5, PAUSE), ("d", 0.95, GO)]:
         rule.start(candidate(identity))
-        assert rule.report(identity, 1, value)[0] == expected
+        assert rule.report(TrialReport(identity, 1, value))[0] == expected
 
 
 @pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
@@ -121,30 +121,54 @@ def test_what_is_not_finite_is_the_worst_even_alone(worst: float) -> None:
     for sign in (1.0, -1.0):
         rule = stopping(HALVING, sign=sign)
         rule.start(candidate("a"))
-        assert rule.report("a", 1, worst) == (PAUSE, ("a", 1, math.inf))
+        assert rule.report(TrialReport("a", 1, worst)) == (PAUSE, ("a", 1, math.inf))
         rule.start(candidate("b"))
-        assert rule.report("b", 1, 0.0)[0] == GO
+        assert rule.report(TrialReport("b", 1, 0.0))[0] == GO
 
 
 def test_patience_lets_one_fail_so_many_rungs_in_a_row() -> None:
     rule = stopping(PruningSettings(rule="halving", reduction=2, patience=1))
     rule.start(candidate("good"))
     for step in (1, 2, 4, 8):
-        rule.report("good", step, 0.0)
+        rule.report(TrialReport("good", step, 0.0))
     rule.start(candidate("late"))
-    assert [rule.report("late", step, 1.0)[0] for step in (1, 2)] == [GO, PAUSE]
+    assert [rule.report(TrialReport("late", step, 1.0))[0] for step in (1, 2)] == [GO, STOP]
     rule.start(candidate("crosses"))
-    assert [rule.report("crosses", step, value)[0] for step, value in ((1, 1.0), (2, -1.0), (4, 1.0))] == [
-        GO
-    ] * 3
+    assert [
+        rule.report(TrialReport("crosses", step, value))[0] for step, value in ((1, 1.0), (2, -1.0), (4, 1.0))
+    ] == [GO] * 3
 
 
-def test_who_does_not_save_itself_is_stopped_at_the_next_report() -> None:
+def test_a_task_that_cannot_save_is_stopped_at_the_rung() -> None:
     rule = stopping(HALVING)
     rule.start(candidate("good"))
-    rule.report("good", 1, 0.0)
+    for step in (1, 2):
+        rule.report(TrialReport("good", step, 0.0))
     rule.start(candidate("bad"))
-    assert [rule.report("bad", step, 1.0)[0] for step in (1, 2)] == [PAUSE, STOP]
+    assert rule.report(TrialReport("bad", 1, 1.0))[0] == STOP
+    assert rule.last == (1, 1.0) and rule.condemned
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_task_that_can_save_is_asked_to_at_the_rung(before: bool) -> None:
+    """It has asked whether to save, in this evaluation or in an earlier one of this worker."""
+    rule = stopping(HALVING)
+    rule.start(candidate("good"))
+    for step in (1, 2):
+        rule.report(TrialReport("good", step, 0.0, saves=before))
+    rule.start(candidate("bad"))
+    assert rule.report(TrialReport("bad", 1, 1.0, saves=not before))[0] == PAUSE
+    assert rule.report(TrialReport("bad", 2, 0.5))[0] == STOP, "it went on without saving"
+    assert rule.last == (1, 1.0), "the report at the rung counts"
+
+
+def test_one_whose_task_may_or_may_not_save_is_stopped_when_it_reports_again() -> None:
+    """Nothing is known at a worker's very first report: what ends there has ended at the rung."""
+    rule = stopping(HALVING)
+    rule.observe([("other", 1, 0.0)])
+    rule.start(candidate("first"))
+    assert [rule.report(TrialReport("first", step, 1.0))[0] for step in (1, 2)] == [PAUSE, STOP]
+    assert rule.last == (1, 1.0)
 
 
 def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused() -> None:
@@ -152,45 +176,55 @@ def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused()
     one = candidate("a")
     one.promoted = 3
     rule.start(one)
-    assert [rule.report("a", step, 9.0) for step in (1, 2, 3, 8)] == [(GO, None)] * 4
-    assert rule.report("a", 9, 9.0) == (GO, ("a", 9, 9.0))  # the first there
+    assert [rule.report(TrialReport("a", step, 9.0)) for step in (1, 2, 3, 8)] == [(GO, None)] * 4
+    assert rule.report(TrialReport("a", 9, 9.0)) == (GO, ("a", 9, 9.0))  # the first there
 
 
-def test_nobody_is_stopped_at_the_last_step() -> None:
-    rule = stopping(HALVING, end=None)
-    rule.start(candidate("whole"))
-    assert [rule.report("whole", step, 0.0)[0] for step in range(1, 10)] == [GO] * 9
-    rule.completed()
-    rule.start(candidate("close"))
-    assert rule.report("close", 9, 1.0) == (GO, None)
-    rule.start(candidate("longer"))
-    rule.report("longer", 27, 0.0)
-    rule.completed()
+@pytest.mark.parametrize("told", ["by the task", "by the trial", "by one that completed", "by the island"])
+def test_nobody_is_stopped_at_the_last_step(told: str) -> None:
+    """Not even one that failed at the rung before, was asked to save there, and went on to the end."""
+    rule = EarlyStopping(
+        HALVING, sign=1.0, forget=lambda identity: None, steps=9 if told == "by the task" else None
+    )
+    if told == "by one that completed":
+        rule.start(candidate("whole"))
+        for step in range(1, 10):
+            rule.report(TrialReport("whole", step, 0.0))
+        rule.completed()
+    elif told == "by the island":
+        rule.learn_end(9)
+    rule.observe([("other", step, -1.0) for step in (1, 3, 9)])
+    last = 9 if told == "by the trial" else None
+
+    rule.start(candidate("end"))
+    assert rule.report(TrialReport("end", 9, 1.0, last_step=last)) == (GO, ("end", 9, 1.0))
+    rule.start(candidate("late"))
+    verdicts = [
+        rule.report(TrialReport("late", step, 1.0, last_step=last, saves=True))[0] for step in (3, 9, 10)
+    ]
+    assert verdicts == [PAUSE, GO, GO] and rule.last == (10, 1.0) and not rule.condemned
+
+
+def test_a_longer_run_is_judged_where_a_shorter_one_ended() -> None:
+    rule = stopping(HALVING, end=27)
+    rule.observe([("other", step, 0.0) for step in (1, 3, 9, 27)])
     rule.start(candidate("third"))
-    assert rule.report("third", 9, 1.0)[0] == PAUSE
+    assert rule.report(TrialReport("third", 9, 1.0, saves=True))[0] == PAUSE
+    rule.start(candidate("short"))
+    assert rule.report(TrialReport("short", 9, 1.0, last_step=9, saves=True))[0] == GO
 
 
-def test_before_anybody_has_completed_one_is_stopped_only_when_it_reports_again() -> None:
-    """What fails at a rung may have been at its end there."""
+def test_until_the_last_step_is_known_nobody_is_stopped() -> None:
+    """What fails at a rung may be at its end there."""
     rule = stopping(HALVING, end=None)
     rule.observe([("other", step, 0.0) for step in (1, 3, 9)])
     rule.start(candidate("a"))
-    assert rule.report("a", 1, 1.0) == (GO, ("a", 1, 1.0))
-    assert rule.report("a", 2, 1.0) == (PAUSE, None)
-    rule.start(candidate("sparse"))
-    assert [rule.report("sparse", step, 1.0)[0] for step in (1, 3, 9)] == 3 * [GO]
-    rule.start(candidate("twice"))
-    assert [rule.report("twice", step, 1.0)[0] for step in (3, 3, 4)] == [GO, GO, PAUSE]
-    rule.start(candidate("recovers"))
-    assert [rule.report("recovers", step, loss)[0] for step, loss in ((1, 1.0), (3, -1.0), (4, 9.0))] == 3 * [
-        GO
-    ]
-    rule.start(candidate("ends"))
-    assert rule.report("ends", 9, 1.0)[0] == GO
+    assert [rule.report(TrialReport("a", step, math.nan))[0] for step in range(1, 10)] == 9 * [GO]
+    rule.start(candidate("b"))
+    assert rule.report(TrialReport("b", 1, 1.0, saves=True))[0] == GO
     rule.learn_end(9)
-    assert rule.report("ends", 9, 1.0)[0] == GO
-    rule.start(candidate("known now"))
-    assert rule.report("known now", 3, 1.0)[0] == PAUSE
+    assert rule.report(TrialReport("b", 2, 1.0))[0] == GO, "between rungs nothing is decided"
+    assert rule.report(TrialReport("b", 3, 1.0))[0] == PAUSE
 
 
 def test_the_last_step_need_be_no_rung() -> None:
@@ -198,14 +232,14 @@ def test_the_last_step_need_be_no_rung() -> None:
     rule.observe([("other", 9, 0.0), ("other", 3, 0.0)])
     for last, verdict in ((9, PAUSE), (10, GO)):
         rule.start(candidate(str(last)))
-        assert rule.report(str(last), last, 1.0)[0] == verdict
+        assert rule.report(TrialReport(str(last), last, 1.0, saves=True))[0] == verdict
 
 
-def test_where_the_median_compares_at_each_step_the_first_may_be_stopped_there() -> None:
-    rule = stopping(PruningSettings(rule="median", startup=1), end=None)
+def test_median_stops_at_the_step_where_it_compares() -> None:
+    rule = stopping(PruningSettings(rule="median", startup=1))
     rule.observe([("other", step, 0.0) for step in (1, 2)])
     rule.start(candidate("a"))
-    assert [rule.report("a", step, 1.0)[0] for step in (1, 2)] == [GO, STOP]
+    assert rule.report(TrialReport("a", 1, 1.0, saves=True))[0] == STOP
 
 
 def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
@@ -213,9 +247,9 @@ def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
     rule = EarlyStopping(HALVING, sign=1.0, forget=forgotten.append)
     rule.learn_end(9)
     rule.start(candidate("best"))
-    rule.report("best", 1, 0.0)
+    rule.report(TrialReport("best", 1, 0.0))
     rule.start(candidate("second"))
-    assert rule.report("second", 1, 0.5)[0] == PAUSE
+    assert rule.report(TrialReport("second", 1, 0.5))[0] == PAUSE
     rule.rest(candidate("second"), 1)
     for number in range(4):
         assert rule.promoted() is None
@@ -231,7 +265,7 @@ def test_what_paused_ones_saved_is_bounded() -> None:
     rule.learn_end(9)
     for number in range(200):
         rule.start(candidate(str(number)))
-        if rule.report(str(number), 1, 0.01 * number)[0] == PAUSE:
+        if rule.report(TrialReport(str(number), 1, 0.01 * number))[0] == PAUSE:
             rule.rest(candidate(str(number)), 1)
     assert len(forgotten) > 150 and len(set(forgotten)) == len(forgotten)
 
@@ -267,7 +301,7 @@ def test_without_a_pruner_nothing_is_stopped() -> None:
     assert of_search(SearchSettings(), {"a": "minimize", "b": "minimize"}) is None
     rule = EarlyStopping(None, sign=1.0, forget=lambda identity: None)
     rule.start(candidate("a"))
-    assert [rule.report("a", step, math.nan)[0] for step in range(9)] == [GO] * 9
+    assert [rule.report(TrialReport("a", step, math.nan))[0] for step in range(9)] == [GO] * 9
     assert rule.news == [] and rule.known() == []
 
 
@@ -543,3 +577,53 @@ def test_the_last_report_of_a_pruned_one_is_in_the_table(
     assert list(pruned[column]) == pytest.approx(list(pruned["params.x"] * pruned["metrics.pruned_step"]))
     assert ("metrics.pruned_value" in table) is (len(objectives) > 1)
     assert result.front and all(one.status == COMPLETED for one in result.front)
+
+
+@pytest.mark.parametrize("rule", ["halving", "median"])
+@pytest.mark.parametrize("steps", [4, 10])
+def test_who_trains_to_the_end_has_completed(rule: str, steps: int, tmp_path: Path) -> None:
+    """A task that does not save, whose last step is a rung's or the one after: what it reports there is kept, and the
+    best of all that got there is the best."""
+
+    def evaluate(trial: hpo.Trial) -> float:
+        rng = random.Random(trial.seed)
+        x = float(trial.params["x"])  # type: ignore[arg-type]
+        value = 0.0
+        for step in range(1, steps + 1):
+            value = 1 - (x - 0.7) ** 2 - 0.5 / step + rng.gauss(0, 0.03)
+            trial.log(at_step=step, reported=value)
+            trial.report(step, value)
+        return value
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate, direction="maximize")
+    result = hpo.Campaign(
+        task, directory=tmp_path / "run", evaluations=100, isolation="inline", pruner=rule
+    ).run()
+    assert {one.status for one in result.individuals} == {COMPLETED, PRUNED}
+    stopped = Counter(one.metrics["pruned_step"] for one in result.individuals if one.status == PRUNED)
+    whole = [one for one in result.individuals if one.status == COMPLETED]
+    assert whole and max(stopped) < steps
+    if rule == "halving":
+        assert set(stopped) <= {1, 3, 9}, "a decision falls where the rung is"
+    assert {one.metrics["at_step"] for one in whole} == {steps}
+    # Whatever reached the last step reported it before it returned.
+    assert result.best is not None and result.best.value == max(one.metrics["reported"] for one in whole)
+    assert not any(one.metrics.get("at_step") == steps for one in result.individuals if one.status == PRUNED)
+
+
+def test_a_task_that_says_its_steps_is_stopped_from_the_first_on(tmp_path: Path) -> None:
+    def evaluate(trial: hpo.Trial) -> float:
+        for step in range(1, 10):
+            trial.report(step, float(trial.id.rpartition("-")[2]))  # each is worse than those before
+        return 0.0
+
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    for steps, completed in ((9, 1), (None, 1), (3, 1)):
+        result = hpo.Campaign(
+            hpo.Task(space, evaluate, steps=steps),
+            directory=tmp_path / str(steps),
+            evaluations=10,
+            isolation="inline",
+            pruner="halving",
+        ).run()
+        assert sum(one.status == COMPLETED for one in result.individuals) == completed, steps

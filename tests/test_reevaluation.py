@@ -22,10 +22,10 @@ from hpo.estimates import Estimate, estimates, exact
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
 from hpo.population import Member, Population
 from hpo.proposals import key_of
-from hpo.pruning import GO, EarlyStopping, PruningSettings
+from hpo.pruning import EarlyStopping, PruningSettings
 from hpo.reevaluation import ReevaluatingBreeder
 from hpo.restriction import restricted
-from hpo.seams import Candidate, Offspring
+from hpo.seams import GO, Candidate, Offspring, TrialReport
 from search_spaces.use import of_campaign
 
 # --- what a configuration is worth --------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_a_repetition_is_not_stopped_early():
         stopping.observe([(f"0-1-{n}", step, 0.0) for n in range(20) for step in (1, 2, 3)])
         stopping.learn_end(9)
         stopping.start(Candidate(0, "0-0-0", 0, (0.5,), {}, "", operator))
-        return [stopping.report("0-0-0", step, 5.0)[0] for step in (1, 2, 3)]
+        return [stopping.report(TrialReport("0-0-0", step, 5.0))[0] for step in (1, 2, 3)]
 
     assert verdicts("evolution")[0] != GO
     assert verdicts(REEVALUATION) == [GO] * 3

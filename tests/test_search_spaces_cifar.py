@@ -202,7 +202,7 @@ def fitted(rank: int, params: list[dict[str, int]], options: dict[str, Any]) -> 
     task = daso_intervals.make_task(**options)
     parts = task.options.parts()
     runs = [task.fit(one, parts, seed=0, ranks=2, device="cpu")[1] for one in params]
-    return [(run.metrics["synchronisations"], task.judge(run, task.steps(parts))) for run in runs]
+    return [(run.metrics["synchronisations"], task.judge(run, task.optimizer_steps(parts))) for run in runs]
 
 
 def test_steps_count_what_the_link_makes_wait() -> None:

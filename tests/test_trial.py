@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import trainers
 from hpo.errors import Pruned, UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.trial import Job, Trial, attempt
@@ -21,9 +24,11 @@ class Recorder:
         self.limit = limit
         self.comm = comm
         self.reports: list[tuple[int, float]] = []
+        self.last_steps: list[int | None] = []
 
-    def report(self, step: int, value: float) -> bool:
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
         self.reports.append((step, value))
+        self.last_steps.append(last_step)
         return value >= self.limit
 
     def should_checkpoint(self) -> bool:
@@ -44,6 +49,48 @@ def test_report_prunes_when_the_link_says_so(tmp_path: Path) -> None:
         trial.report(np.int64(1), 10)
     assert link.reports == [(0, 2.0), (1, 10.0)] and trial.should_checkpoint()
     assert trial.last_report == (1, 10.0)
+
+
+def train_two_numbers(**more: Any) -> trainers.Result:
+    import torch
+    from torch.utils.data import TensorDataset
+
+    data = TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+    return trainers.train(
+        torch.nn.Linear(1, 1),
+        data,
+        data,
+        loss=torch.nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        epochs=5,
+        batch_size=4,
+        **more,
+    )
+
+
+def test_training_is_all_that_trainers_needs(tmp_path: Path) -> None:
+    link = Recorder(limit=math.inf)
+    trial = make(link, tmp_path)
+    with pytest.raises(trainers.Interrupted):  # this link wants to stop after two reports
+        train_two_numbers(**trial.training(value="validation_loss"))
+    assert [step for step, _ in link.reports] == [1, 2] and link.last_steps == [5, 5]
+    link = Recorder(limit=math.inf)
+    link.should_checkpoint = lambda: False  # type: ignore[method-assign]
+    train_two_numbers(**make(link, tmp_path).training(value="validation_loss"))
+    assert [step for step, _ in link.reports] == [3, 4, 5], "it goes on where it was"
+
+
+def test_training_ends_early_at_a_last_step_that_the_campaign_knows(tmp_path: Path) -> None:
+    link = Recorder(limit=math.inf)
+    link.should_checkpoint = lambda: False  # type: ignore[method-assign]
+    stopping = trainers.EarlyStopping(patience=1, min_delta=1e9)
+    train_two_numbers(**make(link, tmp_path).training(value="validation_loss"), early_stopping=stopping)
+    assert [step for step, _ in link.reports] == [1, 2] and link.last_steps == [5, 2]
+
+
+def test_a_metric_that_training_does_not_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'validation_los'.*Did you mean \"validation_loss\""):
+        train_two_numbers(**make(Recorder(), tmp_path).training(value="validation_los"))
 
 
 WRONG = [(0, None), (0, "1"), (0, [1.0]), (0.5, 1.0), ("a", 1.0), (0, True)]

@@ -119,7 +119,8 @@ def train(
     - ``checkpoint``: a directory that all ranks see. The run goes on from what it finds there, on the CPU bit
       for bit. It saves when interrupted, at the end, and every ``checkpoint_every`` steps (None: each epoch).
     - ``report(epoch, metrics)``: called on every rank after each epoch, counted from 1; what it raises ends
-      the run.
+      the run. Where it has a method ``set_last_epoch``, that is called with the number of epochs before the first
+      step, and again, before the last report, where the run ends earlier.
     - ``interrupt()``: called on every rank before each step; it must answer alike on all.
     - ``loader_processes``: processes a rank that read ahead.
     - ``progress``: whether rank 0 writes a line to stderr; None: if that is a terminal.
@@ -303,6 +304,7 @@ class _Run:
 
     def to_the_end(self) -> Result:
         self._take_up()
+        self._announce_last_epoch(self.settings.epochs)
         if self.checkpoint is not None and not self.position.reason:
             self.checkpoint.try_writing()
         while not self.position.reason:
@@ -421,11 +423,18 @@ class _Run:
             self.strategy.finalise()
             # It may have merged, and sent, what an early stop left apart.
             entry.update(self._totals())
+            self._announce_last_epoch(position.epoch)
         if settings.report is not None:
             settings.report(position.epoch, dict(entry))
         every = settings.checkpoint_every
         if every is None or position.epoch * self.steps_per_epoch % every == 0 or position.reason:
             self._save()
+
+    def _announce_last_epoch(self, epochs: int) -> None:
+        """Whoever stops runs by their reports must not stop one that is at its end."""
+        announce = getattr(self.settings.report, "set_last_epoch", None)
+        if announce is not None:
+            announce(epochs)
 
     def _result(self) -> Result:
         history = self.position.history

@@ -189,6 +189,7 @@ def search(
         breeder=breeder,
         curve=table.curve,
         pruning=rule,
+        steps=curves.EPOCHS,  # as search_spaces/digits says
         latency_s=0.001,
         seed=seed,
     )
