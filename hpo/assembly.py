@@ -152,7 +152,9 @@ class Assembly:
 
         def census() -> resume.Earlier:
             records = journal.read_directory(settings.directory)
-            return resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
+            found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
+            found.avoid(Rooms(settings.directory).taken())
+            return found
 
         checkpoints = settings.evaluation.checkpoints
         first = [] if self.task.default is None else [(self.task.default, "default")]

@@ -295,6 +295,7 @@ class Campaign:
                     islands=layout.islands,
                     losses=self.task.losses,
                 )
+                earlier.avoid(Rooms(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
             except HpoError as error:

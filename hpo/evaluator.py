@@ -27,7 +27,7 @@ from hpo.individual import FAILED
 from hpo.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.outcome import Outcome, describe_exception
 from hpo.output import Output
-from hpo.rooms import OUTPUT, clear_directory
+from hpo.rooms import OUTPUT, clear_directory, directory_unusable, refuse_link
 from hpo.seams import GO, PAUSE, STOP, Verdict
 from hpo.seeding import Seeder
 from hpo.task import TaskSource
@@ -278,11 +278,12 @@ class Evaluator:
         self._link.begin(self._turn)
         job = Job(**order["job"])
         try:
+            refuse_link(Path(job.directory))
             if self._rank == 0 and not job.resumed:
                 clear_directory(Path(job.directory))
             self._output.open(Path(job.directory, f"{OUTPUT}{self._rank}.txt"))
         except OSError as error:
-            outcome = Outcome(status=FAILED, error=f"the evaluation's directory cannot be used: {error}")
+            outcome = Outcome(status=FAILED, error=directory_unusable(error))
         else:
             outcome = self._attempt(job, order["timeout_s"])
             self._output.close()

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hpo.cuda import OwnDevice
 from hpo.individual import FAILED
 from hpo.outcome import Outcome
-from hpo.rooms import clear_directory
+from hpo.rooms import clear_directory, directory_unusable, refuse_link
 from hpo.seams import GO, PAUSE, STOP, Judge, TrialReport
 from hpo.trial import Job, Trial, attempt
 
@@ -146,9 +146,16 @@ class InlineCrew:
         self._turn += 1
         self._finished.clear()
         self._unusable = False
-        if self._send is not None and self._size > 1:
-            if not job.resumed:
+        several = self._send is not None and self._size > 1
+        try:
+            refuse_link(Path(job.directory))
+            if several and not job.resumed:
                 clear_directory(Path(job.directory))  # before any rank may write there
+        except OSError as error:
+            self.busy = False
+            self._outcomes.append(Outcome(status=FAILED, error=directory_unusable(error)))
+            return
+        if self._send is not None and several:
             for worker_rank in range(1, self._size):
                 self._send(worker_rank, {"type": "job", "turn": self._turn, "job": asdict(job)})
         trial = Trial(self._link, job, size=self._size, stale=self._size == 1 and not job.resumed)

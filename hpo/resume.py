@@ -53,6 +53,11 @@ class Earlier:
     def sequence(self, island: int, worker: int) -> int:
         return self.sequences.get((island, worker), 0)
 
+    def avoid(self, taken: Mapping[tuple[int, int], int]) -> None:
+        """Number new individuals from ``taken`` on, by (island, worker), where that is further."""
+        for (island, worker), first in taken.items():
+            self.sequences[island, worker] = max(first, self.sequence(island, worker))
+
 
 def fold(
     records: Iterable[Mapping[str, Any]],

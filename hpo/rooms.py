@@ -3,8 +3,10 @@ are needed."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Collection
@@ -17,8 +19,28 @@ OUTPUT = "output-"
 """What an evaluation prints is in files of this prefix; they stay when checkpoints go."""
 
 
+_ID = re.compile(r"(0|[1-9]\d{0,8})-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,14})")
+
+
+def refuse_link(path: Path) -> None:
+    """OSError where ``path`` is a symbolic link: what it points to is not the campaign's."""
+    if path.is_symlink():
+        reason = "is a symbolic link, which hpo does not follow. Remove it, or put the directory itself there"
+        raise OSError(errno.ELOOP, reason, str(path))
+
+
+def directory_unusable(error: OSError) -> str:
+    """What is said of an evaluation that could not begin for ``error``."""
+    return f"the evaluation's directory cannot be used: {error}"
+
+
 def clear_directory(path: Path) -> None:
-    """Remove what an evaluation has saved in ``path``, if anything; what it printed stays."""
+    """Remove what an evaluation has saved in ``path``, if anything; what it printed stays.
+
+    Raises:
+        OSError: as the file system says, or ``path`` is a symbolic link.
+    """
+    refuse_link(path)
     try:
         entries = list(os.scandir(path))
     except FileNotFoundError:
@@ -76,6 +98,22 @@ class Rooms:
     def path(self, identity: str) -> Path:
         return self._root / identity
 
+    def taken(self) -> dict[tuple[int, int], int]:
+        """By island and worker, the first sequence number beyond all ids that something here is called by, whatever
+        it is and whoever made it: a new individual gets a directory that was not there."""
+        first: dict[tuple[int, int], int] = {}
+        for name in self._names():
+            if found := _ID.fullmatch(name):
+                island, worker, sequence = map(int, found.groups())
+                first[island, worker] = max(first.get((island, worker), 0), sequence + 1)
+        return first
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._root)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def printed(self, identity: str) -> str:
         """Which files have what the individual printed, in words; empty where it printed nothing."""
         try:
@@ -88,6 +126,7 @@ class Rooms:
     def holds(self, identity: str) -> bool:
         """Whether the individual has saved anything that is still there."""
         try:
+            refuse_link(self.path(identity))
             return any(not name.startswith(OUTPUT) for name in os.listdir(self.path(identity)))
         except OSError:
             return False
@@ -102,14 +141,11 @@ class Rooms:
 
     def keep_only_best(self, keep: int, *, needed: Collection[str] = ()) -> None:
         """Remove the checkpoints of all but the ``keep`` best of the campaign and of those ``needed``; to be called
-        while nothing is evaluated.
+        while nothing is evaluated. What is called by no id that is on record is the user's, and stays.
 
         Each leader has kept the best of its own; which of them are the best of all is known only now.
         """
-        try:
-            present = [entry.name for entry in os.scandir(self._root) if entry.is_dir()]
-        except FileNotFoundError:
-            return
+        present = {name for name in self._names() if _ID.fullmatch(name)}
         if len(present) <= keep:
             return
         from hpo import fronts, results
@@ -125,6 +161,6 @@ class Rooms:
         # With a deadline alone a campaign is done while some are unfinished: they go on if it does.
         unfinished = [one for one in record.individuals if one.status not in FINAL]
         kept |= {name for one in unfinished for name in (one.id, *one.parents[:1])}
-        for identity in present:
+        for identity in present & {one.id for one in record.individuals}:
             if identity not in kept:
                 self.forget(identity)

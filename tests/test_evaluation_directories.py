@@ -1,0 +1,93 @@
+"""What a campaign touches in ``DIR/evaluations/``: the directories of its own individuals, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import hpo
+from hpo.inline import InlineCrew
+from hpo.rooms import Rooms
+from hpo.trial import Job
+
+
+def evaluate(trial: hpo.Trial) -> float:
+    (trial.directory / "weights").write_text(trial.id)
+    x = trial.params["x"]
+    assert isinstance(x, float)
+    return x**2
+
+
+def campaign(directory: Path, evaluations: int, isolation: str = "inline") -> hpo.Result:
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), evaluate)
+    return hpo.Campaign(task, directory=directory, evaluations=evaluations, isolation=isolation, keep=1).run()
+
+
+def files(root: Path) -> dict[str, str]:
+    """Content by path of all that is below ``root`` and holds no weights; links as where they lead."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        for name in [*folders, *names]:
+            path = Path(folder, name)
+            if path.is_symlink():
+                found[str(path.relative_to(root))] = f"-> {os.readlink(path)}"
+            elif path.is_file() and name != "weights":
+                found[str(path.relative_to(root))] = path.read_text()
+    return found
+
+
+@pytest.mark.parametrize("isolation", ["inline", "warm"])
+def test_what_the_campaign_did_not_make_stays(isolation: str, tmp_path: Path) -> None:
+    elsewhere, evaluations = tmp_path / "elsewhere", tmp_path / "run" / "evaluations"
+    campaign(tmp_path / "run", 2, isolation)
+    for path in (
+        elsewhere / "thesis.txt",
+        evaluations / "my_plots" / "a.png",
+        evaluations / "0-0-5_backup" / "weights.bin",
+        evaluations / "0-0-3" / "named as an individual to come.txt",
+        evaluations / "9-9-9" / "named as an individual that there is not.txt",
+        evaluations / "notes.txt",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    (evaluations / "linked").symlink_to(elsewhere)
+    (evaluations / "0-0-5").symlink_to(elsewhere)
+    (evaluations / "1-0-0").symlink_to(tmp_path / "nothing is there")
+    before = files(evaluations)
+    for budget in (6, 12, 18):
+        result = campaign(tmp_path / "run", budget, isolation)
+        assert [one.status for one in result.individuals] == ["completed"] * budget
+        assert files(evaluations) == before and (elsewhere / "thesis.txt").read_text() == "mine"
+        assert result.best is not None
+        assert [path.parent.name for path in evaluations.glob("*/weights")] == [result.best.id]
+    assert not {"0-0-3", "0-0-5"} & {one.id for one in result.individuals}
+
+
+def test_an_individual_whose_directory_was_moved_and_linked_is_left_alone(tmp_path: Path) -> None:
+    evaluations = tmp_path / "run" / "evaluations"
+    best = campaign(tmp_path / "run", 6).best
+    assert best is not None
+    (evaluations / best.id).rename(tmp_path / "archive")
+    (evaluations / best.id).symlink_to(tmp_path / "archive")
+    result = campaign(tmp_path / "run", 40)
+    assert len(result.individuals) == 40 and result.best is not None and result.best.id != best.id
+    assert (tmp_path / "archive" / "weights").read_text() == best.id
+    rooms = Rooms(tmp_path / "run")
+    rooms.forget(best.id)
+    assert not rooms.holds(best.id) and (tmp_path / "archive" / "weights").exists()
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_link_in_the_place_of_an_individual_fails_that_one(resumed: bool, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.txt").write_text("mine")
+    (tmp_path / "0-0-0").symlink_to(tmp_path / "elsewhere")
+    job = Job(id="0-0-0", params={"x": 1.0}, seed=0, directory=str(tmp_path / "0-0-0"), resumed=resumed)
+    crew = InlineCrew(evaluate=evaluate, objectives=("value",))
+    crew.start(job)
+    (outcome,) = crew.poll()
+    assert outcome.status == "failed" and outcome.error is not None
+    assert "is a symbolic link, which hpo does not follow. Remove it" in outcome.error
+    assert files(tmp_path / "elsewhere") == {"thesis.txt": "mine"}
