@@ -137,6 +137,10 @@ class Assembly:
         )
         writer.commit()
 
+        def stopping(reason: str) -> None:
+            writer.append(journal.stopping(reason=reason))
+            writer.commit()
+
         def ended(end: End) -> None:
             writer.append(journal.ended(reason=end.reason, exit=end.exit_code))
             writer.commit()
@@ -189,6 +193,7 @@ class Assembly:
             stop_requested=stop_file.exists,
             checkpoints=earlier.saves if checkpoints is None else checkpoints,
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
+            stop_begun=stopping,
             ended=ended,
             futility=Futility(
                 settings.evaluation.first_failures,

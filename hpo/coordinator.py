@@ -159,6 +159,7 @@ class Coordinator:
     ``deadline``: Unix seconds. ``known``: keys of all admitted configurations. ``assignments``: to be given
     out before anything bred. ``autopsy``: what the dead leader of a worker left; ``census``: what all journals say.
     ``configurations``: all of a finite space that the constraints allow, or None.
+    ``stop_begun``: called once with the reason, when nothing more is admitted.
     ``ended``: called once, before anyone is told, to put the end on record.
     ``checkpoints``: whether the task saves when it is asked to; ``must_end``: Unix seconds at which all must be on
     disk, asked again and again, as a signal may change it. ``futility``: watches for a launch in which all fails."""
@@ -180,6 +181,7 @@ class Coordinator:
         configurations: Callable[[], Iterator[tuple[dict[str, Scalar], str]]] | None = None,
         grace_s: float = 60.0,
         stop_requested: Callable[[], bool] = lambda: False,
+        stop_begun: Callable[[str], None] = lambda reason: None,
         ended: Callable[[End], None] = lambda end: None,
         checkpoints: bool = False,
         must_end: Callable[[], float] | None = None,
@@ -200,6 +202,7 @@ class Coordinator:
         self._may_be_left = False
         self._grace_s = grace_s
         self._stop_requested = stop_requested
+        self._stop_begun = stop_begun
         self._ended = ended
         self._checkpoints = checkpoints
         self._must_end = must_end
@@ -630,12 +633,17 @@ class Coordinator:
         """When ``step`` must be called at the latest."""
         return self._next_look
 
+    def grace_left(self, now: float) -> float:
+        """Seconds for which what runs may still save itself, once the campaign is stopping."""
+        return 0.0 if self._urgent else max(0.0, self._stop_time + self._grace_s - now)
+
     def stop(self, reason: str, *, urgent: bool = False) -> None:
         """Admit nothing more and ask the leaders to finish; a second, urgent call does not wait for what
         runs."""
         if self.stopping is None:
             self.stopping = reason
             self._stop_time = self._transport.now()
+            self._stop_begun(reason)
         elif not urgent or self._urgent:
             return
         self._urgent = urgent

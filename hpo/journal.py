@@ -21,6 +21,7 @@ migrated  ``id, source, target, hop, copy, time``: source and target are islands
 known     ``number, params, status, objectives, source, origin, time``: a result from elsewhere; ``number``
           from 1, ``origin`` is its name in the source
 entered   ``source, told, time``: all known points of a source are on record; ``told`` is what was said of them
+stopping  ``reason, time``: the leg begins nothing more, and what runs may save itself
 ended     ``reason, exit, time``: the leg stopped by itself
 ========  =================================================================================================
 
@@ -159,6 +160,11 @@ def entered(*, source: str, told: str) -> Record:
     return {"type": "entered", "source": source, "told": told, "time": time.time()}
 
 
+def stopping(*, reason: str) -> Record:
+    """The leg begins nothing more, and waits for what runs."""
+    return {"type": "stopping", "reason": reason, "time": time.time()}
+
+
 def ended(*, reason: str, exit: int) -> Record:
     """The leg stopped by itself: why, and the exit code it returned."""
     return {"type": "ended", "reason": reason, "exit": exit, "time": time.time()}
@@ -286,6 +292,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "time": _NUMBER,
     },
     "entered": {"source": _TEXT, "told": _TEXT, "time": _NUMBER},
+    "stopping": {"reason": _TEXT, "time": _NUMBER},
     "ended": {"reason": _TEXT, "exit": _WHOLE, "time": _NUMBER},
 }
 

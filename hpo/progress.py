@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpo import config
-from hpo.coordinator import IN_VAIN
+from hpo.coordinator import IN_VAIN, STOPPED
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
 
@@ -35,14 +35,17 @@ class Display:
         self._repeats = any(settings.search_of(one).reevaluate for one in range(settings.layout.islands))
         self._began: float | None = None
         self._next = 0.0
+        self._stopping = False
         self._final_at_start = 0
         self._live: Live | None = None
         self._columns = config.terminal_columns()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Show the state if it is time to; cheap otherwise."""
-        if now < self._next:
+        # That it is stopping is said at once.
+        if now < self._next and (self._stopping or not coordinator.stopping):
             return
+        self._stopping = bool(coordinator.stopping)
         if self._began is None:
             self._began = now
             self._final_at_start = coordinator.tally.final
@@ -85,7 +88,7 @@ class Display:
             parts.append(f"{coordinator.busy}/{self._workers} workers busy")
             parts.append(self._left(final, rate, seconds))
             if coordinator.stopping:
-                parts.append(f"stopping ({coordinator.stopping})")
+                parts.append(_stopping(coordinator, now))
         return "  ".join(part for part in parts if part)
 
     @staticmethod
@@ -139,6 +142,18 @@ class Display:
         if live is not None:
             with suppress(OSError):
                 live.stop()
+
+
+def _stopping(coordinator: Coordinator, now: float) -> str:
+    """Why it is stopping, what it still waits for, and how to wait no longer."""
+    why = "stopping" if coordinator.stopping == STOPPED else f"stopping ({coordinator.stopping})"
+    running, left_s = coordinator.busy, coordinator.grace_left(now)
+    if not running:
+        return why
+    them = f"{running} running evaluation{'s' if running > 1 else ''}"
+    if not left_s:
+        return f"{why}: ending {them}"
+    return f"{why}: {them} may save for {left_s:.0f} s more; a second Ctrl-C ends them at once"
 
 
 def _rate(rate: float) -> str:

@@ -38,6 +38,8 @@ class Leg:
     updated: float
     launched: Mapping[str, Any] = field(default_factory=dict)
     """The fields of its ``launched`` record; empty if the launch died before that was written."""
+    stopping: str | None = None
+    """Why it begins nothing more; None until then."""
     ended: tuple[str, int] | None = None
     """Reason and exit code; None if it is running or was killed."""
 
@@ -117,6 +119,8 @@ class _Fold:
                 leg.launched = record
             elif kind == "known":
                 self.known.setdefault(record["number"], _known(record))
+            elif kind == "stopping":
+                leg.stopping = record["reason"]
             elif kind == "ended":
                 leg.ended = (record["reason"], record["exit"])
             if now > leg.updated:

@@ -62,13 +62,14 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
 """Evaluations of a second that save what they have reached."""
 
 
-def stopped(terminal: Terminal, command: Command, *, within_s: float = 20.0) -> float:
-    """Checks that the campaign ends as a stopped one; returns the seconds that it took."""
+def stopped(terminal: Terminal, command: Command, *words: str, within_s: float = 20.0) -> float:
+    """Checks that the campaign ends as a stopped one that has said ``words``; returns the seconds that it took."""
     begun = time.monotonic()
     done = command.wait(60)
     seconds = time.monotonic() - begun
     assert done.returncode == 75, done.stderr
     assert "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
     assert done.stderr.rstrip().endswith(GO_ON), done.stderr
     assert seconds < within_s
     assert terminal.processes() == []
@@ -147,8 +148,11 @@ def test_the_second_time_what_runs_is_ended_at_once(terminal: Terminal, ranks: i
     command.signal(signal.SIGINT)
     wait_until(lambda: len(terminal.side("heard")) == ranks, "the evaluations' hearing of it")
     assert command.process.poll() is None, "once is to be patient"
+    assert "stopping (stopped): what runs may save itself" in terminal.hpo("status", "run").stdout
     command.signal(signal.SIGINT)
-    print(f"ended {stopped(terminal, command):.2f} s later")
+    them = f"stopping: {ranks} running evaluation{'s' if ranks > 1 else ''} may save for "
+    said = (them, "s more; a second Ctrl-C ends them at once")
+    print(f"ended {stopped(terminal, command, *said):.2f} s later")
     status = terminal.status()
     assert status["evaluations"]["interrupted"] == sum(status["evaluations"].values()) == ranks
 
