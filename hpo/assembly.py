@@ -148,11 +148,15 @@ class Assembly:
             path = journal.journal_path(
                 settings.directory, leg=start.leg, island=place.island, worker=place.worker
             )
-            return resume.autopsy(read(path), space=space, islands=layout.islands, losses=self.task.losses)
+            with resume.located(settings.directory):
+                return resume.autopsy(
+                    read(path), space=space, islands=layout.islands, losses=self.task.losses
+                )
 
         def census() -> resume.Earlier:
             records = journal.read_directory(settings.directory)
-            return resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
+            with resume.located(settings.directory):
+                return resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
 
         checkpoints = settings.evaluation.checkpoints
         first = [] if self.task.default is None else [(self.task.default, "default")]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo import tables
+from hpo import tables, terminal
 from hpo.campaign import Campaign
 from hpo.errors import CampaignError
 from hpo.evaluation import Crew
@@ -35,19 +35,19 @@ def attempt(file: Path) -> int:
     not touched. Returns 0 when the evaluation completed, else 1."""
     campaign = Campaign.from_file(file)
     name, params = _point(campaign.task)
-    print(f"evaluating {name}: {tables.params(params)}", flush=True)
+    terminal.write(f"evaluating {name}: {tables.params(params)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
         job = Job(id="try", params=dict(params), seed=campaign.settings.seed, directory=f"{scratch}/try")
         if campaign.settings.evaluation.isolation == "inline":
             outcome = _inline(campaign, job)
         else:
             outcome = _evaluate(campaign, job)
-    print(f"{outcome.status} after {outcome.seconds:.1f} s")
+    terminal.write(f"{outcome.status} after {outcome.seconds:.1f} s")
     for kind in (outcome.objectives or {}), outcome.metrics:
         for key, value in kind.items():
-            print(f"    {key} = {value}")
+            terminal.write(f"    {terminal.one_line(key)} = {terminal.one_line(value)}")
     if outcome.error:
-        print(outcome.error, file=sys.stderr)
+        terminal.write(outcome.error, sys.stderr)
     return 0 if outcome.status in (COMPLETED, PRUNED) else 1
 
 

@@ -488,6 +488,15 @@ def _check_header(path: Path, record: Record) -> None:
         )
 
 
+def damaged(directory: Path, fields: Mapping[str, object], reason: str) -> JournalDamaged:
+    """The error for the first record of the campaign in ``directory`` that has these ``fields``."""
+    for path in journal_files(directory):
+        for number, record in enumerate(read_file(path), start=1):
+            if all(record.get(name) == value for name, value in fields.items()):
+                return JournalDamaged(path, number, reason)
+    return JournalDamaged(directory / "journal", 1, reason)
+
+
 def read_directory(directory: Path, torn: list[Path] | None = None) -> Iterator[Record]:
     """The records of all journals of the campaign in ``directory``, by leg, island and worker.
 
