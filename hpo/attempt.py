@@ -27,6 +27,9 @@ from hpo.staff import child_factory, inline_device
 from hpo.task import Task
 from hpo.trial import Job
 
+_MOST_SHOWN = 1_000
+"""Characters of a metric."""
+
 
 def attempt(file: Path) -> int:
     """Evaluate the default point (else the first given one, else a random one) of the campaign of ``file``.
@@ -45,7 +48,11 @@ def attempt(file: Path) -> int:
     terminal.write(f"{outcome.status} after {outcome.seconds:.1f} s")
     for kind in (outcome.objectives or {}), outcome.metrics:
         for key, value in kind.items():
-            terminal.write(f"    {terminal.one_line(key)} = {terminal.one_line(value)}")
+            shown = terminal.one_line(value)
+            more = " …" if len(shown) > _MOST_SHOWN else ""
+            terminal.write(f"    {terminal.one_line(key)} = {shown[:_MOST_SHOWN]}{more}")
+    for remark in outcome.remarks.values():
+        terminal.write(f"hpo: {terminal.one_line(remark)}.", sys.stderr)
     if outcome.error:
         terminal.write(outcome.error, sys.stderr)
     return 0 if outcome.status in (COMPLETED, PRUNED) else 1

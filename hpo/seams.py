@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from hpo.individual import Scalar
+from hpo.individual import Metric, Scalar
 from hpo.population import Member, Population
 
 Genome = tuple[float, ...]
@@ -77,7 +77,9 @@ class Outcome(Protocol):
     @property
     def objectives(self) -> dict[str, float] | None: ...
     @property
-    def metrics(self) -> dict[str, Scalar]: ...
+    def metrics(self) -> dict[str, Metric]: ...
+    @property
+    def remarks(self) -> dict[str, str]: ...
     @property
     def error(self) -> str | None: ...
 
