@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from hpo.rooms import Rooms
 from hpo.signals import Signals
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.task import MAXIMIZE, Task, TaskSource
+from hpo.terminal import one_line, write
 from hpo.transport import Transport
 from hpo.workforce import Workforce
 
@@ -152,11 +154,15 @@ class Assembly:
             path = journal.journal_path(
                 settings.directory, leg=start.leg, island=place.island, worker=place.worker
             )
-            return resume.autopsy(read(path), space=space, islands=layout.islands, losses=self.task.losses)
+            with resume.located(settings.directory):
+                return resume.autopsy(
+                    read(path), space=space, islands=layout.islands, losses=self.task.losses
+                )
 
         def census() -> resume.Earlier:
             records = journal.read_directory(settings.directory)
-            found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
+            with resume.located(settings.directory):
+                found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
             found.avoid(Rooms(settings.directory).taken())
             return found
 
@@ -267,5 +273,8 @@ class Housekeeping:
         if now >= self._next_refresh:
             self._next_refresh = now + _REFRESH_S
             self._lock.refresh()
+        while self._coordinator.remarks:
+            with suppress(OSError):  # nobody may be there any more to read it
+                write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)
         if self._display is not None:
             self._display.update(self._coordinator, now)

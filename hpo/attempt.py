@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo import tables
+from hpo import tables, terminal
 from hpo.campaign import Campaign
 from hpo.errors import CampaignError
 from hpo.evaluation import Crew
@@ -28,6 +28,9 @@ from hpo.staff import child_factory, inline_device
 from hpo.task import Task
 from hpo.trial import Job
 
+_MOST_SHOWN = 1_000
+"""Characters of a metric."""
+
 
 def attempt(file: Path) -> int:
     """Evaluate the default point (else the first given one, else a random one) of the campaign of ``file``.
@@ -36,19 +39,23 @@ def attempt(file: Path) -> int:
     not touched. Returns 0 when the evaluation completed, else 1."""
     campaign = Campaign.from_file(file)
     name, params = _point(campaign.task)
-    print(f"evaluating {name}: {tables.params(params)}", flush=True)
+    terminal.write(f"evaluating {name}: {tables.params(params)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
         job = Job(id="try", params=dict(params), seed=campaign.settings.seed, directory=f"{scratch}/try")
         if campaign.settings.evaluation.isolation == "inline":
             outcome = _inline(campaign, job)
         else:
             outcome = _evaluate(campaign, job)
-    print(f"{outcome.status} after {outcome.seconds:.1f} s")
+    terminal.write(f"{outcome.status} after {outcome.seconds:.1f} s")
     for kind in (outcome.objectives or {}), outcome.metrics:
         for key, value in kind.items():
-            print(f"    {key} = {value}")
+            shown = terminal.one_line(value)
+            more = " …" if len(shown) > _MOST_SHOWN else ""
+            terminal.write(f"    {terminal.one_line(key)} = {shown[:_MOST_SHOWN]}{more}")
+    for remark in outcome.remarks.values():
+        terminal.write(f"hpo: {terminal.one_line(remark)}.", sys.stderr)
     if outcome.error:
-        print(outcome.error, file=sys.stderr)
+        terminal.write(outcome.error, sys.stderr)
     return 0 if outcome.status in (COMPLETED, PRUNED) else 1
 
 

@@ -39,6 +39,7 @@ from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.signals import Signals
 from hpo.task import Task, TaskSource, load_task
+from hpo.terminal import one_line, write
 from hpo.transport import MpiTransport, Transport
 
 _GREETING_S = 120.0
@@ -196,7 +197,7 @@ class Campaign:
             if known.source != BY_HAND:
                 records.append(journal.entered(source=known.source, told=str(fresh)))
             if points or known.source != BY_HAND:
-                print(f"hpo: {fresh}", file=sys.stderr, flush=True)
+                write(f"hpo: {one_line(fresh)}", sys.stderr, flush=True)
         return records
 
     def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
@@ -289,12 +290,13 @@ class Campaign:
                     directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
                 directory.stop_file(settings.directory).unlink(missing_ok=True)
                 leg = journal.next_leg(settings.directory)
-                earlier = resume.fold(
-                    journal.read_directory(settings.directory),
-                    space=self.task.space,
-                    islands=layout.islands,
-                    losses=self.task.losses,
-                )
+                with resume.located(settings.directory):
+                    earlier = resume.fold(
+                        journal.read_directory(settings.directory),
+                        space=self.task.space,
+                        islands=layout.islands,
+                        losses=self.task.losses,
+                    )
                 earlier.avoid(Rooms(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)

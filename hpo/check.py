@@ -56,7 +56,7 @@ class Inspection:
                 DAMAGE,
                 "campaign.json",
                 f"no journal fits it ({strange[0].path.name}: {strange[0].misfit}). It is written once and never "
-                "edited: restore it.",
+                "edited, as are journals: restore what was.",
             )
             for file in strange:
                 file.misfit = ""

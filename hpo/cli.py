@@ -10,15 +10,25 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hpo import terminal
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.signals import Signals
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 _EXIT_CODES = "exit codes: 0 done, 1 error of the environment, 2 usage, 75 stopped early and resumable"
 
 
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        super()._print_message(terminal.visible(message), file)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hpo",
         description="Asynchronous evolutionary search for hyperparameters and architectures, coupled to training.",
         epilog=_EXIT_CODES,
@@ -171,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
     except HpoError as error:
-        print(f"hpo: {error}", file=sys.stderr)
+        terminal.write(f"hpo: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         from hpo import config
@@ -241,10 +251,10 @@ def _stop(options: argparse.Namespace) -> int:
 
     record = results.load(options.directory)
     if not record.alive:
-        print(f"{options.directory}: no campaign is running there, so there is nothing to stop.")
+        terminal.write(f"{options.directory}: no campaign is running there, so there is nothing to stop.")
         return 0
     request_stop(options.directory)
-    print(
+    terminal.write(
         f"{options.directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`."
     )
     return 0
@@ -255,14 +265,20 @@ def _status(options: argparse.Namespace) -> int:
 
     record = results.load(options.directory)
     status = results.status(record)
-    print(json.dumps(status, indent=2) if options.json else tables.status(record, status))
+    if options.json:
+        terminal.write_json(json.dumps(status, indent=2))
+    else:
+        terminal.write(tables.status(record, status))
     return 0
 
 
 def _best(options: argparse.Namespace) -> int:
     from hpo import reports
 
-    print((reports.best_json if options.json else reports.best)(options.directory, options.top))
+    if options.json:
+        terminal.write_json(reports.best_json(options.directory, options.top))
+    else:
+        terminal.write(reports.best(options.directory, options.top))
     return 0
 
 
@@ -271,7 +287,10 @@ def _check(options: argparse.Namespace) -> int:
     from hpo.repair import repair
 
     report = (repair if options.repair else check)(options.directory)
-    print(json.dumps(report.to_json(), indent=2) if options.json else report)
+    if options.json:
+        terminal.write_json(json.dumps(report.to_json(), indent=2))
+    else:
+        terminal.write(report)
     return report.exit_code
 
 
@@ -279,7 +298,7 @@ def _export(options: argparse.Namespace) -> int:
     from hpo import results
 
     count = results.export(options.directory, options.path)
-    print(f"{options.path}: {count} individuals" if count is not None else f"{options.path} written")
+    terminal.write(f"{options.path}: {count} individuals")
     return 0
 
 

@@ -23,6 +23,7 @@ from hpo.futility import Futility
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
 from hpo.layout import Place
 from hpo.messages import (
+    MOST_REMARKS,
     Claim,
     Disbanded,
     End,
@@ -35,6 +36,7 @@ from hpo.messages import (
     Migrant,
     Recall,
     Records,
+    Remark,
     Returned,
     Stop,
     StopRequest,
@@ -229,6 +231,9 @@ class Coordinator:
         self._barren = 0
         self.unfit: dict[int, str] = {}
         """What stands in the way of evaluators, by leader of a worker that cannot start any."""
+        self.remarks: deque[str] = deque()
+        """Sentences for the user; who shows them takes them off."""
+        self._remarked: set[str] = set()
         self.stopping: str | None = None
         self._stop_time = 0.0
         self._urgent = False
@@ -256,6 +261,8 @@ class Coordinator:
             return
         if isinstance(message, Finished):
             self._take_results(source, message)
+        elif isinstance(message, Remark):
+            self._take_remark(message)
         elif isinstance(message, Claim):
             self._answer(source, message)
         elif isinstance(message, Returned):
@@ -345,6 +352,11 @@ class Coordinator:
             self.tally.add(identity, status, losses, seconds)
             self._futility.ended(_key(item), identity, status, reported=reported, fault=fault)
         self._left(leader)
+
+    def _take_remark(self, remark: Remark) -> None:
+        if remark.name not in self._remarked and len(self._remarked) < MOST_REMARKS:
+            self._remarked.add(remark.name)
+            self.remarks.append(remark.sentence)
 
     def _take_back(self, leader: int, tokens: list[int]) -> None:
         if tokens:  # one that had nothing to spare is asked again when it has finished something

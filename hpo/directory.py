@@ -16,6 +16,7 @@ import orjson
 
 from hpo.errors import CampaignError
 from hpo.journal import sync_directory
+from hpo.terminal import quoted
 
 VERSION = 1
 STALE_S = 60.0
@@ -377,5 +378,5 @@ def _take_over(path: Path, stale: Holder | None, data: bytes) -> bool:
 def _refused(directory: Path, by: Holder | None) -> CampaignError:
     return CampaignError(
         f"{directory} is in use by {by or 'another campaign that has just started'}. Let it finish, stop it "
-        f"with `hpo stop {directory}`, or name another directory."
+        f"with `hpo stop {quoted(directory)}`, or name another directory."
     )

@@ -369,7 +369,7 @@ class Crew:
             return leader
         if leader is None:
             return self._failure
-        return replace(self._failure, metrics=leader.metrics, seconds=leader.seconds)
+        return replace(self._failure, metrics=leader.metrics, remarks=leader.remarks, seconds=leader.seconds)
 
     def _conclude(self, outcome: Outcome) -> None:
         """The evaluation is over, but not its evaluators: kill them and start others."""

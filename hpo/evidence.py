@@ -242,18 +242,46 @@ def _misfit(record: journal.Record, identity: Mapping[str, Any]) -> str:
     space = identity.get("space")
     if not space:
         return ""
-    for name, value in record["params"].items():
+    params = record["params"]
+    for name, value in params.items():
         rule = space.get(name)
         if not isinstance(rule, Mapping):
             return f"{name} is no parameter of this campaign"
+        if not _exists(name, space, params):
+            return f"{name} = {value!r} is there where it does not exist in this campaign"
+        whole = rule.get("type") == "int"
+        if "low" in rule and type(value) not in ((int,) if whole else (int, float)):
+            return f"{name} = {value!r} is no {'whole ' if whole else ''}number"
         choices, low, high = rule.get("choices"), rule.get("low"), rule.get("high")
-        if isinstance(choices, list) and value not in choices:
+        if isinstance(choices, list) and not _among(value, choices):
             return f"{name} = {value!r} is none of this campaign's choices"
         if isinstance(low, (int, float)) and isinstance(high, (int, float)):
             slack = 1e-6 * (high - low)  # nobody's journal is moved for a rounding
             if not (isinstance(value, (int, float)) and low - slack <= value <= high + slack):
                 return f"{name} = {value!r} is outside of this campaign's range"
+    for name in space:
+        if name not in params and _exists(name, space, params):
+            return f"{name} is missing in a configuration"
     return ""
+
+
+def _exists(name: str, space: Mapping[str, Any], params: Mapping[str, Any], depth: int = 0) -> bool:
+    """Whether a parameter exists in a configuration, by the conditions in ``campaign.json``."""
+    when = space[name].get("when")
+    if not isinstance(when, Mapping) or depth > len(space):
+        return True
+    return all(
+        parent in params
+        and isinstance(allowed, list)
+        and _among(params[parent], allowed)
+        and (not isinstance(space.get(parent), Mapping) or _exists(parent, space, params, depth + 1))
+        for parent, allowed in when.items()
+    )
+
+
+def _among(value: object, choices: list[object]) -> bool:
+    """Whether ``value`` is one of ``choices``, where true is not 1."""
+    return any(choice == value and isinstance(choice, bool) is isinstance(value, bool) for choice in choices)
 
 
 def _digest(value: object) -> bytes:

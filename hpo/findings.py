@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpo.terminal import one_line, quoted
+
 DAMAGE, LOST, NOTE = "damage", "lost", "note"
 
 _LISTED = 8
@@ -31,7 +33,7 @@ class Finding:
             place += f", line {first}" if first == last else f", lines {first} to {last}"
         if self.bytes is not None:
             place += f", bytes {self.bytes[0]} to {self.bytes[1] - 1}"
-        return f"{self.kind:<6}  {place}: {self.text}"
+        return f"{self.kind:<6}  {one_line(place)}: {one_line(self.text)}"
 
 
 @dataclass(kw_only=True)
@@ -109,8 +111,8 @@ class Report:
             )
         elif self.repairable and self.repaired is None:
             lines.append(
-                f"Damaged. Nothing was changed. `hpo check {self.directory} --repair` keeps all that is whole, and the "
-                "damaged files aside."
+                f"Damaged. Nothing was changed. `hpo check {quoted(self.directory)} --repair` keeps all that is whole, "
+                "and the damaged files aside."
             )
         else:
             lines.append("What is still damaged this command cannot repair: do what is said above.")

@@ -15,6 +15,7 @@ from hpo.errors import CampaignError, UsageError
 from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.space import SearchSpace
 from hpo.suggest import suggestion
+from hpo.terminal import one_line, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -82,10 +83,10 @@ class Importance:
             else str(self.completed)
         )
         lines = [
-            f"importance for {self.objective}, from {of} evaluations, of whose ranks a forest foretells "
+            f"importance for {one_line(self.objective)}, from {of} evaluations, of whose ranks a forest foretells "
             f"{max(0.0, self.explained):.0%}:"
         ]
-        shown = dict(list(self.shares.items())[:_SHOWN])
+        shown = {one_line(name): one for name, one in list(self.shares.items())[:_SHOWN]}
         width = max(map(len, shown))
         lines += [
             f"    {name:<{width}}  {one.total:.2f} ± {one.spread:.2f}  alone {one.alone:.2f}"
@@ -136,7 +137,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     except UsageError as error:
         raise CampaignError(
             f"importance of parameters: the journal has a configuration that is none of campaign.json's space: {error} "
-            f"`hpo check {record.directory}` says what is whole."
+            f"`hpo check {quoted(record.directory)}` says what is whole."
         ) from None
     rows = brood.rows(numpy.array(genomes, dtype=float))
     rows, goals = rows.astype(numpy.float32), normal_scores(losses)

@@ -9,6 +9,9 @@ MOST_STEPS = 2**53
 
 Scalar = str | int | float | bool | None
 
+Metric = Scalar | list[int | float]
+"""What a task may log beside its objectives (see ``hpo.metrics``)."""
+
 RUNNING = "running"
 COMPLETED = "completed"
 PRUNED = "pruned"
@@ -50,7 +53,7 @@ class Individual:
     params: dict[str, Scalar]
     status: str = RUNNING
     objectives: dict[str, float] | None = None
-    metrics: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
     started: float | None = None
     finished: float | None = None
     operator: str = "random"

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from hpo.clockwork import Clockwork
 from hpo.coordinator import LOST, UNFIT
 from hpo.futility import fault
-from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Scalar, make_id
+from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric, Scalar, make_id
 from hpo.messages import (
+    MOST_REMARKS,
     Claim,
     Disbanded,
     End,
@@ -30,6 +31,7 @@ from hpo.messages import (
     Migrant,
     Recall,
     Records,
+    Remark,
     Returned,
     Start,
     Stop,
@@ -92,7 +94,8 @@ class _Given:
     status: str
     error: str | None
     objectives: dict[str, float] | None = None
-    metrics: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -178,6 +181,7 @@ class Leader:
         self._last_commit = 0.0
         self.clockwork = Clockwork()
         self._breeding_s = 0.0
+        self._remarked: set[str] = set()
         self._stop: Stop | None = None
         self._grace_end = math.inf
         self._broken = False
@@ -458,6 +462,10 @@ class Leader:
         candidate, self._running = self._running, None
         if candidate is None:
             return
+        for name, sentence in outcome.remarks.items():
+            if name not in self._remarked and len(self._remarked) < MOST_REMARKS:
+                self._remarked.add(name)
+                self._send(self._coordinator, Remark(name, sentence))
         if self._crew.failed_starts and outcome.status in (CRASHED, FAILED):
             self._bench(candidate, outcome)
             return

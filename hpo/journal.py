@@ -204,7 +204,7 @@ def encode(record: Mapping[str, object]) -> bytes:
         values = record.get(name)
         if isinstance(values, dict):
             for value in values.values():
-                if isinstance(value, float) and not isfinite(value):
+                if _has_nonfinite(value):
                     record = {**record, name: storable(values)}
                     break
     try:
@@ -212,6 +212,12 @@ def encode(record: Mapping[str, object]) -> bytes:
     except orjson.JSONEncodeError:
         body = orjson.dumps(storable(record))[:-1]
     return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def _has_nonfinite(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_nonfinite, value))
+    return isinstance(value, float) and not isfinite(value)
 
 
 def decode(line: bytes) -> Record:
@@ -239,6 +245,8 @@ def decode(line: bytes) -> Record:
             for key, value in values.items():
                 if value.__class__ is str and value in _NONFINITE:
                     values[key] = _NONFINITE[value]
+                elif value.__class__ is list:
+                    values[key] = [_NONFINITE.get(one, one) if one.__class__ is str else one for one in value]
     return record
 
 
@@ -327,6 +335,11 @@ def flaw(record: Record) -> str | None:
         for value in (record.get("objectives") or {}).values():
             if type(value) not in _NUMBER:
                 return f"an objective is {str(value)[:80]!r}"
+        for name, value in record.get("metrics", {}).items():
+            if isinstance(value, dict) or (
+                isinstance(value, list) and not all(type(one) in _NUMBER for one in value)
+            ):
+                return f"the metric {name[:80]!r} is no single value and no list of numbers"
         for value in (*record["params"].values(), *record["parents"]):
             if isinstance(value, (dict, list)):
                 return "a parameter or a parent is no single value"
@@ -493,6 +506,15 @@ def _check_header(path: Path, record: Record) -> None:
             f"{path} has version {record.get('version')!r} of the journal's format; this hpo reads version "
             f"{VERSION}. Use the hpo that wrote it, or start a campaign in a new directory."
         )
+
+
+def damaged(directory: Path, fields: Mapping[str, object], reason: str) -> JournalDamaged:
+    """The error for the first record of the campaign in ``directory`` that has these ``fields``."""
+    for path in journal_files(directory):
+        for number, record in enumerate(read_file(path), start=1):
+            if all(record.get(name) == value for name, value in fields.items()):
+                return JournalDamaged(path, number, reason)
+    return JournalDamaged(directory / "journal", 1, reason)
 
 
 def read_directory(directory: Path, torn: list[Path] | None = None) -> Iterator[Record]:

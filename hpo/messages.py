@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+MOST_REMARKS = 20
+"""Names of metrics of which something is said in a launch."""
+
 
 class MessageError(ValueError):
     """Bytes that are no message of ours."""
@@ -79,6 +82,13 @@ class Finished(NamedTuple):
     fault); the last two are those of ``hpo.futility.Futility.ended``."""
 
     results: list[list[Any]]
+
+
+class Remark(NamedTuple):
+    """Leader to coordinator: a sentence for the user of a metric that is not kept as it is; of each name one."""
+
+    name: str
+    sentence: str
 
 
 class Recall(NamedTuple):
@@ -187,6 +197,7 @@ Message = (
     | Claim
     | Grant
     | Finished
+    | Remark
     | Recall
     | Returned
     | Unfit
@@ -208,6 +219,7 @@ _FIELDS: dict[Any, tuple[Any, ...]] = {
     Claim: (list, bool),
     Grant: (list, list, list),
     Finished: (list,),
+    Remark: (str, str),
     Recall: (int,),
     Returned: (list,),
     Unfit: (str, list),

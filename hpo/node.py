@@ -25,6 +25,7 @@ from hpo.messages import (
     Lost,
     Message,
     MessageError,
+    Remark,
     Returned,
     StopRequest,
     Unfit,
@@ -38,7 +39,7 @@ from hpo.transport import Transport
 _FASTEST_S = 0.0001
 _SLOWEST_S = 0.05
 _SHARE = 0.01
-_FOR_COORDINATOR = (Claim, Disbanded, Finished, Returned, StopRequest, Unfit)
+_FOR_COORDINATOR = (Claim, Disbanded, Finished, Remark, Returned, StopRequest, Unfit)
 
 
 class Member(Protocol):

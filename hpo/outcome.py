@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import numbers
 import os
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Scalar
+from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Metric
+from hpo.metrics import as_number, keep
 
 _PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
-_TEXT_LIMIT = 1_000
-"""Characters of a textual metric that are kept."""
-
 _WIDEST = 300
 """Characters of the one line that tells of an error."""
 
@@ -29,14 +26,16 @@ class Outcome:
     """The end of one evaluation.
 
     ``objectives`` are finite; they are there when ``status`` is completed, or pruned after a finite report.
-    ``error`` is a sentence or a traceback; ``seconds`` is wall-clock time.
+    ``error`` is a sentence or a traceback; ``seconds`` is wall-clock time. ``remarks``: by name what is to be said of
+    metrics that are not kept whole.
     """
 
     status: str
     objectives: dict[str, float] | None = None
-    metrics: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """The fields as JSON-able values; ``from_json`` takes them back."""
@@ -46,16 +45,19 @@ class Outcome:
             "metrics": self.metrics,
             "error": self.error,
             "seconds": self.seconds,
+            "remarks": self.remarks,
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> Outcome:
         """Read what ``to_json`` wrote. ValueError when a field is not what an outcome can hold."""
         status, error, seconds = fields["status"], fields["error"], fields["seconds"]
-        objectives, metrics = fields["objectives"], fields["metrics"]
+        objectives, metrics, remarks = fields["objectives"], fields["metrics"], fields["remarks"]
         if status not in STATUSES or not isinstance(error, (str, type(None))):
             raise ValueError(f"not an outcome: {fields!r}")
         if not isinstance(metrics, Mapping) or not isinstance(seconds, (int, float)):
+            raise ValueError(f"not an outcome: {fields!r}")
+        if not isinstance(remarks, Mapping):
             raise ValueError(f"not an outcome: {fields!r}")
         if not isinstance(objectives, (Mapping, type(None))):
             raise ValueError(f"not an outcome: {fields!r}")
@@ -67,6 +69,7 @@ class Outcome:
             metrics=dict(metrics),
             error=error,
             seconds=float(seconds),
+            remarks={str(name): str(remark) for name, remark in remarks.items()},
         )
 
 
@@ -87,75 +90,37 @@ def judge(returned: object, objectives: Sequence[str]) -> Outcome:
             error=f"the task returned the number {value!r}, but it has the objectives {_listed(objectives)}: "
             "return a dictionary that holds each of them.",
         )
-    return _judge_values({objectives[0]: value}, {})
+    return _judge_values({objectives[0]: value})
 
 
 def _judge_mapping(returned: Mapping[object, object], objectives: Sequence[str]) -> Outcome:
+    metrics: dict[str, Metric] = {}
+    remarks: dict[str, str] = {}
+    for name, entry in returned.items():
+        if name not in objectives:
+            keep(str(name), entry, metrics, remarks)
+    return replace(_judge_objectives(returned, objectives), metrics=metrics, remarks=remarks)
+
+
+def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[str]) -> Outcome:
     values: dict[str, float] = {}
-    metrics = {str(name): as_metric(entry) for name, entry in returned.items() if name not in objectives}
     for name in objectives:
         if name not in returned:
-            return Outcome(status=FAILED, metrics=metrics, error=_missing(name, returned))
+            return Outcome(status=FAILED, error=_missing(name, returned))
         value = as_number(returned[name])
         if value is None:
             error = _wrong_type(f"objective {name!r}", returned[name], (name,))
-            return Outcome(status=FAILED, metrics=metrics, error=error)
+            return Outcome(status=FAILED, error=error)
         values[name] = value
-    return _judge_values(values, metrics)
+    return _judge_values(values)
 
 
-def _judge_values(values: dict[str, float], metrics: dict[str, Scalar]) -> Outcome:
+def _judge_values(values: dict[str, float]) -> Outcome:
     bad = [f"{name!r} is {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
         error = f"objective {' and '.join(bad)}: only finite values can be compared."
-        return Outcome(status=INVALID, metrics=metrics, error=error)
-    return Outcome(status=COMPLETED, objectives=values, metrics=metrics)
-
-
-def as_number(value: object) -> float | None:
-    """The float that ``value`` stands for, infinite when it is too large; None when it is no real number.
-
-    Booleans are refused: a comparison returned in place of a score is a mistake.
-    """
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, (int, float, numbers.Real)):
-        try:
-            return float(value)
-        except OverflowError:
-            return -math.inf if isinstance(value, int) and value < 0 else math.inf
-    unwrap = getattr(value, "item", None)
-    if not callable(unwrap):
-        return None
-    try:
-        inner = unwrap()
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ):  # several elements: NumPy and torch differ in what they raise
-        return None
-    return as_number(inner) if isinstance(inner, (int, float)) else None
-
-
-def as_metric(value: object) -> Scalar:
-    """``value`` as the journal can keep it: numbers, booleans, None and text; anything else as cut text."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int) and -(2**63) <= value < 2**63:
-        return int(value)
-    if isinstance(value, str):
-        return _printable(value)
-    unwrap = getattr(value, "item", None)
-    if callable(unwrap):
-        try:
-            inner = unwrap()
-        except (TypeError, ValueError, RuntimeError):
-            inner = None
-        if isinstance(inner, (bool, int, float, str)):
-            return as_metric(inner)
-    number = as_number(value)
-    return _printable(repr(value)) if number is None else number
+        return Outcome(status=INVALID, error=error)
+    return Outcome(status=COMPLETED, objectives=values)
 
 
 def describe_exception(error: BaseException) -> str:
@@ -182,7 +147,7 @@ def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:
     if value is None:
         return f"{what} {verb} None: return one number, or a dictionary that holds {_listed(objectives)}."
     return (
-        f"{what} {verb} {_printable(repr(value))[:200]} of type {type(value).__name__}: "
+        f"{what} {verb} {_encodable(repr(value)[:200])} of type {type(value).__name__}: "
         f"return one real number, or a dictionary that holds {_listed(objectives)}."
     )
 
@@ -196,10 +161,6 @@ def _missing(name: str, returned: Mapping[object, object]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(repr(name) for name in names) if names else "nothing"
-
-
-def _printable(text: str) -> str:
-    return _encodable(text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]}…")
 
 
 def _encodable(text: str) -> str:

@@ -10,6 +10,7 @@ from hpo import config
 from hpo.coordinator import IN_VAIN, STOPPED
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
+from hpo.terminal import quoted, visible, write
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -61,7 +62,7 @@ class Display:
         goes on."""
         with suppress(OSError):
             if self._columns is None:
-                print(text, file=sys.stderr, flush=True)
+                write(text, sys.stderr, flush=True)
                 return
             from rich.text import Text
 
@@ -72,7 +73,7 @@ class Display:
                 console = Console(file=sys.stderr, force_terminal=True, width=self._columns)
                 self._live = Live(console=console, auto_refresh=False)
                 self._live.start()
-            self._live.update(Text(text), refresh=True)
+            self._live.update(Text(visible(text)), refresh=True)
 
     def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
         """One line: done, best, rate, failures, and while it runs workers busy and time left."""
@@ -131,7 +132,7 @@ class Display:
                 "evaluations or time, or another directory to begin anew."
             )
         if not in_vain and self._failures(coordinator):
-            text += f"\n`hpo status {self._directory}` tells why some failed."
+            text += f"\n`hpo status {quoted(self._directory)}` tells why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."
         self._show(text)

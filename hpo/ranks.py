@@ -9,6 +9,7 @@ import traceback
 
 from hpo import config
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
+from hpo.terminal import write
 from hpo.transport import LocalTransport, MpiTransport, Transport
 
 
@@ -50,7 +51,7 @@ def give_up(transport: MpiTransport, error: BaseException) -> None:
         text, code = "ended at once, as it was signalled again and again", EXIT_RESUMABLE
     else:
         text = "".join(traceback.format_exception(error))
-    print(f"hpo: rank {transport.rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
+    write(f"hpo: rank {transport.rank} on {socket.gethostname()}: {text}", sys.stderr, flush=True)
     transport.abort(code)
 
 

@@ -378,7 +378,7 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     if suffix == ".json":
         data = _json(_columns(rows, objectives))
     elif suffix == ".csv":
-        data = dataframe(rows, objectives).to_csv(index=False).encode()
+        data = _csv(dataframe(rows, objectives))
     else:
         data = _parquet(dataframe(rows, objectives))
     try:
@@ -398,12 +398,36 @@ def _json(columns: Mapping[str, Sequence[object]]) -> bytes:
     return orjson.dumps(journal.storable(rows), option=orjson.OPT_INDENT_2) + b"\n"
 
 
+def _csv(table: pandas.DataFrame) -> bytes:
+    for name in table.columns:
+        values = list(table[name])
+        if any(isinstance(value, list) for value in values):
+            table[name] = [_list_as_text(value) for value in values]
+    text: str = table.to_csv(index=False)
+    return text.encode()
+
+
+def _list_as_text(value: object) -> object:
+    """A list as JSON, with the words of ``_json`` for numbers that JSON does not have; else ``value``."""
+    if not isinstance(value, list):
+        return value
+    import orjson
+
+    return orjson.dumps(journal.storable(value)).decode()
+
+
 def _parquet(table: pandas.DataFrame) -> bytes:
     # A parquet column has one type; a Categorical of, say, "auto" and 3 becomes text.
     for name in table.columns:
         values = table[name]
-        if values.dtype == object and len({type(value) for value in values if value is not None}) > 1:
-            table[name] = [None if value is None else str(value) for value in values]
+        if values.dtype != object:
+            continue
+        kinds = {type(value) for value in values if value is not None}
+        if kinds == {list}:
+            number = int if all(type(one) is int for value in values for one in value or ()) else float
+            table[name] = [None if value is None else list(map(number, value)) for value in values]
+        elif len(kinds) > 1:
+            table[name] = [None if value is None else str(_list_as_text(value)) for value in values]
     try:
         data: bytes = table.to_parquet(index=False)
     except ImportError as error:

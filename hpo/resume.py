@@ -9,11 +9,15 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from hpo import journal
 from hpo.coordinator import Assignment, Tally
+from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
 from hpo.known import is_known, name_of
 from hpo.layout import Layout
@@ -30,6 +34,34 @@ _LATEST = 64
 """Completed ones of each birthplace that finished last, for islands whose individuals go on from each other."""
 _REPORTS = 4096
 """Intermediate results of an island, the latest."""
+
+
+class Unfit(CampaignError):
+    """A record, which has these ``fields``, holds parameters that are no configuration of the space: somebody has
+    edited it, for a campaign goes on in the space that it began in."""
+
+    def __init__(self, fields: Mapping[str, object], reason: str) -> None:
+        super().__init__(reason)
+        self.fields = fields
+
+
+@contextmanager
+def located(directory: Path) -> Iterator[None]:
+    """Raise JournalDamaged, with file and line in ``directory``, where what is folded is ``Unfit``."""
+    try:
+        yield
+    except Unfit as error:
+        raise journal.damaged(directory, error.fields, str(error)) from None
+
+
+def _validated(space: Codec, fields: Mapping[str, Any]) -> dict[str, Scalar]:
+    """``fields["params"]`` as the space has them; what a journal says reaches neither task nor model unchecked."""
+    try:
+        return space.validate(fields["params"])
+    except UsageError as error:
+        name = fields["id"] if "id" in fields else name_of(fields["number"])
+        rules = "; ".join(str(error).splitlines())
+        raise Unfit(fields, f"the parameters of {name} do not fit the search space ({rules})") from None
 
 
 @dataclass
@@ -67,7 +99,7 @@ def fold(
     losses: Callable[[dict[str, float]], tuple[float, ...]],
 ) -> Earlier:
     """State of the campaign after ``records``; individuals of islands that no longer exist go to island
-    number modulo ``islands``."""
+    number modulo ``islands``. Raises ``Unfit``."""
     earlier = Earlier()
     final: dict[str, int] = {}
     open_: dict[str, Mapping[str, Any]] = {}
@@ -145,7 +177,7 @@ def fold(
     for birthplace in sorted(born):
         for member in _in_order(born[birthplace], latest.get(birthplace, [])):
             hops = moves.get(member.id, {})
-            genome = space.encode(configurations[member.id])
+            genome = space.encode(_validated(space, {"id": member.id, "params": configurations[member.id]}))
             history = tuple(hops[hop][0] for hop in sorted(hops))
             for island in sorted(_homes(birthplace, hops, islands)):
                 population = earlier.populations.setdefault(island, Population())
@@ -177,7 +209,8 @@ def enter(
         earlier.keys.add(space.key(record["params"]))
         complete = record["status"] == COMPLETED and record["objectives"] is not None
         loss = losses(record["objectives"]) if complete else None
-        member = Member(name_of(record["number"]), space.encode(record["params"]), loss, record["status"])
+        params = _validated(space, {"number": record["number"], "params": record["params"]})
+        member = Member(name_of(record["number"]), space.encode(params), loss, record["status"])
         member.history = tuple(range(islands))
         (failed if loss is None else completed).append(member)
         if loss is not None and (earlier.tally.best is None or loss[0] < earlier.tally.best[0][0]):
@@ -240,10 +273,11 @@ def autopsy(
 def _unfinished(record: Mapping[str, Any], *, space: Codec, deaths: int) -> Assignment:
     """An individual that was begun, to be evaluated again under its id; it may find its own checkpoint."""
     inherits = record.get("inherits", "")
+    params = _validated(space, {"id": record["id"], "params": record["params"]})
     return Assignment(
         id=record["id"],
-        params=dict(record["params"]),
-        key=key_of(space, record["params"], inherits, record["operator"], record["id"]),
+        params=params,
+        key=key_of(space, params, inherits, record["operator"], record["id"]),
         operator=record["operator"],
         parents=tuple(record["parents"]),
         retries=record["retries"] + deaths,

@@ -14,7 +14,7 @@ from hpo.breeding import make_breeder
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
 from hpo.known import name_of, single_point
-from hpo.outcome import as_number
+from hpo.metrics import as_number
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.restriction import restricted

@@ -16,7 +16,7 @@ from functools import partial
 
 from hpo.coordinator import Coordinator
 from hpo.futility import Futility
-from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
 from hpo.island import Leader, LeaderSettings
 from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import (
@@ -27,6 +27,7 @@ from hpo.messages import (
     Finished,
     Message,
     Records,
+    Remark,
     Returned,
     Start,
     StopRequest,
@@ -42,7 +43,7 @@ from hpo.workforce import Workforce
 
 GRACE_S = 60.0
 
-_FOR_COORDINATOR = (Claim, Disbanded, Finished, Returned, StopRequest, Unfit)
+_FOR_COORDINATOR = (Claim, Disbanded, Finished, Remark, Returned, StopRequest, Unfit)
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class SimulatedOutcome:
 
     status: str
     objectives: dict[str, float] | None
-    metrics: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
     error: str | None = None
+    remarks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from hpo.individual import INTERRUPTED
 from hpo.layout import Layout
 from hpo.settings import LayoutSettings, Settings
 from hpo.suggest import suggestion
+from hpo.terminal import quoted, write
 
 _COMMAND_S = 30.0
 """How long one of Slurm's commands may take before it counts as failed."""
@@ -136,16 +137,17 @@ _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INF
 class Plan:
     """What the script of a job says.
 
-    ``file``: the campaign's, None for the script's first argument; ``path``: a folder whose programs come first;
-    ``grace_s``: what running evaluations get to save; ``options``: of sbatch, without dashes, None where one has no
-    value; ``start``: "mpirun", by ``hpo run``, or "srun"; ``mpi``: what srun starts; ``setup``: lines to run before."""
+    ``file``: the campaign's, None for the script's first argument; ``path``: a folder whose programs come first, None
+    for .venv where the job is submitted; ``grace_s``: what running evaluations get to save; ``options``: of sbatch,
+    without dashes, None where one has no value; ``start``: "mpirun", by ``hpo run``, or "srun"; ``mpi``: what srun
+    starts; ``setup``: lines to run before."""
 
     file: str | None
     grace_s: float
     options: Mapping[str, str | None]
     start: str = "mpirun"
     mpi: str = "pmix"
-    path: str = "$PWD/.venv/bin"
+    path: str | None = None
     setup: Sequence[str] = ()
     heading: Sequence[str] = field(default_factory=tuple)
 
@@ -167,7 +169,8 @@ def script(plan: Plan) -> str:
         f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}")
         for name, value in options.items()
     ]
-    file = '"$1"' if plan.file is None else shlex.quote(plan.file)
+    file = '"$1"' if plan.file is None else quoted(plan.file)
+    path = '"$PWD/.venv/bin"' if plan.path is None else quoted(plan.path)
     if plan.start == "srun":
         start = [
             "# srun leaves its tasks one core where it is not told how many.",
@@ -184,7 +187,7 @@ def script(plan: Plan) -> str:
             "set -uo pipefail",
             "",
             *(plan.setup or ("# What your site needs comes here, for example: module load openmpi",)),
-            f'export PATH="{plan.path}:$PATH"',
+            f'export PATH={path}:"$PATH"',
             f"file={file}",
             "",
             "# SIGUSR1 is Slurm's warning before the time limit, SIGTERM is scancel's. What runs may save, and all is",
@@ -280,7 +283,8 @@ def plan(
         path=path,
         setup=setup,
         heading=(
-            f"A campaign as a Slurm job that goes on by itself, job after job; written by `hpo slurm {file}`.",
+            "A campaign as a Slurm job that goes on by itself, job after job; written by "
+            f"`hpo slurm {quoted(file)}`.",
         ),
     )
 
@@ -355,7 +359,7 @@ def command(
             raise UsageError(
                 "--requeue is for the script of a job. Submit one with: hpo slurm FILE --nodes N"
             )
-        print(f"hpo: {requeue(settings.directory, number)}", file=sys.stderr, flush=True)
+        write(f"hpo: {requeue(settings.directory, number)}", sys.stderr, flush=True)
         return 0
     if "nodes" not in options:
         raise UsageError(
@@ -368,11 +372,12 @@ def command(
         return 0
     number = submit(text)
     output = options.get("output") or "slurm-%j.out"
-    print(f"job {number} is in the queue. Follow it:")
-    print(f"  squeue --job {number}")
-    print(f"  tail -F {output.replace('%j', number).replace('%A', number)}")
-    print(f"  hpo status {settings.directory}")
-    print(f"Stop it for good: hpo stop {settings.directory}, or scancel {number}.")
+    directory, job = quoted(settings.directory), quoted(number)
+    write(f"job {number} is in the queue. Follow it:")
+    write(f"  squeue --job {job}")
+    write(f"  tail -F {quoted(output.replace('%j', number).replace('%A', number))}")
+    write(f"  hpo status {directory}")
+    write(f"Stop it for good: hpo stop {directory}, or scancel {job}.")
     return 0
 
 

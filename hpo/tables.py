@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
 from hpo.known import is_known
 from hpo.outcome import gist
+from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.fronts import Hypervolume
@@ -26,7 +27,7 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
     repeated = fronts.repeated(record)
     counts = {name: count for name, count in status["evaluations"].items() if count}
     lines = [
-        ("directory", str(record.directory)),
+        ("directory", one_line(record.directory)),
         ("state", _state(record)),
         ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
         ("running", str(status["running"])),
@@ -57,14 +58,17 @@ def errors(record: CampaignRecord) -> list[str]:
         if one.status in FINAL - {COMPLETED, PRUNED}:
             found.setdefault((one.status, gist(one.error or "")), []).append(one.id)
     ordered = sorted(found.items(), key=lambda entry: -len(entry[1]))
-    lines = [f"{len(ids)} {status}, {ids[-1]} the latest: {told}" for (status, told), ids in ordered[:_MOST]]
+    lines = [
+        f"{len(ids)} {status}, {ids[-1]} the latest: {one_line(told)}"
+        for (status, told), ids in ordered[:_MOST]
+    ]
     rest = sum(len(ids) for _, ids in ordered[_MOST:])
     return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
 
 
 def nothing(record: CampaignRecord) -> str:
     """Where no evaluation has completed: that, and what went wrong."""
-    lines = [f"{record.directory}: no evaluation has completed yet", *errors(record)]
+    lines = [f"{one_line(record.directory)}: no evaluation has completed yet", *errors(record)]
     return "\n    ".join(lines)
 
 
@@ -74,7 +78,7 @@ def _state(record: CampaignRecord) -> str:
         return f"stopping ({stopping}): what runs may save itself" if stopping else "running"
     if record.ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
-    reason, code = record.ended
+    reason, code = one_line(record.ended[0]), record.ended[1]
     more = {
         "deadline": "deadline: the time was over. The same `hpo run` goes on for as long again",
         "exhausted": "exhausted: all configurations that the space and its constraints allow are evaluated",
@@ -105,8 +109,9 @@ def _best(best: Mapping[str, Any] | None) -> str:
     value, of = best["value"], f"by {best['id']}: {params(best['params'])}"
     if not isinstance(value, Mapping):
         return f"{value} {of}"
-    values = ", ".join(f"{name} = {_short(one)}" for name, one in value.items())
-    return f"{values} {of} (of {len(value)} objectives the best in {next(iter(value))}; `hpo best` shows the front)"
+    values = ", ".join(f"{one_line(name)} = {_short(one)}" for name, one in value.items())
+    first = one_line(next(iter(value)))
+    return f"{values} {of} (of {len(value)} objectives the best in {first}; `hpo best` shows the front)"
 
 
 def _when(seconds: float | None) -> str:
@@ -115,11 +120,11 @@ def _when(seconds: float | None) -> str:
 
 def params(values: Mapping[str, object]) -> str:
     """A configuration on one line."""
-    return ", ".join(f"{name}={_short(value)}" for name, value in values.items())
+    return ", ".join(f"{one_line(name)}={_short(value)}" for name, value in values.items())
 
 
 def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
 
 
 def best(individuals: Sequence[Individual], repeated: Mapping[str, Repeated]) -> str:
@@ -130,10 +135,11 @@ def best(individuals: Sequence[Individual], repeated: Mapping[str, Repeated]) ->
 
 
 def _block(one: Individual, repeated: Repeated | None = None) -> str:
-    values = ", ".join(f"{name} = {value!r}" for name, value in (one.objectives or {}).items())
+    values = ", ".join(f"{one_line(name)} = {value!r}" for name, value in (one.objectives or {}).items())
     rows = [f"{one.id}: {values}{_whence(one)}{_of(repeated)}"]
-    width = max((len(name) for name in one.params), default=0)
-    rows += [f"    {name:<{width}} = {value!r}" for name, value in one.params.items()]
+    shown = {one_line(name): repr(value) for name, value in one.params.items()}
+    width = max((len(name) for name in shown), default=0)
+    rows += [f"    {name:<{width}} = {value}" for name, value in shown.items()]
     return "\n".join(rows)
 
 
@@ -161,7 +167,7 @@ def of_several(repeated: Repeated) -> str:
 
 
 def _whence(one: Individual) -> str:
-    return f"    (known, from {one.metrics.get('source')})" if is_known(one.id) else ""
+    return f"    (known, from {one_line(one.metrics.get('source'))})" if is_known(one.id) else ""
 
 
 def front(
@@ -173,7 +179,7 @@ def front(
 ) -> str:
     """A line an individual of the front, the configuration of its knee in full, and the hypervolume."""
     names = list(knee.objectives or {})
-    head = ["", "id", *names, "configuration"]
+    head = ["", "id", *map(one_line, names), "configuration"]
     rows = [
         ["*" if one is knee else "", one.id]
         + [_short((one.objectives or {})[name]) for name in names]
@@ -186,9 +192,9 @@ def front(
         for row in [head, *rows]
     ]
     of = f"{len(individuals)} of {whole}" if len(individuals) < whole else str(whole)
-    ways = ", ".join(f"{name} ({way})" for name, way in objectives.items())
+    ways = ", ".join(f"{one_line(name)} ({way})" for name, way in objectives.items())
     half = volume.after((volume.evaluations or [0])[-1] // 2)
-    at = ", ".join(f"{name} = {_short(value)}" for name, value in volume.reference.items())
+    at = ", ".join(f"{one_line(name)} = {_short(value)}" for name, value in volume.reference.items())
     return "\n".join(
         [
             f"{len(objectives)} objectives, {ways}: front of {of} that no other dominates; * is its knee, the nearest "

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpo.errors import Interrupted, Pruned, UsageError
-from hpo.individual import COMPLETED, FAILED, INTERRUPTED, MOST_STEPS, PRUNED, Scalar
-from hpo.outcome import Outcome, as_metric, as_number, describe_exception, judge
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, MOST_STEPS, PRUNED, Metric, Scalar
+from hpo.metrics import as_number, keep
+from hpo.outcome import Outcome, describe_exception, judge
 from hpo.rooms import clear_directory
 from hpo.suggest import suggestion
 
@@ -71,6 +72,7 @@ class Trial:
         "metrics",
         "params",
         "rank",
+        "remarks",
         "seed",
         "size",
     )
@@ -92,7 +94,8 @@ class Trial:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
-        self.metrics: dict[str, Scalar] = {}
+        self.metrics: dict[str, Metric] = {}
+        self.remarks: dict[str, str] = {}
         self.last_report: tuple[int, float] | None = None
         self._link = link
         self._last_step: int | None = None
@@ -171,9 +174,11 @@ class Trial:
             raise Pruned(f"pruned at step {step} with value {number!r}")
 
     def log(self, **metrics: object) -> None:
-        """Keep further results under these names; a later value replaces an earlier one. Rank 0's count."""
+        """Keep further results under these names: numbers, text, True, False, None, and flat lists of numbers, also as
+        arrays and tensors. A later value replaces an earlier one. Rank 0's count. A value that cannot be kept is left
+        out, which the campaign says once a name."""
         for name, value in metrics.items():
-            self.metrics[name] = as_metric(value)
+            keep(name, value, self.metrics, self.remarks)
 
     def should_checkpoint(self) -> bool:
         """Whether the campaign wants to stop: then save into ``directory`` and raise Interrupted."""
@@ -241,7 +246,12 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
             else Outcome(status=FAILED, error=describe_exception(error))
         )
     seconds = time.perf_counter() - begun
-    return replace(outcome, metrics={**trial.metrics, **outcome.metrics}, seconds=seconds)
+    return replace(
+        outcome,
+        metrics={**trial.metrics, **outcome.metrics},
+        remarks={**trial.remarks, **outcome.remarks},
+        seconds=seconds,
+    )
 
 
 def _of_trainers(error: Exception) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
+from hpo.terminal import quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,7 +92,7 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
         named = [individual for individual in result.individuals if individual.id == chosen]
         if not named:
             raise hpo.UsageError(
-                f"{directory} has no individual {chosen}. `hpo best {directory} --top 5` lists the best."
+                f"{directory} has no individual {chosen}. `hpo best {quoted(directory)} --top 5` lists the best."
             )
         one = named[0]
     options = identity.get("options")

@@ -328,6 +328,41 @@ def test_records_that_are_whole_and_make_no_sense(home: Path) -> None:
     assert finals_of(path.read_bytes().splitlines(keepends=True)) == before
 
 
+@pytest.mark.parametrize(
+    ("params", "rule"),
+    [
+        ({"x": 7.0, "n": 3, "kind": "b"}, "x = 7.0: must be a number from -5.0 to 5.0"),
+        ({"x": "rm", "n": 3, "kind": "b"}, "x = 'rm': must be a number"),
+        ({"x": 0.5, "n": 3.5, "kind": "b"}, "n = 3.5: must be a whole number"),
+        ({"x": 0.5, "n": True, "kind": "b"}, "n = True: must be a whole number"),
+        ({"x": 0.5, "n": 3, "kind": "c"}, "kind = 'c': must be one of"),
+        ({"x": 0.5, "n": 3}, "kind is missing"),
+        ({"x": 0.5, "n": 3, "kind": "b", "z": 1}, "'z' is no parameter"),
+        ({"x": 0.5, "n": 3, "kind": ["b"]}, "a parameter or a parent is no single value"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["started", "finished"])
+def test_parameters_that_do_not_fit_the_space_reach_no_task(
+    home: Path, kind: str, params: dict[str, object], rule: str
+) -> None:
+    path = journal_of(home, 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = next(
+        number for number in reversed(range(len(lines))) if journal.decode(lines[number])["type"] == kind
+    )
+    lines[place] = journal.encode({**journal.decode(lines[place]), "params": params})
+    path.write_bytes(b"".join(lines))
+    before = files(home)
+    with pytest.raises(hpo.JournalDamaged) as caught:
+        run(home, EVALUATIONS + 3)
+    assert files(home) == before  # nothing was evaluated
+    assert (caught.value.path, caught.value.line) == (path, place + 1)
+    assert rule in str(caught.value) and "`hpo check DIR`" in str(caught.value)
+    assert check(home).exit_code == 1
+    repaired(home)
+    goes_on(home)
+
+
 def finals_of(lines: list[bytes]) -> set[str]:
     return {journal.decode(line)["id"] for line in lines if b'"type":"finished"' in line}
 
