@@ -375,6 +375,7 @@ class TypedBreeder(RandomBreeder):
         self._counts = [
             None if isinstance(low, float) else int(high) + 1 for low, high in space.limits.values()
         ]
+        self._open = [one.count != 1 for one in space.parameters.values()]
         self._unordered = [
             isinstance(one, Categorical) and not isinstance(one, Ordinal) for one in space.parameters.values()
         ]
@@ -408,7 +409,7 @@ class TypedBreeder(RandomBreeder):
             genes = [a if rng.random() < 0.5 else b for a, b in zip(first.genome, second.genome)]
         present = self._space.decode(genes)
         active = [index for index, name in enumerate(self._names) if name in present]
-        open_ = [index for index in active if self._counts[index] != 1]
+        open_ = [index for index in active if self._open[index]]
         mutated = [index for index in open_ if rng.random() < 1.2 / len(open_)]
         if not mutated and open_ and tuple(genes) in (first.genome, second.genome):
             mutated = [rng.choice(open_)]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.parameters import Categorical, Int, Ordinal
+from hpo.parameters import Categorical, Float, Int, Ordinal
 from hpo.space import SearchSpace
 
 _LARGEST_ONE_HOT = 32
@@ -31,6 +31,7 @@ class Brood:
         self._open = numpy.array([p.count != 1 for p in parameters])
         # A step over less than half an integer's cell would mostly lead nowhere.
         self._least_step = numpy.array([0.5 / p.count if isinstance(p, Int) else 0.0 for p in parameters])
+        self._fixed = [i for i, p in enumerate(parameters) if isinstance(p, Float) and p.count == 1]
         self._integers = [(i, p) for i, p in enumerate(parameters) if isinstance(p, Int)]
         self._conditions = self._indexed_conditions()
         self._instead = _confined_choices(space)
@@ -102,6 +103,7 @@ class Brood:
         canonical = genomes.copy()
         for column, parameter in self._integers:
             canonical[:, column] = _middle(parameter, _integer(parameter, genomes[:, column]))
+        canonical[:, self._fixed] = 0.5
         rows = numpy.empty((len(genomes), self.width))
         for column, (start, width) in enumerate(self.columns):
             gene = canonical[:, column]

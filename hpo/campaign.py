@@ -20,6 +20,7 @@ from pathlib import Path
 import orjson
 
 from hpo import config, directory, journal, pruning, reevaluation, resume
+from hpo.arguments import checked_arguments
 from hpo.assembly import Assembly, Housekeeping
 from hpo.breeding import make_breeder
 from hpo.coordinator import FUTILE, LOST, STOPPED, UNFIT
@@ -57,6 +58,7 @@ class Campaign:
         UsageError: a keyword is unknown or its value is not allowed.
     """
 
+    @checked_arguments()
     def __init__(self, task: Task, *, directory: str | Path, **keywords: object) -> None:
         if not isinstance(task, Task):
             raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -24,7 +25,10 @@ Message = dict[str, Any]
 """One JSON object of the protocol between control ranks and evaluators."""
 
 _READ_BYTES = 1 << 16
-_TAIL_BYTES = 2_000
+_TAIL_CHARACTERS = 2_000
+_TAIL_BYTES = 64_000
+_MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
+"""faulthandler's last line lists every one of them, kilobytes, and comes after the stack."""
 _PF_EXITING = 4
 """Of the kernel's flags of a process; a zombie has it too."""
 _HINTS = {
@@ -303,7 +307,7 @@ def wait_readable(numbers: Iterable[int], seconds: float) -> None:
 
 
 def _readable(data: bytes) -> str:
-    return data.decode("utf-8", "replace").strip()
+    return _MODULES.sub("", data.decode("utf-8", "replace")).strip()[-_TAIL_CHARACTERS:]
 
 
 def _open_pidfd(pid: int) -> int | None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo import terminal
+from hpo import __version__, terminal
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.signals import Signals
 
@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Asynchronous evolutionary search for hyperparameters and architectures, coupled to training.",
         epilog=_EXIT_CODES,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(

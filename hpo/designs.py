@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Ordinal, Parameter
+from hpo.parameters import Categorical, Parameter
 from hpo.population import Member, Population
 from hpo.restriction import RestrictedSpace
 from hpo.seams import Breeder, Genome, Offspring
@@ -150,4 +150,4 @@ def _listed(parameter: Parameter, points: int, named: set[object]) -> Parameter:
         decode = parameter.decoder()
         values = [decode(index / (points - 1)) for index in range(points)]
         values += [value for value in parameter.values() if value in named] if named else []
-    return Ordinal(*dict.fromkeys(values), when=parameter.when or None)
+    return Categorical(*dict.fromkeys(values), when=parameter.when or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -165,7 +166,8 @@ def check_identity(
     if found:
         raise CampaignError(
             f"{directory} holds another campaign: {'; '.join(found)}. Undo the change to go on with it, or "
-            "give this one a directory of its own."
+            "give this one a directory of its own, which can start from these results: known = "
+            f"[{json.dumps(str(directory), ensure_ascii=False)}]."
         )
     return recorded
 

@@ -186,7 +186,8 @@ class Follower:
     def _obituary(self, child: ChildProcess, cause: str) -> str:
         printed = child.spooled() if self._output is None else tail(self._output, self._printed)
         self._output = None
-        return f"{child.context.label} {cause}." + (f" It last printed:\n{printed}" if printed else "")
+        # Lines of their own: the first one alone stands for the error where there is room for one.
+        return f"{child.context.label} {cause}." + (f"\nIt last printed:\n{printed}" if printed else "")
 
     def _tell(self, message: Message) -> None:
         self._send({**message, "epoch": self._epoch, "worker_rank": self._worker_rank})

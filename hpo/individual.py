@@ -44,7 +44,7 @@ def make_id(island: int, worker: int, sequence: int) -> str:
 @dataclass
 class Individual:
     """One row of a campaign's results. Times are Unix seconds; ``objectives`` is None unless completed (or
-    pruned)."""
+    pruned). ``inherits``: the individual from whose checkpoint it went on, if from any."""
 
     id: str
     island: int
@@ -61,6 +61,7 @@ class Individual:
     migrations: tuple[tuple[int, int], ...] = ()
     retries: int = 0
     error: str | None = None
+    inherits: str = ""
 
     @property
     def value(self) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import ClassVar, TypeVar, cast
 
+from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
 from hpo.suggest import suggestion
@@ -30,6 +31,7 @@ _MOST_INTS = 2**50
 _LARGEST_LOG_INT = 2**40
 _FEWEST_FLOATS = 1e6
 _NARROWEST_LOG = 1 + 1e-6
+_STEP = "Write the values: Ordinal(0, 2, 4, 6, 8, 10), or Ordinal(*range(0, 11, 2)) of whole numbers."
 
 
 @dataclass(frozen=True, init=False)
@@ -56,7 +58,7 @@ class Parameter(ABC):
 
     @abstractmethod
     def values(self) -> Iterator[Scalar]:
-        """All values, in order; a Float has none to go through and raises TypeError."""
+        """All values, in order; a Float of more than one has none to go through and raises TypeError."""
 
     @abstractmethod
     def canonical(self, value: object) -> Scalar:
@@ -82,7 +84,7 @@ class Parameter(ABC):
 
 @dataclass(frozen=True, init=False)
 class Float(Parameter):
-    """A real number in [low, high]; with ``log``, spread evenly over orders of magnitude.
+    """A real number in [low, high], which may be one value; with ``log``, spread evenly over orders of magnitude.
 
     Values have 12 decimal digits: of the width of the range, or of the value with ``log``. Low and high are
     kept as given.
@@ -93,24 +95,25 @@ class Float(Parameter):
     high: float
     log: bool
 
+    @checked_arguments(step=_STEP)
     def __init__(self, low: float, high: float, *, log: bool = False, when: Condition | None = None) -> None:
         shown = f"Float({low!r}, {high!r}{', log=True' if log is True else ''})"
         # Adding zero turns -0.0, which equals 0.0 but is written otherwise, into 0.0.
         low, high = (_float(shown, name, value) + 0.0 for name, value in (("low", low), ("high", high)))
-        if not low < high:
-            remedy = f"Float({high!r}, {low!r})" if low > high else "Categorical for a single value"
-            raise UsageError(f"{shown}: low must be below high. Use {remedy}.")
+        if low > high:
+            raise UsageError(f"{shown}: low must not be above high. Write Float({high!r}, {low!r}).")
+        fixed = low == high
         if _flag(shown, "log", log):
             if low <= 0:
                 raise UsageError(f"{shown}: a logarithmic range needs low > 0. Raise low or drop log=True.")
             if low < 1 / _LARGEST_FLOAT:
                 raise UsageError(f"{shown}: a logarithmic range must not go below 1e-300. Raise low.")
-            if high / low < _NARROWEST_LOG:
+            if high / low < _NARROWEST_LOG and not fixed:
                 raise UsageError(
                     f"{shown}: log=True needs high / low of at least {_NARROWEST_LOG}, as on a narrower "
                     "range it changes nothing. Drop log=True or widen the range."
                 )
-        elif high - low < _FEWEST_FLOATS * math.ulp(max(-low, high)):
+        elif high - low < _FEWEST_FLOATS * math.ulp(max(-low, high)) and not fixed:
             raise UsageError(
                 f"{shown}: there are fewer than a million floating-point numbers between low and high. "
                 "Search for the difference from low, and add low in the task."
@@ -118,10 +121,12 @@ class Float(Parameter):
         self._set(low=low, high=high, log=log, when=_conditions(shown, when))
 
     @property
-    def count(self) -> None:
-        return None
+    def count(self) -> int | None:
+        return 1 if self.low == self.high else None
 
     def values(self) -> Iterator[Scalar]:
+        if self.low == self.high:
+            return iter((self.low,))
         raise TypeError("a Float has no list of values")
 
     def canonical(self, value: object) -> float:
@@ -131,6 +136,8 @@ class Float(Parameter):
 
     def encoder(self) -> Encoder:
         low, width = self.low, self.high - self.low
+        if not width:
+            return lambda value: self.neutral
         if not self.log:
             return lambda value: (cast(float, value) - low) / width
         log, log_low = math.log, math.log(low)
@@ -138,7 +145,14 @@ class Float(Parameter):
         return lambda value: (log(cast(float, value)) - log_low) / log_width
 
     def decoder(self) -> Decoder:
+        if self.low == self.high:
+            return self._only
         return self._log_decoder() if self.log else self._linear_decoder()
+
+    def _only(self, gene: float) -> float:
+        if math.isnan(gene):
+            raise ValueError(f"a gene must be a number, not {gene}")
+        return self.low
 
     def _linear_decoder(self) -> Decoder:
         low, high, width = self.low, self.high, self.high - self.low
@@ -185,6 +199,7 @@ class Int(Parameter):
     high: int
     log: bool
 
+    @checked_arguments(step=_STEP)
     def __init__(self, low: int, high: int, *, log: bool = False, when: Condition | None = None) -> None:
         shown = f"Int({low!r}, {high!r}{', log=True' if log is True else ''})"
         low, high = (_int(shown, name, value) for name, value in (("low", low), ("high", high)))
@@ -255,6 +270,7 @@ class Categorical(Parameter):
     kind = "categorical"
     choices: tuple[Scalar, ...]
 
+    @checked_arguments()
     def __init__(self, *choices: Scalar, when: Condition | None = None) -> None:
         name = type(self).__name__
         if not choices:
@@ -315,6 +331,18 @@ class Ordinal(Categorical):
     """One of several choices in order, such as 32, 64, 128, 256: neighbours are alike."""
 
     kind = "ordinal"
+
+    @checked_arguments()
+    def __init__(self, *choices: Scalar, when: Condition | None = None) -> None:
+        super().__init__(*choices, when=when)
+        numbers = [one for one in self.choices if _is_number(one, Real)]
+        ascending = sorted(numbers, key=lambda one: cast(float, one))
+        if len(numbers) == len(self.choices) and numbers not in (ascending, ascending[::-1]):
+            shown = ", ".join(map(repr, ascending))
+            raise UsageError(
+                f"Ordinal({', '.join(map(repr, numbers))}): numbers must ascend or descend, as neighbours count as "
+                f"alike. Write Ordinal({shown}), or Categorical if they have no order."
+            )
 
 
 def is_unicode(text: str) -> bool:

@@ -85,6 +85,8 @@ class Display:
         parts.append(f"best {self._best(tally.best)}")
         parts.append(f"{_rate(rate)}")
         parts.append(f"{self._failures(coordinator)} failed")
+        if pruned := coordinator.counts.get(PRUNED, 0):
+            parts.append(f"{pruned} pruned")
         if not ended:
             parts.append(f"{coordinator.busy}/{self._workers} workers busy")
             parts.append(self._left(final, rate, seconds))

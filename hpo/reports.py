@@ -34,14 +34,18 @@ def best(directory: Path, top: int | None) -> str:
     found = _top(record, top)
     if not found:
         return tables.nothing(record)
+    chief = found[0]
     if len(record.objectives) < 2:
         parts = [tables.best(found, _repeated(record))]
     else:
         front = fronts.front(record)
         knee = fronts.knee(front, record.objectives)
         assert knee is not None  # as something was found
+        chief = knee
         parts = [tables.front(found, knee, fronts.hypervolume(record), len(front), record.objectives)]
-    return "\n".join([*parts, *map(str, _importance(record).values())])
+    line = results.schedule(record, chief.id)
+    parts.append(tables.schedule(line, results.changed(line)))
+    return "\n".join([*filter(None, parts), *map(str, _importance(record).values())])
 
 
 def _importance(record: results.CampaignRecord) -> dict[str, Importance | CampaignError]:
@@ -57,14 +61,15 @@ def _importance(record: results.CampaignRecord) -> dict[str, Importance | Campai
 
 def best_json(directory: Path, top: int | None) -> str:
     """A list of objects, best first: ``id, value, objectives, params``, the campaign's ``task`` and ``options``, which
-    say what the parameters are of, ``known`` for known points, with several objectives ``knee``; where configurations
-    were evaluated again, their ``evaluations, failed, mean, error``; the first has ``campaign``, too: what is said of
-    all together."""
+    say what the parameters are of, ``known`` for known points, with ``kind = "pbt"`` ``schedule``, with several
+    objectives ``knee``; where configurations were evaluated again, their ``evaluations, failed, mean, error``; the
+    first has ``campaign``, too: what is said of all together."""
     record = results.load(directory)
     found = _top(record, top)
     several = len(record.objectives) > 1
     knee = fronts.knee(fronts.front(record), record.objectives) if several else None
     repeated = _repeated(record)
+    lineages = any(one.inherits for one in record.individuals)
     entries: list[dict[str, object]] = []
     for one in found:
         entry: dict[str, object] = {
@@ -81,6 +86,12 @@ def best_json(directory: Path, top: int | None) -> str:
             entry["mean"], entry["error"] = repeated[one.id].mean, repeated[one.id].error
         if is_known(one.id):
             entry["known"] = one.metrics.get("source")
+        if lineages:
+            line = results.schedule(record, one.id)
+            entry["schedule"] = [
+                {"id": each.id, "value": each.value, "objectives": each.objectives, "changed": changed}
+                for each, changed in zip(line, results.changed(line))
+            ]
         if several:
             entry["knee"] = knee is not None and one.id == knee.id
         entries.append(entry)

@@ -16,7 +16,7 @@ from hpo import directory as directories
 from hpo import journal, known
 from hpo.errors import CampaignError, UsageError
 from hpo.fronts import Hypervolume, best, front, hypervolume, knee, repeated
-from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual
+from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual, Scalar
 from hpo.repeats import Repeated
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CampaignRecord", "Leg", "Result", "best", "dataframe", "export", "front", "load", "status"]
 
+_NEW = object()
 _SUFFIXES = (".csv", ".parquet", ".json")
 
 
@@ -148,6 +149,7 @@ class _Fold:
             operator=record["operator"],
             parents=tuple(record["parents"]),
             retries=record["retries"],
+            inherits=record.get("inherits", ""),
         )
         if turn > known and first is not None:
             individual.operator, individual.parents = first.operator, first.parents
@@ -240,6 +242,34 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
         alive=alive,
         known=[fold.known[number] for number in sorted(fold.known)],
     )
+
+
+def schedule(record: CampaignRecord, identity: str) -> list[Individual]:
+    """The individual after those from whose checkpoints it went on, the first one first; UsageError where there is no
+    such individual."""
+    by_id = {one.id: one for one in (*record.known, *record.individuals)}
+    if identity not in by_id:
+        raise UsageError(
+            f"{identity}: there is no such individual in {record.directory}. Name one of its ids."
+        )
+    line = [by_id[identity]]
+    while line[-1].metrics.get("parent_checkpoint") != "gone":
+        # An edited journal may lead in a circle; where a journal was removed the line ends.
+        parent = by_id.pop(line[-1].inherits, None)
+        if parent is None or parent is line[0]:
+            break
+        line.append(parent)
+    return line[::-1]
+
+
+def changed(line: Sequence[Individual]) -> list[dict[str, Scalar]]:
+    """For each individual of a schedule the parameters that are not as before; of the first one all."""
+    before: dict[str, Scalar] = {}
+    found = []
+    for one in line:
+        found.append({name: value for name, value in one.params.items() if before.get(name, _NEW) != value})
+        before = one.params
+    return found
 
 
 def status(record: CampaignRecord) -> dict[str, object]:
@@ -483,6 +513,16 @@ class Result:
             )
         return found[0]
 
+    def schedule(self, id: str | None = None) -> list[Individual]:
+        """With ``kind = "pbt"``, the intervals of training that led to the individual ``id`` (by default ``best``), the
+        first one first: each went on from the checkpoint of the one before. Of other kinds that individual alone.
+
+        Raises:
+            UsageError: there is no such individual.
+            CampaignError: ``id`` is not given, and none has completed.
+        """
+        return schedule(self.record, self.best.id if id is None else id)
+
     @property
     def repeated(self) -> list[Repeated]:
         """With ``[search] reevaluate``, each configuration's evaluations and their mean, best first; else empty."""
@@ -526,6 +566,7 @@ class Result:
         """One row an individual, known points first, with the columns that ``hpo export`` writes."""
         return dataframe(table_rows(self.record), list(self.record.objectives))
 
+    @property
     def status(self) -> dict[str, object]:
         """What ``hpo status --json`` prints."""
         return status(self.record)

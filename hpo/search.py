@@ -10,6 +10,7 @@ from math import isfinite
 from typing import cast
 
 from hpo import config, reevaluation
+from hpo.arguments import checked_arguments
 from hpo.breeding import make_breeder
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
@@ -47,6 +48,7 @@ class Search:
         UsageError: a keyword is not allowed, or the kind does not suit the space.
     """
 
+    @checked_arguments()
     def __init__(
         self,
         space: SearchSpace,

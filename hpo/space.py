@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 import orjson
 
+from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
 from hpo.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
@@ -35,6 +36,7 @@ class SearchSpace:
     configuration holds the active ones only. UsageError if a name or a condition cannot be.
     """
 
+    @checked_arguments()
     def __init__(self, named: Mapping[str, Parameter] | None = None, /, **parameters: Parameter) -> None:
         if named is not None and not isinstance(named, Mapping):
             raise UsageError(

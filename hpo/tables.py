@@ -143,6 +143,24 @@ def _block(one: Individual, repeated: Repeated | None = None) -> str:
     return "\n".join(rows)
 
 
+def schedule(line: Sequence[Individual], changed: Sequence[Mapping[str, object]]) -> str:
+    """The intervals of training that led to an individual, a line each; empty where it went on from no other."""
+    if len(line) < 2:
+        return ""
+    rows = [
+        [one.id, *(f"{one_line(name)} = {_short(value)}" for name, value in (one.objectives or {}).items())]
+        for one in line
+    ]
+    widths = [
+        max(len(row[place]) if place < len(row) else 0 for row in rows) for place in range(len(rows[-1]))
+    ]
+    lines = [f"schedule of {line[-1].id}, {len(line)} intervals, with the parameters that change:"]
+    for row, fresh in zip(rows, changed):
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths))
+        lines.append(f"    {cells}  {params(fresh) or 'goes on'}")
+    return "\n".join(lines)
+
+
 def steadiest(record: CampaignRecord) -> str:
     """Where configurations were evaluated more than once, that which is believed to be the best, on a line; else
     empty.

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import MOST_STEPS
 from hpo.space import Params, SearchSpace
@@ -35,18 +36,22 @@ class Task:
     """A search space, the function that evaluates a trial, and the objectives.
 
     ``evaluate(trial)`` returns the objective's value, or a dictionary of objectives by name and further
-    metrics. One objective without a name is called "value" and has a ``direction``; ``objectives`` maps
-    names to directions instead. ``constraints`` are functions of the parameters, true where these are
-    allowed. ``default`` and ``points`` are evaluated first. ``steps``: how many steps a whole run reports, where the
-    task knows it; early stopping then begins with the first individuals. Raises UsageError for a definition that
-    cannot be.
+    metrics. One objective without a name is called "value" and has a ``direction``, by default "minimize";
+    ``objectives`` maps names to directions instead. ``constraints`` are functions of the parameters, true
+    where these are allowed. ``default`` and ``points`` are evaluated first. ``steps``: how many steps a whole run
+    reports, where the task knows it; early stopping then begins with the first individuals. Raises UsageError for a
+    definition that cannot be.
     """
 
+    @checked_arguments(
+        metric='evaluate returns the value itself: Task(space, evaluate, "maximize"), or objectives={"f1": '
+        '"maximize"} where it returns a dictionary.'
+    )
     def __init__(
         self,
         space: SearchSpace,
         evaluate: Callable[[Trial], object],
-        direction: str = MINIMIZE,
+        direction: str | None = None,
         *,
         objectives: Mapping[str, str] | None = None,
         constraints: Iterable[Constraint] = (),
@@ -231,8 +236,8 @@ def _checked_evaluate(evaluate: Callable[[Trial], object]) -> Callable[[Trial], 
 
 def _checked_objectives(direction: object, objectives: object) -> dict[str, str]:
     if objectives is None:
-        return {"value": _checked_direction("direction", direction)}
-    if direction != MINIMIZE:
+        return {"value": MINIMIZE if direction is None else _checked_direction("direction", direction)}
+    if direction is not None:
         raise UsageError(
             f"Task: direction = {direction!r} and objectives = {objectives!r} are given. "
             "Remove direction: objectives has one for each name."

@@ -162,7 +162,7 @@ class ImageTask(hpo.Task):
         super().__init__(
             space,
             self._evaluate,
-            "minimize" if objectives else "maximize",
+            None if objectives else "maximize",
             objectives=objectives,
             default=default,
             points=points,

@@ -7,12 +7,15 @@ import math
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 import hpo
 from hpo.breeding import TypedBreeder, make_breeder
+from hpo.brood import Brood
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
 from hpo.population import Member, Population, dominates
@@ -217,3 +220,47 @@ def test_several_objectives_rank_by_domination():
     assert [member.id for member in population.best] == ["a", "c", "b", "d"]  # the ends before the middle
     assert dominates((1.0, 1.0), (1.0, 2.0)) and not dominates((1.0, 1.0), (1.0, 1.0))
     assert not dominates((1.0, 3.0), (2.0, 2.0))
+
+
+FIXED = hpo.SearchSpace(
+    x=hpo.Float(0, 1),
+    y=hpo.Float(0, 1),
+    fixed=hpo.Float(0.1, 0.1),
+    rate=hpo.Float(1e-3, 1e-3, log=True),
+    number=hpo.Int(3, 3),
+    choice=hpo.Categorical("only"),
+)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_parameters_of_one_value_do_no_harm(kind: str, tmp_path: Path) -> None:
+    task = hpo.Task(FIXED, lambda trial: trial.params["x"] ** 2 + trial.params["y"])
+    for evaluations in 25, 30:
+        result = hpo.Campaign(
+            task, directory=tmp_path / "run", evaluations=evaluations, kind=kind, isolation="inline"
+        ).run()
+    assert len(result.individuals) == 30
+    assert {one.status for one in result.individuals} == {"completed"}
+    fixed = {"fixed": 0.1, "rate": 1e-3, "number": 3, "choice": "only"}
+    for one in result.individuals:
+        assert {name: one.params[name] for name in fixed} == fixed
+    assert len({one.params["x"] for one in result.individuals}) > 4
+    if kind == "random":
+        assert result.importance().shares["fixed"].total < 0.1
+
+
+def test_a_space_of_fixed_floats_is_finite(tmp_path: Path) -> None:
+    space = hpo.SearchSpace(a=hpo.Float(2, 2), b=hpo.Int(1, 3), c=hpo.Float(-1, -1, when={"b": 2}))
+    assert space.size == 3
+    assert list(space.enumerate()) == [{"a": 2.0, "b": 1}, {"a": 2.0, "b": 2, "c": -1.0}, {"a": 2.0, "b": 3}]
+    task = hpo.Task(space, lambda trial: trial.params["b"])
+    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=10, isolation="inline").run()
+    assert result.reason == "exhausted" and len(result.individuals) == 3
+    assert list(result.dataframe()["params.a"]) == [2.0] * 3
+
+
+def test_the_same_configuration_is_the_same_row_to_a_model() -> None:
+    brood = Brood(FIXED)
+    genomes = np.array([[0.5, 0.5, 0.1, 0.9, 0.2, 0], [0.5, 0.5, 0.8, 0.3, 0.7, 0]])
+    rows = brood.rows(genomes)
+    assert (rows[0] == rows[1]).all()

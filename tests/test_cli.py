@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from terminal import Terminal, wait_until
 
+import hpo
 from hpo import cli, directory
 
 
@@ -120,7 +121,7 @@ def test_all_that_is_wrong_with_a_file_is_told_at_once(terminal: Terminal) -> No
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ("x=hpo.Float(2.0, 1.0)", ["Float(2.0, 1.0)", "low must be below high", "Use Float(1.0, 2.0)"]),
+        ("x=hpo.Float(2.0, 1.0)", ["Float(2.0, 1.0)", "low must not be above high", "Write Float(1.0, 2.0)"]),
         ("x=hpo.Float(0.0, 1.0, log=True)", ["needs low > 0", "Raise low or drop log=True"]),
         ("x=hpo.Int(0, 8, log=True)", ["Int(0, 8, log=True)", "low"]),
         ("x=hpo.Categorical()", ["Categorical()"]),
@@ -303,6 +304,7 @@ def test_what_was_edited_is_named_on_resume(
             "run holds another campaign",
             *words,
             "Undo the change",
+            'known = ["run"]',
         )
     assert terminal.records("finished") == before
 
@@ -324,6 +326,12 @@ def test_a_second_command_on_a_directory_in_use_is_refused(terminal: Terminal) -
     wait_until(lambda: len(terminal.side()) > count, "another evaluation of the first command")
     first.signal(signal.SIGINT)
     assert first.wait().returncode == 75
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"hpo {hpo.__version__}\n"
 
 
 def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:

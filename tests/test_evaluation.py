@@ -22,7 +22,7 @@ import hpo
 from hpo.child import ChildProcess, RankContext, wait_readable
 from hpo.evaluation import Crew
 from hpo.follower import Follower
-from hpo.outcome import Outcome
+from hpo.outcome import Outcome, gist
 from hpo.seams import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task import TaskSource
 from hpo.trial import Job
@@ -373,6 +373,8 @@ def test_group_that_the_task_destroyed_is_formed_again(bench: Bench) -> None:
         (1, "exit", 0, "exited with code 7"),
         (1, "exit_zero", 0, "exited in the middle of its work"),
         (1, "segfault", 0, "was killed by SIGSEGV"),
+        (1, "segfault_beside_many_modules", 0, "was killed by SIGSEGV"),
+        (1, "exit_after_blanks", 0, "exited with code 7"),
         (1, "killed", 0, "was killed by SIGKILL, most likely by the out-of-memory killer"),
         (2, "exit", 0, "exited with code 7"),
         (2, "segfault", 1, "was killed by SIGSEGV"),
@@ -385,9 +387,13 @@ def test_death_of_an_evaluator_is_a_crash(bench: Bench, what: str, rank: int, er
     if bench.size > 1:
         assert outcome.error.startswith(f"worker rank {rank} on {socket.gethostname()} ")
     if what == "exit":
-        assert "It last printed:\nlast words" in outcome.error
-    if what == "segfault":
-        assert "in _segfault" in outcome.error, "the stack is missing"
+        assert outcome.error.endswith(".\nIt last printed:\nlast words")
+    if what == "exit_after_blanks":
+        assert "last printed" not in outcome.error
+    if what.startswith("segfault"):
+        assert f"in _{what}" in outcome.error, "the stack is missing"
+        assert "Extension modules" not in outcome.error
+    assert gist(outcome.error).endswith(("work.", "output.", "host.")), "the first line alone is whole"
     assert bench.run("complete").status == "completed"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo import results
+from hpo import cli, results
 from hpo.assembly import Assembly
 from hpo.check import check
 from hpo.errors import UsageError
@@ -233,6 +234,47 @@ def test_lineages_train_on(tmp_path: Path) -> None:
     assert result.best.value is not None and result.best.value < 1e-3
     # In the end the checkpoints of the best few are left.
     assert len(list((tmp_path / "run" / "evaluations").glob("*/state"))) == 3
+
+
+def test_the_result_is_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "run"
+    result = hpo.Campaign(CLIMB, **settings(home)).run()
+    parents = inherited(home)
+    line = result.schedule()
+    assert line[-1] is result.best and len(line) > 2 and not parents[line[0].id]
+    assert [parents[one.id] for one in line[1:]] == [one.id for one in line[:-1]]
+    assert [one.metrics["steps"] for one in line] == [10 * number for number in range(1, len(line) + 1)]
+    assert result.schedule(line[1].id) == line[:2]
+    with pytest.raises(hpo.UsageError, match="9-9-9: there is no such individual"):
+        result.schedule("9-9-9")
+    capsys.readouterr()
+    assert cli.main(["best", str(home), "--json"]) == 0
+    [entry] = json.loads(capsys.readouterr().out)
+    assert [(one["id"], one["value"]) for one in entry["schedule"]] == [(one.id, one.value) for one in line]
+    params: dict[str, object] = {}
+    for one, shown in zip(line, entry["schedule"], strict=True):
+        assert all(params.get(name) != value for name, value in shown["changed"].items())
+        params |= shown["changed"]
+        assert params == one.params
+    assert cli.main(["best", str(home)]) == 0
+    text = capsys.readouterr().out.splitlines()
+    start = next(number for number, row in enumerate(text) if row.startswith(f"schedule of {line[-1].id}, "))
+    rows = text[start + 1 : start + 1 + len(line)]
+    assert [row.split()[0] for row in rows] == [one.id for one in line]
+    assert [row.endswith("goes on") for row in rows] == [not one["changed"] for one in entry["schedule"]]
+
+
+def test_a_schedule_begins_where_a_checkpoint_was_gone_and_has_one_interval_elsewhere(tmp_path: Path) -> None:
+    campaign = settings(tmp_path / "run")
+    hpo.Campaign(CLIMB, **{**campaign, "evaluations": 12}).run()
+    for state in (tmp_path / "run" / "evaluations").glob("*/state"):
+        state.unlink()
+    result = hpo.Campaign(CLIMB, **{**campaign, "evaluations": 13}).run()
+    [gone] = [one for one in result.individuals if "parent_checkpoint" in one.metrics]
+    assert gone.inherits and result.schedule(gone.id) == [gone]
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0)
+    other = hpo.Campaign(task, directory=tmp_path / "other", evaluations=3, isolation="inline").run()
+    assert other.schedule() == [other.best]
 
 
 def test_a_parent_whose_checkpoint_is_gone_is_none_and_noted(tmp_path: Path) -> None:

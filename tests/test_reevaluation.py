@@ -406,7 +406,7 @@ def test_a_campaign_evaluates_again_goes_on_and_names_the_steadiest(tmp_path: Pa
     chosen = result.repeated[0]
     assert (chosen.individual, sorted(chosen.values)) == (result.best, sorted(groups[best]))
     assert chosen.mean == pytest.approx(statistics.fmean(groups[best]))
-    assert result.status()["best"]["id"] == result.best.id
+    assert result.status["best"]["id"] == result.best.id
     # As it is told.
     assert "most likely the best: " in first
     assert f"most likely the best: {result.best.id}" in capsys.readouterr().err

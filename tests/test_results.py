@@ -525,7 +525,7 @@ def test_a_result_reads_late_and_tells_why_the_campaign_ended(home: _Home) -> No
     assert result.best.params == {"lr": 0.1}
     assert result.best.value == 1.5
     assert result.reason == "budget"
-    assert result.status() == results.status(home.load())
+    assert result.status == results.status(home.load())
     assert results.Result(home.path, "stopped").reason == "stopped"
 
 

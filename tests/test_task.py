@@ -322,7 +322,7 @@ def test_a_wrong_space_in_a_module_is_told_with_its_line(tmp_path: Path) -> None
         load_task("empty_range.py:task", base=tmp_path)
     assert str(caught.value) == (
         f'task = "empty_range.py:task": {path}, line 3: '
-        "Float(1, 0): low must be below high. Use Float(0.0, 1.0)."
+        "Float(1, 0): low must not be above high. Write Float(0.0, 1.0)."
     )
 
 
