@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Scalar
+from hpo.text import excerpt
 
 _PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
 _TEXT_LIMIT = 1_000
@@ -123,7 +124,9 @@ def as_number(value: object) -> float | None:
         try:
             return float(value)
         except OverflowError:
-            return -math.inf if isinstance(value, int) and value < 0 else math.inf
+            return -math.inf if value < 0 else math.inf
+        except TypeError:  # numpy's spans of time are registered as whole numbers
+            return None
     unwrap = getattr(value, "item", None)
     if not callable(unwrap):
         return None
@@ -155,7 +158,7 @@ def as_metric(value: object) -> Scalar:
         if isinstance(inner, (bool, int, float, str)):
             return as_metric(inner)
     number = as_number(value)
-    return _printable(repr(value)) if number is None else number
+    return _printable(_written(value)) if number is None else number
 
 
 def describe_exception(error: BaseException) -> str:
@@ -182,7 +185,7 @@ def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:
     if value is None:
         return f"{what} {verb} None: return one number, or a dictionary that holds {_listed(objectives)}."
     return (
-        f"{what} {verb} {_printable(repr(value))[:200]} of type {type(value).__name__}: "
+        f"{what} {verb} {excerpt(value)} of type {type(value).__name__}: "
         f"return one real number, or a dictionary that holds {_listed(objectives)}."
     )
 
@@ -196,6 +199,13 @@ def _missing(name: str, returned: Mapping[object, object]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(repr(name) for name in names) if names else "nothing"
+
+
+def _written(value: object) -> str:
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):  # Python refuses to write very long numbers
+        return excerpt(value)
 
 
 def _printable(text: str) -> str:
