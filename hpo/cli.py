@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.signals import Signals
+from hpo.text import excerpt
 
 _EXIT_CODES = "exit codes: 0 done, 1 error of the environment, 2 usage, 75 stopped early and resumable"
 
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     run.add_argument(
         "--ranks",
-        type=int,
+        type=_whole,
         metavar="N",
         help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)",
     )
@@ -154,10 +155,18 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
     command.add_argument("--requeue", action="store_true", help=argparse.SUPPRESS)
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # also of so many digits that Python refuses to read them
+        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1") from None
+
+
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
-    return int(text)
+    number = _whole(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1")
+    return number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,10 +211,10 @@ def _finish_output() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with Signals(patience=1):
+    with Signals(patience=1) as signals:
         from hpo import launch
 
-        return launch.run(options.file, options.ranks, options.hostfile)
+        return launch.run(options.file, options.ranks, options.hostfile, signals)
 
 
 def _try(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import decimal
 import fractions
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy
@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 import hpo
-from hpo import config
+from hpo import cli, config, slurm
 from hpo.errors import HpoError, UsageError
 from hpo.outcome import judge
 from hpo.settings import SearchSettings
@@ -66,6 +66,11 @@ TOML = [
         "{a=" * 60 + "1" + "}" * 60,
         "{a=" * 5000 + "1" + "}" * 5000,
     ),
+]
+
+TEXTS = [
+    *(f"1{'0' * 40}", f"-1{'0' * 40}", str(2**63), str(2**64), "9" * 5000, "0", "-1", "1e300", "nan", "inf"),
+    *("-0.0", "True", "", "99999999999d", "[1]", "x" * 10_000, f"1-{'9' * 40}", f"{'9' * 40}-00:00:00"),
 ]
 
 
@@ -208,6 +213,61 @@ def test_the_largest_value_that_is_taken_is_harmless(tmp_path: Path, key: str, p
     result = hpo.Campaign(TASK, directory=tmp_path / "run", **keywords).run()
     counts = result.status()["evaluations"]
     assert isinstance(counts, dict) and counts["completed"] + counts["pruned"] == sum(counts.values()) >= 3
+
+
+def test_settings_of_many_islands_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    campaign = hpo.Campaign(TASK, directory=tmp_path / "run", evaluations=1, islands=10**6, island=[{}, {}])
+    asked = []
+    problems_of = campaign._problems_of
+    monkeypatch.setattr(campaign, "_problems_of", lambda search: asked.append(search) or problems_of(search))
+    campaign.check()
+    assert len(asked) == 3
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a campaign of five evaluations in run/, and its file."""
+    folder = tmp_path_factory.mktemp("campaign")
+    (folder / "task.py").write_text(
+        "import hpo\ntask = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: trial.params['x'])\n"
+    )
+    (folder / "c.toml").write_text('task = "task.py:task"\ndirectory = "run"\nevaluations = 5\n')
+    hpo.Campaign(TASK, directory=folder / "run", evaluations=5, isolation="inline").run()
+    return folder
+
+
+def options() -> Iterator[tuple[str, ...]]:
+    """All that take a number, each with its command; FOLDER stands for the campaign's."""
+    yield "run", "c.toml", "--ranks"
+    yield "best", "run", "--top"
+    yield "best", "run", "--json", "--top"
+    for name in ("nodes", "gpus-per-node", "time", *slurm._COUNTS):
+        yield ("slurm", "c.toml", "--dry-run", *(["--nodes=2"] * (name != "nodes")), f"--{name}")
+
+
+@pytest.mark.parametrize("line", list(options()), ids=lambda line: f"{line[0]} {line[-1]}")
+def test_every_number_on_the_command_line(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(folder)
+
+    def command(text: object) -> None:
+        try:
+            code = cli.main([*line[:-1], f"{line[-1]}={text}"])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        told = capsys.readouterr()
+        assert code in (0, 2) and (code == 0) is (told.err == ""), told.err
+        assert code == 2 or line[0] != "run", "no such number of ranks is meant"
+        assert all(len(one) <= LONGEST_LINE for one in told.err.splitlines())
+
+    sweep(command, list(TEXTS))
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------
