@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo import tables, terminal
+from hpo import hosts, tables, terminal
 from hpo.campaign import Campaign
 from hpo.errors import CampaignError
 from hpo.evaluation import Crew
@@ -38,6 +38,13 @@ def attempt(file: Path) -> int:
     Uses as many ranks as a worker has, all on this machine, and a scratch directory; the campaign's own is
     not touched. Returns 0 when the evaluation completed, else 1."""
     campaign = Campaign.from_file(file)
+    ranks = campaign.settings.layout.ranks_per_worker
+    hosts.check_room(
+        ranks,
+        f"{file}: [layout] ranks_per_worker = {ranks}: its evaluators",
+        hosts.cores(),
+        "Choose a smaller worker, or try it on a larger machine",
+    )
     name, params = _point(campaign.task)
     terminal.write(f"evaluating {name}: {tables.params(params)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:

@@ -38,9 +38,10 @@ from hpo.ranks import connect, give_up, leave_without_mpi
 from hpo.restriction import restricted
 from hpo.results import Result
 from hpo.rooms import Rooms
-from hpo.signals import Signals
+from hpo.signals import PATIENCE, Signals
 from hpo.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, write
+from hpo.text import excerpt
 from hpo.transport import MpiTransport, Transport
 
 _GREETING_S = 120.0
@@ -79,6 +80,8 @@ class Campaign:
     def from_file(cls, path: str | Path) -> Campaign:
         """The campaign that a TOML file describes; raises UsageError or CampaignError before anything
         starts."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise UsageError(f"Campaign.from_file({excerpt(path)}): must be the path of a campaign file")
         settings = config.read_file(Path(path))
         if settings.task is None:
             raise UsageError(
@@ -128,7 +131,9 @@ class Campaign:
         with _noted(problems):
             reference_losses(self.settings.search.reference, self.task.objectives)
         shared = self._problems_of(self.settings.search)
-        for island in range(self.settings.layout.islands):
+        if len(self.settings.island) < self.settings.layout.islands:
+            problems.update(shared)
+        for island in range(len(self.settings.island)):  # the others have what is shared
             for problem in self._problems_of(self.settings.search_of(island)):
                 own = problem.replace("[search]", f"[[island]] number {island + 1},")
                 problems[problem if problem in shared else own] = None
@@ -229,7 +234,8 @@ class Campaign:
         """Run, or go on with, the campaign; returns on every rank once it has ended, been stopped or run out
         of time.
 
-        ``transport``: where the caller has connected the ranks already. ``signals``: where it minds them already.
+        ``transport``: where the caller has connected the ranks already. ``signals``: where it minds them already; from
+        the first evaluation on they stop the campaign in good order.
 
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
@@ -396,6 +402,7 @@ class Campaign:
     ) -> End:
         place, _ = layout.place_of(transport.rank)
         self._serving = True
+        signals.patience = PATIENCE
         settings = self.settings
         with ExitStack() as closing:
             assembly = Assembly(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hpo import __version__, terminal
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.signals import Signals
+from hpo.text import excerpt
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     run.add_argument(
         "--ranks",
-        type=int,
+        type=_whole,
         metavar="N",
         help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)",
     )
@@ -165,10 +166,18 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
     command.add_argument("--requeue", action="store_true", help=argparse.SUPPRESS)
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # also of so many digits that Python refuses to read them
+        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1") from None
+
+
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
-    return int(text)
+    number = _whole(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1")
+    return number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -213,10 +222,10 @@ def _finish_output() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with Signals(patience=1):
+    with Signals(patience=1) as signals:
         from hpo import launch
 
-        return launch.run(options.file, options.ranks, options.hostfile)
+        return launch.run(options.file, options.ranks, options.hostfile, signals)
 
 
 def _try(options: argparse.Namespace) -> int:

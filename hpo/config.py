@@ -6,7 +6,6 @@ valid key.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from pydantic import ValidationError
 from hpo.errors import UsageError
 from hpo.settings import EvaluationSettings, LayoutSettings, SearchSettings, Section, Settings
 from hpo.suggest import nearest, suggestion
+from hpo.text import cut, excerpt
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -78,7 +78,6 @@ _SECTION_OF = {key: section for section, rules in _RULES.items() for key in rule
 
 
 _MOST_NESTED = 50
-_MOST_SHOWN = 200
 
 
 def _deeper(value: object, levels: int) -> bool:
@@ -88,10 +87,10 @@ def _deeper(value: object, levels: int) -> bool:
         layer = [
             inner
             for one in layer
-            if isinstance(one, (dict, list))
+            if isinstance(one, (dict, list, tuple))
             for inner in (one.values() if isinstance(one, dict) else one)
         ]
-    return any(isinstance(one, (dict, list)) for one in layer)
+    return any(isinstance(one, (dict, list, tuple)) for one in layer)
 
 
 def read_file(path: Path) -> Settings:
@@ -100,20 +99,26 @@ def read_file(path: Path) -> Settings:
         data = tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
         near = suggestion(path.name, sorted(one.name for one in path.parent.glob("*.toml")))
-        raise UsageError(f"{path}: there is no such campaign file. {near}") from None
+        raise UsageError(f"{cut(str(path))}: there is no such campaign file. {near}") from None
     except IsADirectoryError:
         raise UsageError(f"{path} is a directory. Name a campaign file, such as jobs/NAME.toml.") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}. Name a file that can be.") from None
+        raise UsageError(
+            f"{cut(str(path))} cannot be read: {error.strerror}. Name a file that can be."
+        ) from None
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}: byte {error.start} is not UTF-8, as TOML must be. Save it as UTF-8."
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(_syntax(path, str(error))) from None
-    except (RecursionError, ValueError) as error:
+    except RecursionError:
         raise UsageError(
-            f"{path} cannot be read as TOML: {error}. Write less deep tables, smaller numbers."
+            f"{path} cannot be read as TOML: tables or lists lie too deep in one another. Write less deep ones."
+        ) from None
+    except ValueError:  # Python refuses to read very long numbers
+        raise UsageError(
+            f"{path} cannot be read as TOML: a number in it has thousands of digits. Write a smaller one."
         ) from None
     if _deeper(data, _MOST_NESTED):
         raise UsageError(
@@ -127,6 +132,11 @@ def read_file(path: Path) -> Settings:
 
 def from_keywords(**flat: object) -> Settings:
     """The settings in keywords, which are the keys of all sections; UsageError like ``read_file``."""
+    for name, value in flat.items():
+        if _deeper(value, _MOST_NESTED):
+            raise UsageError(
+                f"{name}: tables and lists lie in one another more than {_MOST_NESTED} deep. Write less deep ones."
+            )
     reader = _Reader(None)
     return reader.settings(reader.sorted_keywords(flat))
 
@@ -278,10 +288,9 @@ class _Reader:
         return f"[{section}] " if section and self._path is not None else ""
 
     def _note(self, start: str, key: str, value: object, rule: str) -> None:
-        shown = repr(value) if self._path is None else json.dumps(value, default=str, ensure_ascii=False)
-        if len(shown) > _MOST_SHOWN:
-            shown = shown[:_MOST_SHOWN] + " …"
-        self.problems.append(f"{start}{key} = {shown}: {rule}")
+        problem = f"{start}{key} = {excerpt(value, as_json=self._path is not None)}: {rule}"
+        if problem not in self.problems:  # a value that may be of several kinds is none of each
+            self.problems.append(problem)
 
     def _add(self, detail: ErrorDetails) -> None:
         """Note what pydantic found."""

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Parameter
+from hpo.parameters import Categorical, Ordinal, Parameter
 from hpo.population import Member, Population
 from hpo.restriction import RestrictedSpace
 from hpo.seams import Breeder, Genome, Offspring
@@ -148,6 +148,10 @@ def _listed(parameter: Parameter, points: int, named: set[object]) -> Parameter:
         values = list(parameter.values())
     else:
         decode = parameter.decoder()
-        values = [decode(index / (points - 1)) for index in range(points)]
-        values += [value for value in parameter.values() if value in named] if named else []
-    return Categorical(*dict.fromkeys(values), when=parameter.when or None)
+        # Those that conditions name are asked for one by one: a range may hold 2**50 whole numbers.
+        values = sorted(
+            {decode(index / (points - 1)) for index in range(points)}
+            | {parameter.canonical(value) for value in named},
+            key=float,  # type: ignore[arg-type]
+        )
+    return Ordinal(*dict.fromkeys(values), when=parameter.when or None)

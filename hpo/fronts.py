@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from hpo import repeats
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
+from hpo.metrics import as_number
+from hpo.text import excerpt
 
 if TYPE_CHECKING:
     import pandas
@@ -120,19 +122,27 @@ def reference_losses(reference: Mapping[str, float], objectives: Mapping[str, st
     Raises:
         UsageError: it does not have a number for each of several objectives.
     """
+    if not isinstance(reference, Mapping):
+        raise UsageError(f"reference = {excerpt(reference)}: must map each objective to a number.")
     if not reference:
         return None
     if len(objectives) < 2:
         raise UsageError(
-            f"[search] reference = {dict(reference)}: is for tasks of several objectives, and this one has one. "
-            "Remove it."
+            f"[search] reference = {excerpt(dict(reference))}: is for tasks of several objectives, and this one has "
+            "one. Remove it."
         )
     if set(reference) != set(objectives):
         raise UsageError(
-            f"[search] reference = {dict(reference)}: must have a number for each objective, which are "
+            f"[search] reference = {excerpt(dict(reference))}: must have a number for each objective, which are "
             f"{', '.join(objectives)}."
         )
-    return _losses(reference, objectives)
+    numbers = {name: as_number(value) for name, value in reference.items()}
+    finite = {name: value for name, value in numbers.items() if value is not None and isfinite(value)}
+    if len(finite) < len(numbers):
+        raise UsageError(
+            f"[search] reference = {excerpt(dict(reference))}: must have a finite number for each objective."
+        )
+    return _losses(finite, objectives)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +194,12 @@ def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = 
             "a hypervolume needs several objectives, and this campaign has one. Look at its best value."
         )
     signs = {name: -1.0 if way == "maximize" else 1.0 for name, way in objectives.items()}
-    own = reference or record.reference
-    corner = reference_losses(own, objectives) if own else None
+    own = (
+        record.reference
+        if reference is None or (isinstance(reference, Mapping) and not reference)
+        else reference
+    )
+    corner = None if own is None else reference_losses(own, objectives)
     if corner is None:
         seen = [losses for losses, _ in with_losses(record)]
         corner = tuple(max(column) for column in zip(*seen)) if seen else (0.0,) * len(objectives)

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from hpo.errors import UsageError
 
 _PROBE_S = 10.0
 """How long a host gets to answer."""
+_SLURM_COUNTS = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
+_MOST_A_CORE = 4
+"""Ranks are light, so that some may share a core; where there are many more, it was a slip."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,49 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         words = line.split("#")[0].split()
         if not words:
             continue
-        found = re.fullmatch(r"slots=([1-9]\d*)", words[1]) if len(words) > 1 else None
+        found = re.fullmatch(r"slots=([1-9]\d{0,5})", words[1]) if len(words) > 1 else None
         if len(words) > 2 or (len(words) == 2 and found is None) or words[0].startswith("-"):
             raise UsageError(
                 f"hostfile {path}, line {number}: {line.strip()!r}: must be the name of a host, and slots=N if it "
-                "takes N ranks. Write for example: node1 slots=4"
+                "takes N ranks, fewer than a million. Write for example: node1 slots=4"
             )
         slots[words[0]] = slots.get(words[0], 0) + (int(found[1]) if found else 1)
     if not slots:
         raise UsageError(f"hostfile {path} names no host. Write for example: node1 slots=4")
     return tuple(Host(name, count) for name, count in slots.items())
+
+
+def check_room(ranks: int, need: str, room: tuple[int, str], remedy: str) -> None:
+    """UsageError where ``ranks``, which ``need`` asks for, are more than four times the ``room``: a number and of
+    what, such as "cores of this host"."""
+    count, of_what = room
+    if ranks > _MOST_A_CORE * count:
+        raise UsageError(
+            f"{need} need {ranks} ranks, and by itself hpo starts at most {_MOST_A_CORE} for each of the {count} "
+            f"{of_what}. {remedy}"
+        )
+
+
+def room(listed: Sequence[Host] | None, environ: Mapping[str, str]) -> tuple[int, str]:
+    """How much there is for ranks to run on, and of what: the slots of ``listed`` hosts, the tasks or CPUs of all
+    nodes of a Slurm job, whichever are more, or the cores that this process may use."""
+    if listed is not None:
+        return sum(host.slots for host in listed), "slots in the hostfile"
+    tasks, cpus = (sum(counts(environ.get(name, ""))) for name in _SLURM_COUNTS)
+    if "SLURM_JOB_ID" in environ and max(tasks, cpus):
+        return max(tasks, cpus), "CPUs in this Slurm job" if cpus >= tasks else "tasks in this Slurm job"
+    return cores()
+
+
+def cores() -> tuple[int, str]:
+    """How many this process may use, and what they are."""
+    return len(os.sched_getaffinity(0)), "cores on this host"
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """The numbers in SLURM_TASKS_PER_NODE, such as "4(x3),2"; none where it says nothing."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return tuple(int(number) for number, times in found for _ in range(int(times or 1)))
 
 
 @dataclass(frozen=True)

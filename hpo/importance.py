@@ -16,6 +16,7 @@ from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.space import SearchSpace
 from hpo.suggest import suggestion
 from hpo.terminal import one_line, quoted
+from hpo.text import excerpt
 
 if TYPE_CHECKING:
     import pandas
@@ -115,8 +116,10 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
 
     names = list(record.objectives)
     objective = names[0] if objective is None else objective
-    if objective not in names:
-        raise UsageError(f"{objective!r} is no objective of this campaign. {suggestion(objective, names)}")
+    if not isinstance(objective, str) or objective not in names:
+        raise UsageError(
+            f"{excerpt(objective)} is no objective of this campaign. {suggestion(objective, names)}"
+        )
     space = described_space(record.identity.get("space"))
     known = with_losses(record)
     needed = max(FEWEST, 2 * len(space))

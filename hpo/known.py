@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, cast
 from hpo import sources
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, FINAL, INVALID, PRUNED
+from hpo.metrics import as_number
 from hpo.parameters import Categorical, Float, Int, Parameter
 from hpo.space import Params, SearchSpace
 from hpo.suggest import suggestion
+from hpo.text import excerpt
 
 OPERATOR = "known"
 BY_HAND = "the campaign's own list"
@@ -175,24 +177,45 @@ def known_points(
         UsageError: the source cannot be read, minimises what is maximised here, or lacks an objective.
         CampaignError: it is a campaign's directory that cannot be read.
     """
-    if isinstance(objectives, str):
+    if not isinstance(objectives, Mapping):
         objectives = {"value": objectives}
     for way in objectives.values():
-        if way not in ("minimize", "maximize"):
+        if not isinstance(way, str) or way not in ("minimize", "maximize"):
             raise UsageError(
-                f'objectives = {way!r}: must be "minimize" or "maximize". {suggestion(way, ("minimize", "maximize"))}'
+                f'objectives = {excerpt(way)}: must be "minimize" or "maximize". '
+                f"{suggestion(way, ('minimize', 'maximize'))}"
             )
-    if unknown not in (DROP, REFUSE):
-        raise UsageError(f'unknown = {unknown!r}: must be "{DROP}" or "{REFUSE}"')
+    if not isinstance(unknown, str) or unknown not in (DROP, REFUSE):
+        raise UsageError(f'unknown = {excerpt(unknown)}: must be "{DROP}" or "{REFUSE}"')
+    _check_keywords(space, default, allows, columns, study)
     table = sources.read(source, study)
     return _Fitting(table, space, objectives, default or {}, allows, dict(columns or {})).all(
         refuse=unknown == REFUSE
     )
 
 
+def _check_keywords(space: object, default: object, allows: object, columns: object, study: object) -> None:
+    if not isinstance(space, SearchSpace):
+        raise UsageError(f"known points: space = {excerpt(space)}: must be a SearchSpace")
+    if default is not None and not isinstance(default, Mapping):
+        raise UsageError(
+            f"known points: default = {excerpt(default)}: must be a configuration, such as {{'lr': 0.1}}"
+        )
+    if not callable(allows):
+        raise UsageError(f"known points: allows = {excerpt(allows)}: must be a function of the parameters")
+    if columns is not None and (
+        not isinstance(columns, Mapping) or not all(isinstance(one, str) for one in columns.values())
+    ):
+        raise UsageError(
+            f"known points: columns = {excerpt(columns)}: must map names here to names of columns"
+        )
+    if study is not None and not isinstance(study, str):
+        raise UsageError(f"known points: study = {excerpt(study)}: must be the name of a study")
+
+
 def single_point(
     params: Mapping[str, object],
-    values: Mapping[str, float],
+    values: Mapping[str, object],
     space: SearchSpace,
     objectives: Mapping[str, str],
     allows: Allows = lambda params: True,
@@ -208,13 +231,15 @@ def single_point(
         raise UsageError("\n".join(f"known point: {line}" for line in str(error).splitlines())) from None
     if not allows(checked):
         raise UsageError(f"known point: a constraint refuses {checked}. Leave it out.")
-    if values and (set(values) != set(objectives) or not all(map(isfinite, values.values()))):
+    numbers = {name: as_number(value) for name, value in values.items()}
+    known = {name: value for name, value in numbers.items() if value is not None and isfinite(value)}
+    if values and (set(known) != set(objectives) or set(values) != set(objectives)):
         raise UsageError(
-            f"known point {checked}: its result {dict(values)} must have a finite number for each of "
+            f"known point {checked}: its result {excerpt(dict(values))} must have a finite number for each of "
             f"{', '.join(objectives)}. Leave the result out if it failed."
         )
-    known = {name: float(values[name]) for name in objectives} if values else None
-    return KnownPoint(params=checked, objectives=known, status=COMPLETED if known else FAILED)
+    ordered = {name: known[name] for name in objectives} if known else None
+    return KnownPoint(params=checked, objectives=ordered, status=COMPLETED if known else FAILED)
 
 
 class _Fitting:
@@ -256,7 +281,8 @@ class _Fitting:
                 if column in there:
                     return column
             raise UsageError(
-                f"known points of {self._table.name}: there is no column {given!r}. {suggestion(given, sorted(there))}"
+                f"known points of {self._table.name}: there is no column {excerpt(given)}. "
+                f"{suggestion(given, sorted(there))}"
             )
         return prefix + name if self._table.exported else name
 
@@ -366,7 +392,12 @@ class _Fitting:
             if sources.empty(cell) and not _takes_gaps(parameter, cell):
                 if name not in self._default:
                     return f"without {name}, which has no default"
-                chosen[name] = parameter.canonical(self._default[name])
+                try:
+                    chosen[name] = parameter.canonical(self._default[name])
+                except ValueError as rule:
+                    raise UsageError(
+                        f"known points: default: {name} = {excerpt(self._default[name])}: must be {rule}"
+                    ) from None
                 changes.append(f"{name} = {chosen[name]!r}, the default, added")
                 continue
             try:
@@ -398,6 +429,8 @@ def _read(parameter: Parameter, cell: object) -> object:
 
 
 def _choice(parameter: Categorical, cell: object) -> object:
+    if isinstance(cell, (list, tuple, dict)) or bool(getattr(cell, "ndim", False)):
+        return cell  # which compares with no choice
     if not isinstance(cell, str):
         if sources.empty(cell) and None in parameter.choices:
             return None

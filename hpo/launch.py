@@ -23,12 +23,14 @@ from hpo.coordinator import LOST
 from hpo.directory import acquire
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
 from hpo.hosts import Fleet, Host
-from hpo.layout import Layout, smallest
+from hpo.layout import MOST_RANKS, Layout, smallest
 from hpo.messages import End, Hello, encode
 from hpo.ranks import connect
-from hpo.signals import Requests, Signals, stop_signals
+from hpo.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.transport import MpiTransport, Transport
 
+_INTERRUPTED_S = 5.0
+"""What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
 _IN_VAIN = 3
 """So many launches in a row that finish nothing are enough: what kills the ranks will not go away."""
 _AGENT = "PRTE_MCA_prte_launch_agent"
@@ -36,9 +38,10 @@ _AGENT = "PRTE_MCA_prte_launch_agent"
 _SHOW_CURSOR = "\033[?25h"
 
 
-def run(file: Path, ranks: int | None, hostfile: Path | None = None) -> int:
-    """Run, or go on with, the campaign of ``file``; returns the exit code. ``hostfile``: where mpirun is to start
-    ranks.
+def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) -> int:
+    """Run, or go on with, the campaign of ``file``; returns the exit code. ``ranks``: None for the fewest that fit, if
+    the hosts have room for them; ``hostfile``: where mpirun is to start them. ``signals`` end this process until the
+    campaign or mpirun runs.
 
     Raises:
         HpoError: it cannot begin; under mpirun on rank 0 only, the other ranks end silently.
@@ -55,12 +58,19 @@ def run(file: Path, ranks: int | None, hostfile: Path | None = None) -> int:
         return _as_rank(file, started_by_us=launcher.started_by_hpo)
     campaign = Campaign.from_file(file)
     layout = campaign.settings.layout
+    listed = None if hostfile is None else hosts.read_hostfile(hostfile)
     if ranks is None:
         ranks = smallest(layout.islands, layout.ranks_per_worker)
+        hosts.check_room(
+            ranks,
+            f"{file}: [layout] islands = {layout.islands} and ranks_per_worker = {layout.ranks_per_worker}",
+            hosts.room(listed, config.environment()),
+            "Choose a smaller layout"
+            + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
+        )
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
-    listed = None if hostfile is None else hosts.read_hostfile(hostfile)
     if ranks == 1 and listed is None:
-        campaign.run()
+        campaign.run(signals=signals)
         return campaign.exit_code
     mpirun = find_mpirun()
     campaign.check()
@@ -227,6 +237,7 @@ class Supervisor:
         self._begun = Path()
         self._requests = Requests()
         self._early = False
+        self._kill_at: float | None = None
 
     @property
     def _asked(self) -> bool:
@@ -260,6 +271,9 @@ class Supervisor:
                     return code
                 restarts += 1
                 fleet = self._left()
+                if self._requests.count:  # it takes a while to ask all hosts
+                    _say("stopped. Nothing that was recorded is lost: give the same command again to go on.")
+                    return EXIT_RESUMABLE
                 if fleet is None:
                     _say(
                         "no host is left. Nothing that was recorded is lost: give the same command again to go on."
@@ -307,6 +321,8 @@ class Supervisor:
             return
         # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
         self._early |= not self._begun.exists()
+        if self._kill_at is None and (self._early or self._requests.count >= PATIENCE):
+            self._kill_at = time.monotonic() + _INTERRUPTED_S
         self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
 
     def _start(self) -> None:
@@ -328,11 +344,11 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
-    def _wait(self) -> int:
-        """mpirun's return code."""
+    def _wait(self) -> int | None:
+        """mpirun's return code; None where it was killed here."""
         if self._process is None:
-            return -1
-        code = processes.wait(self._process, self._fleet.ranks, self._begun)
+            return None
+        code = processes.wait(self._process, self._fleet.ranks, self._begun, kill_at=lambda: self._kill_at)
         processes.end_rest(self._process.pid)
         return code
 
@@ -358,13 +374,22 @@ class Supervisor:
         if code == EXIT_TOLD + EXIT_RESUMABLE:
             return EXIT_RESUMABLE, True
         if not self._begun.exists():
-            _say(
-                f"the ranks ended (mpirun returned {code}) before the campaign began: see what they said above."
-            )
+            if code is not None and code < 0:
+                # By a person, or by a machine that was short of memory: the next one would meet the same.
+                _say(
+                    f"mpirun was killed by signal {-code} before the campaign began, so it is not started again. Give "
+                    "the same command again to start it."
+                )
+                return EXIT_RESUMABLE, False
+            _say(f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above.")
             # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
             return 1, code not in (1, 2)
-        _say(f"the ranks ended (mpirun returned {code}) before the campaign did.")
+        _say(f"the ranks ended ({_ending(code)}) before the campaign did.")
         return EXIT_RESUMABLE, True
+
+
+def _ending(code: int | None) -> str:
+    return "mpirun was killed" if code is None else f"mpirun returned {code}"
 
 
 def _say(sentence: str) -> None:

@@ -10,9 +10,14 @@ from dataclasses import dataclass
 
 from hpo.errors import UsageError
 from hpo.suggest import suggestion
+from hpo.text import excerpt
 
 Matrix = tuple[tuple[int, ...], ...]
 TOPOLOGIES = ("ring", "full")
+MOST_RANKS = 1_000_000
+"""More than any machine starts."""
+_MOST_EMIGRANTS = 2**53
+_MOST_IN_EXAMPLE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +99,7 @@ def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix
     if isinstance(spec, str):
         if spec not in TOPOLOGIES:
             raise UsageError(
-                f'topology = {spec!r}: must be "ring", "full" or a matrix. {suggestion(spec, TOPOLOGIES)}'
+                f'topology = {excerpt(spec)}: must be "ring", "full" or a matrix. {suggestion(spec, TOPOLOGIES)}'
             )
         full = spec == "full"
         return tuple(
@@ -105,16 +110,21 @@ def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix
         or len(spec) != islands
         or not all(_is_sequence(row) and len(row) == islands for row in spec)
     ):
+        example = range(min(islands, _MOST_IN_EXAMPLE))
+        written = (
+            f"{[[int(i != j) for j in example] for i in example]} or " if islands <= _MOST_IN_EXAMPLE else ""
+        )
         raise UsageError(
-            f"topology = {spec!r}: must have {_counted(islands, 'row')} of {_counted(islands, 'number')}, "
-            f'one for each island. Write {[[int(i != j) for j in everyone] for i in everyone]} or "ring".'
+            f"topology = {excerpt(spec)}: must have {_counted(islands, 'row')} of {_counted(islands, 'number')}, "
+            f'one for each island. Write {written}"ring".'
         )
     for i, row in enumerate(spec):
         for j, emigrants in enumerate(row):
-            if isinstance(emigrants, bool) or not isinstance(emigrants, int) or emigrants < 0:
+            whole = isinstance(emigrants, int) and not isinstance(emigrants, bool)
+            if not whole or not 0 <= emigrants <= _MOST_EMIGRANTS:
                 raise UsageError(
-                    f"topology, row {i + 1}, column {j + 1} = {emigrants!r}: must be a whole number from 0, "
-                    f"the emigrants that island {i} sends to island {j}."
+                    f"topology, row {i + 1}, column {j + 1} = {excerpt(emigrants)}: must be a whole number from 0 "
+                    f"to 2**53, the emigrants that island {i} sends to island {j}."
                 )
             if i == j and emigrants:
                 raise UsageError(
@@ -129,8 +139,8 @@ def _is_sequence(value: object) -> bool:
 
 
 def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} = {value!r}: must be a whole number from 1.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RANKS:
+        raise UsageError(f"{name} = {excerpt(value)}: must be a whole number from 1 to {MOST_RANKS}.")
 
 
 def _misfit(ranks: int, islands: int, ranks_per_worker: int, fewest: int) -> str:

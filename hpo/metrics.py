@@ -106,7 +106,9 @@ def as_number(value: object) -> float | None:
         try:
             return float(value)
         except OverflowError:
-            return -math.inf if isinstance(value, int) and value < 0 else math.inf
+            return -math.inf if value < 0 else math.inf
+        except TypeError:  # numpy's spans of time are registered as whole numbers
+            return None
     inner = _item(value)
     return as_number(inner) if isinstance(inner, (int, float)) else None
 

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -65,9 +65,14 @@ def set_alarm(seconds: int = END_S) -> None:
     signal.alarm(seconds)
 
 
-def wait(mpirun: subprocess.Popen[bytes], ranks: int, begun: Path) -> int:
-    """The return code of ``mpirun``, which leads a session and starts ``ranks`` ranks. ``begun`` exists once all have
-    met.
+def wait(
+    mpirun: subprocess.Popen[bytes],
+    ranks: int,
+    begun: Path,
+    kill_at: Callable[[], float | None] = lambda: None,
+) -> int | None:
+    """The return code of ``mpirun``, which leads a session and starts ``ranks`` ranks; None where it was killed here.
+    ``begun`` exists once all have met. ``kill_at``: on the monotonic clock, when it and all its session are killed.
 
     Where some of this host's are gone before that, and the others neither begin nor end within 10 s, it and they are
     killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone. Otherwise without a
@@ -76,11 +81,19 @@ def wait(mpirun: subprocess.Popen[bytes], ranks: int, begun: Path) -> int:
     known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later
     here = 0
     since: float | None = None
+    looked = -_REST_S
     while True:
         try:
-            return mpirun.wait(_REST_S if begun.exists() and since is None else _LOOK_S)
+            return mpirun.wait(_LOOK_S)
         except subprocess.TimeoutExpired:
             pass
+        limit = kill_at()
+        if limit is not None and time.monotonic() >= limit:
+            _kill(mpirun)
+            return None
+        if begun.exists() and since is None and time.monotonic() < looked + _REST_S:
+            continue
+        looked = time.monotonic()
         session = _session(mpirun.pid)
         if not here or len(known) < here:
             for pid in session:
@@ -96,18 +109,27 @@ def wait(mpirun: subprocess.Popen[bytes], ranks: int, begun: Path) -> int:
         elif since is None:
             since = now
         elif now - since > (_STAY_S if alone and begun.exists() else _REST_S):
-            end_rest(mpirun.pid)
-            with suppress(subprocess.TimeoutExpired):
-                mpirun.wait(_REST_S)
-            return -signal.SIGKILL
+            _kill(mpirun)
+            return None
+
+
+def _kill(mpirun: subprocess.Popen[bytes]) -> None:
+    """Kill it, and then its session."""
+    mpirun.kill()  # first, so that it starts no more
+    end_rest(mpirun.pid)
+    with suppress(subprocess.TimeoutExpired):
+        mpirun.wait(_REST_S)
 
 
 def end_rest(mpirun: int) -> None:
     """Kill what there is on this machine of the session of ``mpirun``: where that has ended its ranks, and with each
-    its evaluator."""
-    for pid in _session(mpirun):
-        with suppress(OSError):  # it has ended, or is another user's
-            os.kill(pid, signal.SIGKILL)
+    its evaluator. More than once, as what is killed may just have started another."""
+    end = time.monotonic() + _REST_S
+    while (left := _session(mpirun)) and time.monotonic() < end:
+        for pid in left:
+            with suppress(OSError):  # it has ended, or is another user's
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _session(leader: int) -> list[int]:

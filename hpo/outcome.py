@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Metric
 from hpo.metrics import as_number, keep
+from hpo.text import excerpt
 
 _PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
 _WIDEST = 300
@@ -147,7 +148,7 @@ def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:
     if value is None:
         return f"{what} {verb} None: return one number, or a dictionary that holds {_listed(objectives)}."
     return (
-        f"{what} {verb} {_encodable(repr(value)[:200])} of type {type(value).__name__}: "
+        f"{what} {verb} {_encodable(excerpt(value))} of type {type(value).__name__}: "
         f"return one real number, or a dictionary that holds {_listed(objectives)}."
     )
 

@@ -8,6 +8,7 @@ lie on a decimal grid, coarse against the map's rounding errors; an Int's gene i
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,7 @@ from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
 from hpo.suggest import suggestion
+from hpo.text import excerpt
 
 Encoder = Callable[[Scalar], float]
 Decoder = Callable[[float], Scalar]
@@ -97,7 +99,7 @@ class Float(Parameter):
 
     @checked_arguments(step=_STEP)
     def __init__(self, low: float, high: float, *, log: bool = False, when: Condition | None = None) -> None:
-        shown = f"Float({low!r}, {high!r}{', log=True' if log is True else ''})"
+        shown = f"Float({excerpt(low)}, {excerpt(high)}{', log=True' if log is True else ''})"
         # Adding zero turns -0.0, which equals 0.0 but is written otherwise, into 0.0.
         low, high = (_float(shown, name, value) + 0.0 for name, value in (("low", low), ("high", high)))
         if low > high:
@@ -201,7 +203,7 @@ class Int(Parameter):
 
     @checked_arguments(step=_STEP)
     def __init__(self, low: int, high: int, *, log: bool = False, when: Condition | None = None) -> None:
-        shown = f"Int({low!r}, {high!r}{', log=True' if log is True else ''})"
+        shown = f"Int({excerpt(low)}, {excerpt(high)}{', log=True' if log is True else ''})"
         low, high = (_int(shown, name, value) for name, value in (("low", low), ("high", high)))
         if low > high:
             raise UsageError(f"{shown}: low must not be above high. Write Int({high}, {low}).")
@@ -277,7 +279,7 @@ class Categorical(Parameter):
             raise UsageError(f'{name}(): at least one choice is needed. Write {name}("a", "b").')
         if len(choices) == 1 and isinstance(choices[0], (list, tuple, set, frozenset, dict)):
             raise UsageError(
-                f"{name}({choices[0]!r}): choices are separate arguments. Write {name}(*choices)."
+                f"{name}({excerpt(choices[0])}): choices are separate arguments. Write {name}(*choices)."
             )
         plain: dict[Scalar, Scalar] = {}
         for choice in (_choice(name, choice) for choice in choices):
@@ -359,28 +361,41 @@ def _end(gene: float, low: Bound, high: Bound) -> Bound:
 
 
 def _is_number(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    try:
+        return not isinstance(value, Integral) or operator.index(value) is not None
+    except TypeError:  # numpy's spans of time are registered as whole numbers
+        return False
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a fraction of long numbers
+        return False
 
 
 def _float(shown: str, name: str, value: object) -> float:
     # Compared before it is converted: float() of a long int overflows.
-    if _is_number(value, Real) and abs(cast(float, value)) <= _LARGEST_FLOAT:
+    if _is_number(value, Real) and -_LARGEST_FLOAT <= cast(float, value) <= _LARGEST_FLOAT:
         return float(cast(float, value))
     raise UsageError(
-        f"{shown}: {name} must be a finite number within 1e300 of zero, not {value!r}. Write 0.1, say."
+        f"{shown}: {name} must be a finite number within 1e300 of zero, not {excerpt(value)}. Write 0.1, say."
     )
 
 
 def _int(shown: str, name: str, value: object) -> int:
-    if _is_number(value, Integral) and abs(cast(int, value)) <= _LARGEST_INT:
+    # Not abs(), which of numpy's lowest number is negative.
+    if _is_number(value, Integral) and -_LARGEST_INT <= cast(int, value) <= _LARGEST_INT:
         return int(cast(int, value))
     rule = "a whole number within 2**53 of zero"
-    raise UsageError(f"{shown}: {name} must be {rule}, not {value!r}. Use Float for any other range.")
+    raise UsageError(f"{shown}: {name} must be {rule}, not {excerpt(value)}. Use Float for any other range.")
 
 
 def _flag(shown: str, name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise UsageError(f"{shown}: {name} must be True or False, not {value!r}.")
+        raise UsageError(f"{shown}: {name} must be True or False, not {excerpt(value)}.")
     return value
 
 
@@ -390,13 +405,13 @@ def _choice(kind: str, choice: object) -> Scalar:
         return choice
     if isinstance(choice, str) and is_unicode(choice):
         return str.__str__(choice)
-    if isinstance(choice, Integral) and abs(int(choice)) <= _LARGEST_INT:
-        return int(choice)
-    if isinstance(choice, Real) and not isinstance(choice, Integral) and math.isfinite(choice):
+    if _is_number(choice, Integral) and abs(int(cast(int, choice))) <= _LARGEST_INT:
+        return int(cast(int, choice))
+    if isinstance(choice, Real) and not isinstance(choice, Integral) and _is_finite(choice):
         return float(choice)
     raise UsageError(
         f"{kind}(...): a choice must be a string, a finite number (up to 2**53 if whole), True, False or "
-        f"None, as it is written to the journal, not {choice!r}. Choose by a name and look it up in the task."
+        f"None, as it is written to the journal, not {excerpt(choice)}. Choose by a name and look it up in the task."
     )
 
 
@@ -405,7 +420,7 @@ def _conditions(shown: str, when: object) -> When:
         return {}
     if not isinstance(when, Mapping) or not when or not all(isinstance(parent, str) for parent in when):
         raise UsageError(
-            f"{shown}: when={when!r} must map the name of another parameter to the value or values that it "
+            f"{shown}: when={excerpt(when)} must map the name of another parameter to the value or values that it "
             'needs. Write when={"optimizer": "sgd"} or when={"optimizer": ("sgd", "rmsprop")}.'
         )
     conditions = {}

@@ -18,6 +18,7 @@ from hpo.errors import CampaignError, UsageError
 from hpo.fronts import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual, Scalar
 from hpo.repeats import Repeated
+from hpo.text import excerpt
 
 if TYPE_CHECKING:
     import pandas
@@ -477,6 +478,10 @@ class Result:
     """
 
     def __init__(self, directory: str | os.PathLike[str], reason: str | None = None) -> None:
+        if not isinstance(directory, (str, os.PathLike)):
+            raise UsageError(
+                f"Result: directory = {excerpt(directory)}: must be the path of a campaign's directory"
+            )
         self.directory = Path(directory)
         self._reason = reason
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import cast
 
 from hpo import config, reevaluation
 from hpo.arguments import checked_arguments
@@ -23,6 +21,8 @@ from hpo.seams import Candidate
 from hpo.settings import SearchSettings
 from hpo.space import SearchSpace
 from hpo.suggest import suggestion
+from hpo.task import checked_constraints
+from hpo.text import excerpt
 
 _MOST_LISTED = 1_000_000
 
@@ -59,23 +59,22 @@ class Search:
         constraints: Iterable[Callable[[dict[str, Scalar]], object]] = (),
         **settings: object,
     ) -> None:
-        if direction not in ("minimize", "maximize"):
-            raise UsageError(f'direction = {direction!r}: must be "minimize" or "maximize"')
-        try:
-            seed = operator.index(seed)
-        except TypeError:
-            raise UsageError(f"seed = {seed!r}: must be a whole number") from None
+        if not isinstance(space, SearchSpace):
+            raise UsageError(f"Search: space = {excerpt(space)}: must be a SearchSpace")
+        if not isinstance(direction, str) or direction not in ("minimize", "maximize"):
+            raise UsageError(f'direction = {excerpt(direction)}: must be "minimize" or "maximize"')
         for name in settings:
             if name not in SearchSettings.model_fields:
                 raise UsageError(
                     f"{name}: Search has no such keyword. {suggestion(name, SearchSettings.model_fields)}"
                 )
         # Checked as a campaign's keywords are; the directory is none that is used.
-        checked = config.from_keywords(directory=".", evaluations=1, kind=kind, **settings).search
+        given = config.from_keywords(directory=".", evaluations=1, seed=seed, kind=kind, **settings)
+        seed, checked = given.seed, given.search
         space = restricted(space, checked.only)
         self._space = space
         self._sign = -1.0 if direction == "maximize" else 1.0
-        self._constraints = tuple(constraints)
+        self._constraints = checked_constraints(constraints)
         self._population = Population()
         if checked.kind == "pbt":
             raise UsageError(
@@ -129,10 +128,12 @@ class Search:
             UsageError: it was not asked for here, or was told already, or ``value`` is no number.
         """
         if not isinstance(suggestion, Suggestion):
-            raise UsageError(f"tell({suggestion!r}, …): must be what ask() returned")
+            raise UsageError(f"tell({excerpt(suggestion)}, …): must be what ask() returned")
         number = None if value is None else as_number(value)
         if value is not None and number is None:
-            raise UsageError(f"tell(…, {value!r}): must be one number, or None where the evaluation failed")
+            raise UsageError(
+                f"tell(…, {excerpt(value)}): must be one number, or None where the evaluation failed"
+            )
         if self._pending.pop(suggestion.id, None) is None:
             raise UsageError(
                 f"{suggestion.id}: was not asked for, or was told already. Tell each suggestion once"
@@ -150,15 +151,17 @@ class Search:
         Raises:
             UsageError: ``params`` is no configuration of the space, or one that a constraint refuses.
         """
-        failed = value is None or not isfinite(value)
-        given = {} if failed else {"value": cast(float, value)}
+        number = None if value is None else as_number(value)
+        if value is not None and number is None:
+            raise UsageError(f"enter(…, {excerpt(value)}): must be one number, or None where it failed")
+        given = {} if number is None or not isfinite(number) else {"value": number}
         point = single_point(params, given, self._space, {"value": "minimize"}, self._allows)
         key = self._space.key(point.params)
         if key in self._proposals.known:
             return
         self._proposals.known.add(key)
         self._entered += 1
-        losses = None if failed else (self._sign * cast(float, value),)
+        losses = (self._sign * given["value"],) if given else None
         member = Member(name_of(self._entered), self._space.encode(point.params), losses, point.status, (0,))
         self._population.enter(member)
 

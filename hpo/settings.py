@@ -6,8 +6,10 @@ where there are no sections.
 
 from __future__ import annotations
 
+import operator
 import os
 import re
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -18,17 +20,27 @@ from pydantic import (
     Field,
     JsonValue,
     PlainValidator,
+    ValidationInfo,
     model_validator,
 )
 
 from hpo.errors import UsageError
-from hpo.layout import TOPOLOGIES, topology_matrix
+from hpo.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
+from hpo.parameters import is_unicode
 from hpo.sources import without_password
 from hpo.suggest import suggestion
+from hpo.text import excerpt
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")
-_DURATION_RULE = 'a duration above 0, such as 90 (seconds), "90s", "30min", "1h30m" or "2d"'
+_LONGEST_S = 3650 * 86400.0
+_DURATION_RULE = (
+    'a duration above 0, at most ten years, such as 90 (seconds), "90s", "30min", "1h30m" or "2d"'
+)
+_MOST = 2**53
+_FROM_0, _FROM_1, _FROM_2 = (f"a whole number from {least} to 2**53" for least in range(3))
+_RANKS_RULE = f"a whole number from 1 to {MOST_RANKS}"
+_MOST_GRID_POINTS = 100_000
 _SHARE_RULE = "a number from 0 to 1"
 
 
@@ -40,9 +52,42 @@ def _seconds(value: object) -> object:
     return value
 
 
+def _whole(value: object) -> object:
+    """Whole numbers of other libraries as Python's; what is none, and bool, stays what it is."""
+    if type(value) is int or isinstance(value, bool) or not isinstance(value, Integral):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:  # numpy's spans of time are registered as whole numbers
+        return value
+
+
+def _writable(value: object, info: ValidationInfo) -> object:
+    """Refuses what the journal, which is JSON, cannot hold: whole numbers beyond 64 bits, text that is not Unicode."""
+    layer = [value]
+    while layer:
+        for one in layer:
+            if type(one) is int and not -(2**63) <= one < 2**63:
+                rule = "a whole number must be from -2**63 to 2**63 - 1. Write a smaller one, or text"
+                raise ValueError(f"{info.field_name}: {excerpt(one)}: {rule}.")
+            if isinstance(one, str) and not is_unicode(one):
+                raise ValueError(
+                    f"{info.field_name}: {excerpt(one)}: text must be Unicode. Write it without surrogates."
+                )
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, (dict, list, tuple))
+            for inner in ((*one, *one.values()) if isinstance(one, dict) else one)
+        ]
+    return value
+
+
 def _path(value: object) -> object:
     if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         return value
+    if not is_unicode(str(value)):
+        return None
     try:
         return Path(value).expanduser()
     except RuntimeError:  # ~somebody whom this machine does not know
@@ -76,7 +121,12 @@ def _off(value: object) -> object:
     return None if value == "off" else value
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(le=_LONGEST_S)]
+From0 = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_MOST)]
+From1 = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=_MOST)]
+From2 = Annotated[int, BeforeValidator(_whole), Field(ge=2, le=_MOST)]
+Ranks = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_RANKS)]
+Text = Annotated[str, BeforeValidator(_writable)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Kind = Literal[
     "default",
@@ -115,8 +165,8 @@ class Section(BaseModel):
 class LayoutSettings(Section):
     """How the ranks are divided, and which island sends to which."""
 
-    islands: int = Field(default=1, ge=1, description="a whole number from 1")
-    ranks_per_worker: int = Field(default=1, ge=1, description="a whole number from 1")
+    islands: Ranks = Field(default=1, description=_RANKS_RULE)
+    ranks_per_worker: Ranks = Field(default=1, description=_RANKS_RULE)
     topology: Annotated[str | list[list[int]], PlainValidator(_lists)] = Field(
         default="ring", description='"ring", "full" or a matrix with a row and a column for each island'
     )
@@ -136,24 +186,28 @@ class SearchSettings(Section):
     random: Share = Field(default=0.1, description=_SHARE_RULE)
     migration: Share = Field(default=0.9, description=_SHARE_RULE)
     exchange: Exchange = Field(default="migration", description=_one_of(Exchange))
-    pool: int | None = Field(default=None, ge=2, description="a whole number from 2")
+    pool: From2 | None = Field(default=None, description=_FROM_2)
     duplicates: bool = Field(default=False, description="true or false")
     reevaluate: float = Field(default=0.0, ge=0, le=0.5, description="a number from 0 to 0.5")
     initial: Initial = Field(default="random", description=_one_of(Initial))
-    grid_points: int = Field(default=5, ge=2, description="a whole number from 2")
+    grid_points: Annotated[int, BeforeValidator(_whole)] = Field(
+        default=5, ge=2, le=_MOST_GRID_POINTS, description=f"a whole number from 2 to {_MOST_GRID_POINTS}"
+    )
     pruner: Pruner = Field(default="none", description=_one_of(Pruner))
-    min_steps: int = Field(default=1, ge=1, description="a whole number from 1")
-    reduction: int = Field(default=3, ge=2, description="a whole number from 2")
-    patience: int = Field(default=0, ge=0, description="a whole number from 0")
-    startup: int | None = Field(default=None, ge=1, description="a whole number from 1")
+    min_steps: From1 = Field(default=1, description=_FROM_1)
+    reduction: From2 = Field(default=3, description=_FROM_2)
+    patience: From0 = Field(default=0, description=_FROM_0)
+    startup: From1 | None = Field(default=None, description=_FROM_1)
     promote: bool = Field(default=True, description="true or false")
-    reported: str | None = Field(default=None, min_length=1, description="the name of an objective")
-    perturb: list[str] | None = Field(default=None, min_length=1, description="a list of names of parameters")
+    reported: Text | None = Field(default=None, min_length=1, description="the name of an objective")
+    perturb: list[Text] | None = Field(
+        default=None, min_length=1, description="a list of names of parameters"
+    )
     reference: dict[str, float] = Field(
         default_factory=dict,
         description="a table of numbers by objective, such as { accuracy = 0.5, seconds = 60 }",
     )
-    only: dict[str, list[str | int | float | bool]] = Field(
+    only: Annotated[dict[str, list[str | int | float | bool]], BeforeValidator(_writable)] = Field(
         default_factory=dict, description='a table of choices by parameter, such as { optimizer = ["sgd"] }'
     )
 
@@ -167,18 +221,18 @@ class EvaluationSettings(Section):
     timeout_s: Seconds | None = Field(
         default=None, gt=0, validation_alias="timeout", description=_DURATION_RULE
     )
-    retries: int = Field(default=1, ge=0, description="a whole number from 0")
+    retries: From0 = Field(default=1, description=_FROM_0)
     grace_s: Seconds = Field(
         default=60.0, ge=0, validation_alias="grace", description=f"0, or {_DURATION_RULE}"
     )
     start_timeout_s: Seconds = Field(
         default=300.0, gt=0, validation_alias="start_timeout", description=_DURATION_RULE
     )
-    first_failures: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_off)] = Field(
-        default=30, description='a whole number from 1, or "off"'
+    first_failures: Annotated[From1 | None, BeforeValidator(_off)] = Field(
+        default=30, description=f'{_FROM_1}, or "off"'
     )
     checkpoints: bool | None = Field(default=None, description="true or false")
-    interface: str | None = Field(
+    interface: Text | None = Field(
         default=None, min_length=1, description='the name of a network interface, such as "ib0"'
     )
 
@@ -196,11 +250,11 @@ class KnownSettings(Section):
     """An entry of ``known``: a ``source`` of points (see ``hpo.known``), or one point: its ``params``, and its
     ``value`` or ``objectives``; without these it failed."""
 
-    source: str | None = Field(default=None, min_length=1, description="a path")
-    study: str | None = Field(default=None, min_length=1, description="the name of a study")
+    source: Text | None = Field(default=None, min_length=1, description="a path")
+    study: Text | None = Field(default=None, min_length=1, description="the name of a study")
     unknown: Literal["drop", "refuse"] = "drop"
-    columns: dict[str, str] = Field(default_factory=dict)
-    params: dict[str, str | int | float | bool | None] | None = None
+    columns: Annotated[dict[str, str], BeforeValidator(_writable)] = Field(default_factory=dict)
+    params: Annotated[dict[str, str | int | float | bool | None] | None, BeforeValidator(_writable)] = None
     value: float | None = None
     objectives: dict[str, float] = Field(default_factory=dict)
 
@@ -222,24 +276,28 @@ class KnownSettings(Section):
 class Settings(Section):
     """Everything that a campaign file or the keywords of ``hpo.Campaign`` say."""
 
-    task: str | None = Field(
+    task: Text | None = Field(
         default=None, min_length=1, description='"package.module:name" or "file.py:name"'
     )
     directory: Annotated[Path, BeforeValidator(_path)] = Field(description="the path of a directory")
-    evaluations: int | None = Field(default=None, ge=1, description="a whole number from 1")
+    evaluations: From1 | None = Field(default=None, description=_FROM_1)
     deadline_s: Seconds | None = Field(
         default=None, gt=0, validation_alias="deadline", description=_DURATION_RULE
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1")
-    keep: int = Field(default=3, ge=0, description="a whole number from 0")
-    restarts: int = Field(default=10, ge=0, description="a whole number from 0")
+    seed: Annotated[int, BeforeValidator(_whole)] = Field(
+        default=0, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1"
+    )
+    keep: From0 = Field(default=3, description=_FROM_0)
+    restarts: From0 = Field(default=10, description=_FROM_0)
     known: tuple[Annotated[KnownSettings, BeforeValidator(_known)], ...] = Field(
         default=(),
         strict=False,
         description="a list of sources of known points: tables, directories of campaigns, Optuna storages, or tables "
         'such as { source = "study.db", study = "a" } and { params = { lr = 0.1 }, value = 0.5 }',
     )
-    points: tuple[str | dict[str, str | int | float | bool | None], ...] = Field(
+    points: Annotated[
+        tuple[str | dict[str, str | int | float | bool | None], ...], BeforeValidator(_writable)
+    ] = Field(
         default=(),
         strict=False,
         description='a list of configurations, such as { lr = 0.1 }, and of files of them, such as "points.csv"',
@@ -250,7 +308,7 @@ class Settings(Section):
         default=(), strict=False, description="one [[island]] table an island"
     )
     evaluation: EvaluationSettings = EvaluationSettings()
-    task_options: dict[str, JsonValue] = Field(
+    task_options: Annotated[dict[str, JsonValue], BeforeValidator(_writable)] = Field(
         default_factory=dict, description="strings, numbers, true, false, and lists and tables of these"
     )
 

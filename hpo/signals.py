@@ -8,6 +8,9 @@ import time
 from collections import Counter
 from types import FrameType, TracebackType
 
+PATIENCE = 3
+"""Whoever asks a third time has seen that asking does not help."""
+
 
 def stop_signals() -> list[signal.Signals]:
     """Those that ask for a stop; a terminal's hang-up does unless it is ignored, as under nohup."""
@@ -43,14 +46,14 @@ class Requests:
 class Signals:
     """Turns stop signals into a count, and restores the former handlers on leaving.
 
-    Request number ``patience`` raises KeyboardInterrupt. By default that is the third: whoever sends it has seen
-    that asking does not help, as with a function that never returns and is evaluated inside the rank. Outside the
+    Request number ``patience`` raises KeyboardInterrupt. By default that is the third: asking does not help with a
+    function that never returns and is evaluated inside the rank. It may be set anew. Outside the
     main thread (some notebooks) Python allows no handlers; there nothing is installed.
     """
 
-    def __init__(self, *, patience: int = 3) -> None:
+    def __init__(self, *, patience: int = PATIENCE) -> None:
         self.requests = Requests()
-        self._patience = patience
+        self.patience = patience
         self._former: dict[int, object] = {}
 
     @property
@@ -65,7 +68,7 @@ class Signals:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requests.note(number) and self.count >= self._patience:
+        if self.requests.note(number) and self.count >= self.patience:
             raise KeyboardInterrupt
 
     def __exit__(

@@ -19,17 +19,19 @@ from pathlib import Path
 from hpo import config, journal
 from hpo.directory import stop_file
 from hpo.errors import CampaignError, UsageError
-from hpo.hosts import Host
+from hpo.hosts import Host, counts
 from hpo.individual import INTERRUPTED
 from hpo.layout import Layout
 from hpo.settings import LayoutSettings, Settings
 from hpo.suggest import suggestion
 from hpo.terminal import quoted, write
+from hpo.text import cut, excerpt
 
 _COMMAND_S = 30.0
 """How long one of Slurm's commands may take before it counts as failed."""
 _EARLY_S = 60
 """Slurm looks at time limits so seldom that its warning may come this much earlier than was asked."""
+_LONGEST_WARNING_S = 65535
 _MARGIN_S = 5.0
 """What a campaign needs to write down its end."""
 _MOST_IN_VAIN = 3
@@ -130,7 +132,8 @@ OURS = {
 STARTS = ("mpirun", "srun")
 
 _COUNTS = ("cpus-per-task", "ntasks-per-node", "mincpus", "cpus-per-gpu")
-_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+_COUNT = r"[1-9]\d{0,5}"
+_TIME = re.compile(r"\d{1,9}(:\d{1,2}){0,2}|\d{1,6}-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,25 +240,31 @@ def plan(
     layout = settings.layout
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:
-        gpus = re.fullmatch(r"(?:[A-Za-z]\w*:)?([1-9]\d*)", given.get("gpus-per-node") or "")
+        gpus = re.fullmatch(r"(?:[A-Za-z]\w*:)?([1-9]\d{0,5})", given.get("gpus-per-node") or "")
         given["ntasks-per-node"] = gpus[1] if gpus else str(_per_node(layout, least))
     for name in _COUNTS:
         value = given.get(name)
-        if value is not None and not re.fullmatch(r"[1-9]\d*", value):
-            raise UsageError(f"--{name} {value}: must be a whole number from 1.")
+        if value is not None and not re.fullmatch(_COUNT, value):
+            raise UsageError(f"--{name} {cut(value)}: must be a whole number from 1 to 999999.")
     if given.get("time") is not None and not _TIME.fullmatch(str(given["time"])):
         raise UsageError(
-            f"--time {given['time']}: must be minutes, or hours:minutes:seconds, or days-hours:minutes:seconds. Write "
-            "for example: --time 8:00:00"
+            f"--time {cut(str(given['time']))}: must be minutes, hours:minutes:seconds, or days-hours:minutes:seconds. "
+            "Write for example: --time 8:00:00"
         )
     for name, value in given.items():
         if value is not None and re.search(r"[\n\r\0]", value):
-            raise UsageError(f"--{name}: {value!r} must be one line.")
+            raise UsageError(f"--{name}: {excerpt(value)} must be one line.")
     per_node = int(str(given["ntasks-per-node"]))
-    for nodes in range(least, most + 1):
+    # What fits two numbers of nodes in a row fits all above them.
+    for nodes in sorted({least, min(least + 1, most), most}):
         Layout.plan(ranks=nodes * per_node, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     limit_s = _limit_s(given.get("time"))
     warning = warning_s(settings.evaluation.grace_s)
+    if warning > _LONGEST_WARNING_S:
+        raise UsageError(
+            f"grace = {settings.evaluation.grace_s:g} s: Slurm warns at most {_LONGEST_WARNING_S} s before the time "
+            f"limit, and {_EARLY_S} s of these are its own. Set a smaller grace."
+        )
     if limit_s is not None and limit_s <= warning:
         raise UsageError(
             f"--time {given['time']}: Slurm's warning comes {warning} s before the time limit (grace and "
@@ -296,10 +305,11 @@ def _per_node(layout: LayoutSettings, nodes: int) -> int:
 
 def _nodes(value: str | None) -> tuple[int, int]:
     """The most and the fewest."""
-    found = re.fullmatch(r"([1-9]\d*)(?:-([1-9]\d*))?", value or "")
+    found = re.fullmatch(rf"({_COUNT})(?:-({_COUNT}))?", value or "")
     if found is None or int(found[2] or found[1]) < int(found[1]):
         raise UsageError(
-            f"--nodes {value}: must be a whole number from 1, or the fewest and the most. Write for example: --nodes 4"
+            f"--nodes {cut(str(value))}: must be a whole number from 1 to 999999, or the fewest and the most. "
+            "Write for example: --nodes 4"
         )
     return int(found[2] or found[1]), int(found[1])
 
@@ -492,8 +502,7 @@ def allocation(environ: Mapping[str, str]) -> tuple[Host, ...] | None:
 
 def read_counts(text: str) -> tuple[int, ...]:
     """The numbers in SLURM_TASKS_PER_NODE, such as "4(x3),2"; one 1 where it says nothing."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return tuple(int(number) for number, times in found for _ in range(int(times or 1))) or (1,)
+    return counts(text) or (1,)
 
 
 def dead_nodes(names: Iterable[str]) -> frozenset[str]:

@@ -20,6 +20,7 @@ import orjson
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED, RUNNING
 from hpo.suggest import suggestion
+from hpo.text import cut, excerpt
 
 if TYPE_CHECKING:
     import optuna
@@ -90,15 +91,21 @@ def without_password(name: str) -> str:
 
 
 def _from_path(name: str, study: str | None) -> Table:
+    if not name:
+        raise UsageError("known points: the name of their source is empty. Name a file or a directory.")
     if _URL.match(name):
         return _from_storage(name, study)
     path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        there, folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # too long a name, or one that no file can have
+        there = folder = False
+    if there and folder:
         return _from_campaign(name, path)
-    if not path.exists():
+    if not there:
         raise UsageError(
-            f"known points: {name} does not exist. Name a table, a campaign's directory (both relative to where hpo is "
-            "started) or an Optuna storage."
+            f"known points: {cut(name)} does not exist. Name a table, a campaign's directory (both relative to "
+            "where hpo is started) or an Optuna storage."
         )
     try:
         if path.suffix.lower() in TABLES:
@@ -157,6 +164,8 @@ _READERS = {".csv": _csv, ".json": _json, ".parquet": _parquet}
 def _table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
     found = list(rows)
     columns = {column for row in found for column in row}
+    if strange := [column for column in columns if not isinstance(column, str)]:
+        raise UsageError(f"known points: the name of a column is {excerpt(strange[0])}, and must be text.")
     exported = any(column.startswith(PARAMS) for column in columns)
     skipped = _OF_EXPORTS if exported else frozenset()
     return Table(
@@ -277,7 +286,9 @@ def _from_study(name: str, study: optuna.Study) -> Table:
 
 def empty(cell: object) -> bool:
     """Whether there is nothing in the cell: tables write gaps as empty text, null or NaN."""
-    return cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell))
+    return (
+        cell is None or (isinstance(cell, str) and not cell) or (isinstance(cell, float) and math.isnan(cell))
+    )
 
 
 def number(cell: object) -> float | None:

@@ -15,6 +15,7 @@ from hpo.errors import UsageError
 from hpo.individual import Scalar
 from hpo.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
 from hpo.suggest import suggestion
+from hpo.text import excerpt
 
 __all__ = ["Categorical", "Float", "Genome", "Int", "Ordinal", "Parameter", "Params", "SearchSpace"]
 
@@ -40,7 +41,7 @@ class SearchSpace:
     def __init__(self, named: Mapping[str, Parameter] | None = None, /, **parameters: Parameter) -> None:
         if named is not None and not isinstance(named, Mapping):
             raise UsageError(
-                f"SearchSpace({named!r}): parameters are keywords or one dictionary. Write SearchSpace(lr=…)."
+                f"SearchSpace({excerpt(named)}): parameters are keywords or one dictionary. Write SearchSpace(lr=…)."
             )
         if twice := [name for name in parameters if named is not None and name in named]:
             raise UsageError(f"SearchSpace: {twice[0]!r} is in the dictionary and a keyword too. Remove one.")
@@ -100,10 +101,10 @@ class SearchSpace:
         """
         if not isinstance(params, Mapping):
             raise UsageError(
-                f"{params!r} is no configuration: write a dictionary such as {{{self.names[0]!r}: …}}."
+                f"{excerpt(params)} is no configuration: write a dictionary such as {{{self.names[0]!r}: …}}."
             )
         unknown = [name for name in params if name not in self.parameters]
-        problems = [f"{name!r} is no parameter. {suggestion(name, self.names)}" for name in unknown]
+        problems = [f"{excerpt(name)} is no parameter. {suggestion(name, self.names)}" for name in unknown]
         canonical: Params = {}
         rejected: set[str] = set()
         for name in self._order:
@@ -113,7 +114,7 @@ class SearchSpace:
                 rejected.add(name)
             elif (idle := self._why_idle(name, canonical)) is not None:
                 if name in params:
-                    problems.append(f"{name} = {params[name]!r}: {idle}. Leave it out.")
+                    problems.append(f"{name} = {excerpt(params[name])}: {idle}. Leave it out.")
             elif name not in params:
                 problems.append(f"{name} is missing. Add it.")
                 rejected.add(name)
@@ -121,7 +122,7 @@ class SearchSpace:
                 try:
                     canonical[name] = self.parameters[name].canonical(params[name])
                 except ValueError as rule:
-                    problems.append(f"{name} = {params[name]!r}: must be {_ended(str(rule))}")
+                    problems.append(f"{name} = {excerpt(params[name])}: must be {_ended(str(rule))}")
                     rejected.add(name)
         if problems:
             raise UsageError("\n".join(problems))
@@ -207,14 +208,14 @@ def _check_names(parameters: Mapping[str, Parameter]) -> None:
         )
     for name, parameter in parameters.items():
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise UsageError(f"SearchSpace: a name must be a printable string, not {name!r}.")
+            raise UsageError(f"SearchSpace: a name must be a printable string, not {excerpt(name)}.")
         if name.startswith("_"):
             raise UsageError(
                 f'SearchSpace: {name!r}: a name must not begin with "_". Write {name.lstrip("_")!r}.'
             )
         if not isinstance(parameter, Parameter):
             raise UsageError(
-                f"SearchSpace: {name} = {parameter!r} is no parameter. "
+                f"SearchSpace: {name} = {excerpt(parameter)} is no parameter. "
                 "Use Float(low, high), Int(low, high), Categorical(a, b) or Ordinal(a, b)."
             )
 
@@ -239,7 +240,7 @@ def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
                 values.append(parameters[parent].canonical(value))
             except ValueError as rule:
                 raise UsageError(
-                    f"{name}: when needs {parent} = {value!r}, and {parent} must be {_ended(str(rule))}"
+                    f"{name}: when needs {parent} = {excerpt(value)}, and {parent} must be {_ended(str(rule))}"
                 ) from None
         checked[parent] = tuple(dict.fromkeys(values))
     return checked

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from hpo.text import MOST_SHOWN, excerpt
+
 _LISTED = 12
 
 
 def nearest(word: object, valid: Iterable[str]) -> str | None:
     """The valid name that ``word`` was most likely meant to be; None when none is near."""
     folded = {name.casefold(): name for name in reversed(list(valid))}
-    near = get_close_matches(str(word).casefold(), folded, n=1, cutoff=0.6)
+    text = (word if isinstance(word, str) else excerpt(word))[:MOST_SHOWN]
+    near = get_close_matches(text.casefold(), folded, n=1, cutoff=0.6)
     return folded[near[0]] if near else None
 
 

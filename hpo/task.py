@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import MOST_STEPS
 from hpo.space import Params, SearchSpace
 from hpo.suggest import suggestion
+from hpo.text import excerpt
 from hpo.usercode import explained, import_user_module, split_reference
 
 if TYPE_CHECKING:
@@ -61,19 +62,15 @@ class Task:
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise UsageError(
-                f"Task: space must be a SearchSpace, not {space!r}. Write hpo.SearchSpace(lr=…)."
+                f"Task: space must be a SearchSpace, not {excerpt(space)}. Write hpo.SearchSpace(lr=…)."
             )
         self.space = space
         self.evaluate = _checked_evaluate(evaluate)
         self.objectives: dict[str, str] = _checked_objectives(direction, objectives)
-        self.constraints: tuple[Constraint, ...] = _checked_constraints(constraints)
+        self.constraints: tuple[Constraint, ...] = checked_constraints(constraints)
         self.default: Params | None = None if default is None else self._point("default", default)
-        if isinstance(points, Mapping):
-            raise UsageError(
-                "Task: points must be a list of configurations. Write points=[{…}], or default={…} for one."
-            )
         self.points: tuple[Params, ...] = tuple(
-            self._point(f"points[{number}]", point) for number, point in enumerate(points)
+            self._point(f"points[{number}]", point) for number, point in enumerate(_checked_points(points))
         )
         self.steps: int | None = None if steps is None else _checked_steps(steps)
         self.source: TaskSource | None = None
@@ -221,7 +218,7 @@ def load_task(reference: str, *, base: Path, options: Mapping[str, object] | Non
 
 def _checked_evaluate(evaluate: Callable[[Trial], object]) -> Callable[[Trial], object]:
     if not callable(evaluate):
-        raise UsageError(f"Task: evaluate must be a function of the trial, not {evaluate!r}.")
+        raise UsageError(f"Task: evaluate must be a function of the trial, not {excerpt(evaluate)}.")
     try:
         inspect.signature(evaluate).bind(None)
     except TypeError as error:
@@ -239,7 +236,7 @@ def _checked_objectives(direction: object, objectives: object) -> dict[str, str]
         return {"value": MINIMIZE if direction is None else _checked_direction("direction", direction)}
     if direction is not None:
         raise UsageError(
-            f"Task: direction = {direction!r} and objectives = {objectives!r} are given. "
+            f"Task: direction = {excerpt(direction)} and objectives = {excerpt(objectives)} are given. "
             "Remove direction: objectives has one for each name."
         )
     if (
@@ -248,7 +245,7 @@ def _checked_objectives(direction: object, objectives: object) -> dict[str, str]
         or not all(isinstance(n, str) and n for n in objectives)
     ):
         raise UsageError(
-            f"Task: objectives = {objectives!r}: must map names to directions. "
+            f"Task: objectives = {excerpt(objectives)}: must map names to directions. "
             'Write {"f1": "maximize", "seconds": "minimize"}.'
         )
     return {name: _checked_direction(f"objectives[{name!r}]", value) for name, value in objectives.items()}
@@ -257,31 +254,51 @@ def _checked_objectives(direction: object, objectives: object) -> dict[str, str]
 def _checked_steps(steps: object) -> int:
     if isinstance(steps, bool) or not isinstance(steps, Integral) or not 1 <= int(steps) <= MOST_STEPS:
         raise UsageError(
-            f"Task: steps = {steps!r}: must be the number of steps that a whole run reports, a whole number "
+            f"Task: steps = {excerpt(steps)}: must be the number of steps that a whole run reports, a whole number "
             "from 1 to 2**53. Leave it out if runs differ."
         )
     return int(steps)
 
 
 def _checked_direction(label: str, direction: object) -> str:
-    if direction not in _DIRECTIONS:
+    if not isinstance(direction, str) or direction not in _DIRECTIONS:
         raise UsageError(
-            f'Task: {label} = {direction!r}: must be "minimize" or "maximize". '
+            f'Task: {label} = {excerpt(direction)}: must be "minimize" or "maximize". '
             f"{suggestion(direction, _DIRECTIONS)}"
         )
     return str(direction)
 
 
-def _checked_constraints(constraints: object) -> tuple[Constraint, ...]:
-    if callable(constraints) or not isinstance(constraints, Iterable):
+def _is_listed(given: object) -> bool:
+    """Whether ``given`` is a collection without names, whose members can be gone through."""
+    if callable(given) or isinstance(given, (str, bytes, Mapping)):
+        return False
+    try:
+        iter(given)  # type: ignore[call-overload]
+    except TypeError:  # among them an array of no dimension, which has __iter__ all the same
+        return False
+    return True
+
+
+def _checked_points(points: object) -> Iterable[Mapping[str, object]]:
+    if not _is_listed(points):
         raise UsageError(
-            f"Task: constraints = {constraints!r}: must be a list of functions. Write constraints=[…]."
+            f"Task: points = {excerpt(points)}: must be a list of configurations. "
+            "Write points=[{…}], or default={…} for one."
         )
-    checked = tuple(constraints)
+    return cast("Iterable[Mapping[str, object]]", points)
+
+
+def checked_constraints(constraints: object) -> tuple[Constraint, ...]:
+    if not _is_listed(constraints):
+        raise UsageError(
+            f"constraints = {excerpt(constraints)}: must be a list of functions. Write constraints=[…]."
+        )
+    checked = tuple(cast("Iterable[Constraint]", constraints))
     for constraint in checked:
         if not callable(constraint):
             raise UsageError(
-                f"Task: constraint {constraint!r} must be a function of the parameters, true where allowed."
+                f"constraint {excerpt(constraint)} must be a function of the parameters, true where allowed."
             )
     return checked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from hpo.metrics import as_number, keep
 from hpo.outcome import Outcome, describe_exception, judge
 from hpo.rooms import clear_directory
 from hpo.suggest import suggestion
+from hpo.text import excerpt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,14 @@ class Trial:
         device: str = "cpu",
     ) -> Trial:
         """A trial without a campaign, for a task's own command line. Nothing prunes or stops it."""
+        if not isinstance(params, Mapping):
+            raise UsageError(
+                f"Trial.alone: params = {excerpt(params)}: must be a configuration, such as {{'lr': 0.1}}"
+            )
+        if not isinstance(directory, (str, os.PathLike)):
+            raise UsageError(
+                f"Trial.alone: directory = {excerpt(directory)}: must be the path of a directory"
+            )
         job = Job(id="alone", params=dict(params), seed=seed, directory=str(directory), resumed=True)
         return cls(_Alone(device), job, rank=rank, size=size, local_rank=local_rank)
 
@@ -156,19 +166,19 @@ class Trial:
     def report(self, step: int, value: object) -> None:
         """Tell an intermediate value of the objective. All ranks must call it; rank 0's value counts.
 
-        Raises Pruned, on all ranks at once, when the trial should stop. TypeError unless it is one number, ValueError
-        for a step that no training reaches.
+        Raises Pruned, on all ranks at once, when the trial should stop. UsageError unless it is one number, and the
+        step a whole number that a training can reach.
         """
         number = as_number(value)
         if number is None:
             kind = type(value).__name__
-            raise TypeError(f"trial.report takes one number as value, not {value!r} of type {kind}.")
+            raise UsageError(f"trial.report takes one number as value, not {excerpt(value)} of type {kind}.")
         try:
             step = operator.index(step)
-        except TypeError as error:
-            raise TypeError(f"trial.report takes a whole number of steps, not {step!r}.") from error
+        except TypeError:
+            raise UsageError(f"trial.report takes a whole number of steps, not {excerpt(step)}.") from None
         if abs(step) > MOST_STEPS:  # a journal's numbers have 64 bits
-            raise ValueError(f"trial.report: step {step} must be a number of steps, at most 2**53.")
+            raise UsageError(f"trial.report: step {excerpt(step)} must be a number of steps, at most 2**53.")
         self.last_report = (step, number)
         if self._link.report(step, number, self._last_step):
             raise Pruned(f"pruned at step {step} with value {number!r}")

@@ -174,6 +174,41 @@ def test_ranks_that_do_not_fit(terminal: Terminal, layout: str, ranks: int, word
     assert not (terminal.directory / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        ("islands = 3000", 3000),
+        ("ranks_per_worker = 1000000", 10**6),
+        ("islands = 1000000\nranks_per_worker = 1000000", 10**12),
+    ],
+)
+def test_a_layout_of_many_more_ranks_than_cores_is_refused(
+    terminal: Terminal, layout: str, ranks: int
+) -> None:
+    terminal.task()
+    terminal.campaign(f"[layout]\n{layout}")
+    remedy = f"or insist on this one: --ranks {ranks}" if ranks <= 10**6 else "Choose a smaller layout"
+    words = [f"need {ranks} ranks", "at most 4 for each of the", "cores on this host", remedy]
+    refused(terminal.hpo("run", "c.toml"), 2, "c.toml: [layout]", *words)
+    terminal.write("hosts", "node1 slots=2\n")
+    refused(terminal.hpo("run", "c.toml", "--hostfile", "hosts"), 2, "each of the 2 slots in the hostfile")
+    if "ranks_per_worker" in layout:
+        refused(terminal.hpo("try", "c.toml"), 2, "ranks_per_worker = 1000000", "Choose a smaller worker")
+    assert not (terminal.directory / "run").exists()
+
+
+def test_ranks_that_are_asked_for_are_not_refused_for_lack_of_cores(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.task(0.01)
+    terminal.campaign("[layout]\nislands = 5", evaluations=10)
+    environment = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_CPUS_PER_NODE": "1"}
+    done = terminal.start("run", "c.toml", environment=environment).wait()
+    refused(done, 2, "need 5 ranks", "each of the 1 CPUs in this Slurm job", "--ranks 5")
+    done = terminal.hpo("run", "c.toml", "--ranks", 5)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("wrong", ["layout", "file", "task"])
 def test_under_mpirun_one_rank_speaks_for_all(terminal: Terminal, wrong: str) -> None:
     terminal.task()

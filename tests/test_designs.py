@@ -103,6 +103,12 @@ def test_values_that_conditions_name_are_on_the_grid():
     )
 
 
+def test_a_value_that_a_condition_names_is_not_looked_for_in_a_huge_range():
+    space = hpo.SearchSpace(n=hpo.Int(0, 2**40), x=hpo.Ordinal(1, 2, when={"n": 12345}))
+    breeder = GridBreeder(space, 3)
+    assert breeder.patience == 5  # three values of n and the named one, which has x too
+
+
 @pytest.mark.parametrize("evaluations", [27, 60])
 def test_workers_and_islands_go_through_one_grid(evaluations):
     """27 points of the grid first; then, the space being infinite, random ones."""

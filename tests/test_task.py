@@ -144,7 +144,7 @@ def test_anything_that_takes_a_trial_evaluates() -> None:
             lambda: Task(SPACE, evaluate, points=[POINT, {"x": 0.5, "o": "b"}]),
             ["points[1]: n is missing"],
         ),
-        (lambda: Task(SPACE, evaluate, points=POINT), ["points must be a list", "default={…}"]),
+        (lambda: Task(SPACE, evaluate, points=POINT), ["must be a list of configurations", "default={…}"]),
         (
             lambda: Task(SPACE, evaluate, constraints=[narrow], default={**POINT, "n": 7}),
             ["default: constraint narrow (", "test_task.py, line", "'n': 7", "Change one"],

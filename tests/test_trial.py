@@ -109,7 +109,7 @@ def test_report_refuses_a_step_that_the_journal_could_not_hold(tmp_path: Path, s
 @pytest.mark.parametrize(("step", "value"), WRONG)
 def test_report_refuses_what_is_no_number(tmp_path: Path, step: object, value: object) -> None:
     link = Recorder()
-    with pytest.raises(TypeError):
+    with pytest.raises(UsageError):
         make(link, tmp_path).report(step, value)  # type: ignore[arg-type]
     assert link.reports == []
 
