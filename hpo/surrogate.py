@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpo.breeding import TypedBreeder
 from hpo.brood import Brood
-from hpo.models import Judge, Panel
+from hpo.models import Judge, Panel, import_in_background
 from hpo.observations import Observations
 from hpo.population import Member, Population
 from hpo.seams import Offspring
 from hpo.space import SearchSpace
 
-_INITIAL = 10
+INITIAL = 10
 """Completed individuals of the island before the first model."""
 _DRAWN = 150
 _CHANCE = 4.0
@@ -24,8 +25,13 @@ _FINER = ((0.01, 0.3), (0.003, 0.3), (0.001, 0.1), (0.0003, 0.1))
 _REFINED = 75
 _PARENTS = 10
 _NICHE = 3
+_FIRST = 200
+"""Individuals of a campaign that the default kind screens however short evaluations are."""
+_WORKERS_PER_CORE = 2
 _SHARE_OF_TIME = 0.05
 _IMPORT_S = 1.0
+_IMPORT_LIMIT_S = 30.0
+"""How long breeding waits for the import, once: with cold files of a cluster it takes several seconds."""
 
 
 class SurrogateBreeder(TypedBreeder):
@@ -52,7 +58,7 @@ class SurrogateBreeder(TypedBreeder):
         best = population.best
         if len(best) > 0 and len(best[0].losses or ()) > 1:
             return super().breed(population, rng)
-        if population.judged < _INITIAL or len(best) < 2:
+        if population.judged < INITIAL or len(best) < 2:
             return Offspring(self._space.sample(rng), "random")
         self._panel.learn(self._known.observe(population))
         return self._searched(self._fittest(population), self._panel.judge(self._known, rng), rng)
@@ -111,25 +117,75 @@ def _promising(genomes: Any, bounds: Any, niche: int | None) -> Any:
 
 
 class ThriftyBreeder(SurrogateBreeder):
-    """Screens as long as that takes no more than a twentieth of the time since the first individual, all of which
-    would else go to evaluations; beyond that, it is the typed evolution.
+    """Screens the first individuals of the campaign, and later ones as long as that takes no more than a twentieth of
+    the time since the first individual, all of which would else go to evaluations; beyond that, it is the typed
+    evolution.
 
-    So where evaluations take minutes every individual is screened, where they take milliseconds one now and then,
-    and a campaign that is over in 20 s does not even import what grows the forest. ``clock``: seconds; virtual ones
-    in a simulation, so that there the same seeds breed the same."""
+    So a campaign of a few evaluations finds what models find however short they are, one of evaluations of minutes
+    screens every individual, and one of a hundred thousand that take microseconds hardly any. What the first ones cost
+    does not count for the twentieth; the import of scikit-learn does.
 
-    def __init__(self, space: SearchSpace, *, clock: Callable[[], float], **settings: Any) -> None:
+    ``clock``: seconds; virtual ones in a simulation, so that there the same seeds breed the same. ``first``: how many
+    individuals its worker screens at first (``first_of_worker``). ``background``: import scikit-learn in a thread while
+    the first, random individuals are evaluated; only where evaluations run in other processes."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        *,
+        clock: Callable[[], float],
+        first: int = _FIRST,
+        background: bool = False,
+        **settings: Any,
+    ) -> None:
         super().__init__(space, **settings)
         self._clock = clock
+        self._first = first
+        self._background = background
+        self._limit_s = _IMPORT_LIMIT_S
         self._began: float | None = None
         self._spent = _IMPORT_S
+        self._screened = 0
+        self.sequence = 0
+
+    @property
+    def screens(self) -> bool:
+        """Whether the next individual is screened whatever that costs."""
+        # In a finite space that is nearly used up, one individual may take many proposals.
+        return self.sequence < self._first and self._screened < 2 * self._first
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         now = self._clock()
         if self._began is None:
             self._began = now
+        screens = self.screens
+        self.sequence += 1
+        if screens:
+            if self._imported(population):
+                self._screened += 1
+                return super().breed(population, rng)
+            return TypedBreeder.breed(self, population, rng)
         if self._spent > _SHARE_OF_TIME * (now - self._began):
             return TypedBreeder.breed(self, population, rng)
         offspring = super().breed(population, rng)
         self._spent += self._clock() - now
         return offspring
+
+    def _imported(self, population: Population) -> bool:
+        """Whether models can be grown; waits for the import once they are needed."""
+        if not self._background:
+            return True
+        thread = import_in_background()
+        if population.judged < INITIAL:
+            return True  # It is random, and needs no model.
+        thread.join(self._limit_s)
+        self._limit_s = 0.0
+        return not thread.is_alive()
+
+
+def first_of_worker(leader: int, leaders: Sequence[int], hosts: Sequence[str], cores: int) -> int:
+    """How many individuals the worker of ``leader`` screens however short evaluations are: its share of the
+    campaign's first 200, or none where more than two workers share a core, for each of them has to import
+    scikit-learn. ``hosts``: by rank; ``cores``: of the leader's host."""
+    here = sum(hosts[one] == hosts[leader] for one in leaders)
+    return 0 if here > _WORKERS_PER_CORE * cores else math.ceil(_FIRST / len(leaders))
