@@ -412,6 +412,7 @@ class Leader:
             self._breeder.begun(candidate.parents)
         self._stopping.start(candidate)
         self._crew.start(candidate)
+        self._proposals.evaluating()
 
     def _judge(self, identity: str, step: int, value: float) -> bool:
         """Whether the evaluation that has just reported is to be stopped at once; one that can save itself is asked

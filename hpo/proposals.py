@@ -61,6 +61,11 @@ class Proposals:
         """Whether individuals may be bred ahead of evaluations."""
         return self._sequenced is None or not self._sequenced.screens
 
+    def evaluating(self) -> None:
+        """Called when an evaluation has begun."""
+        if self._sequenced is not None:
+            self._sequenced.evaluating()
+
     def _first(self, candidate: Candidate, population: Population) -> Offspring | None:
         """What comes before breeding: the candidate's point of the design, or what it repeats, if either."""
         child = None

@@ -56,6 +56,10 @@ class Sequenced(Protocol):
         not to be bred ahead of the evaluations before it."""
         ...
 
+    def evaluating(self) -> None:
+        """An evaluation of its worker has begun, whose time it may use to prepare what comes next."""
+        ...
+
 
 @runtime_checkable
 class Repeating(Protocol):

@@ -171,13 +171,16 @@ class ThriftyBreeder(SurrogateBreeder):
         self._spent += self._clock() - now
         return offspring
 
+    def evaluating(self) -> None:
+        """Not before: evaluators that start need the cores."""
+        if self._background and self.screens:
+            import_in_background()
+
     def _imported(self, population: Population) -> bool:
         """Whether models can be grown; waits for the import once they are needed."""
-        if not self._background:
+        if not self._background or population.judged < INITIAL:  # what is random needs no model
             return True
         thread = import_in_background()
-        if population.judged < INITIAL:
-            return True  # It is random, and needs no model.
         thread.join(self._limit_s)
         self._limit_s = 0.0
         return not thread.is_alive()
