@@ -25,6 +25,9 @@ _FINER = ((0.01, 0.3), (0.003, 0.3), (0.001, 0.1), (0.0003, 0.1))
 _REFINED = 75
 _PARENTS = 10
 _NICHE = 3
+_ELSEWHERE = 0.5
+"""Share of the proposals that take another than the most promising value of one unordered parameter, once the best
+has stalled: a model that has seen a value only beside badly tuned numbers may never propose it again."""
 _FIRST = 200
 """Individuals of a campaign that the default kind screens however short evaluations are."""
 _WORKERS_PER_CORE = 2
@@ -40,9 +43,9 @@ class SurrogateBreeder(TypedBreeder):
     deviations of a model's prediction (``hpo.models.Panel``), with k drawn anew each time.
 
     Among the most promising are always some of each value of one unordered parameter, for else children of the
-    leading value crowd out those of others whose own parameters are not tuned yet. What was proposed or seen before
-    is not proposed. With several objectives it is the typed evolution. ``random_rate``: a quarter of the share that is
-    drawn at random."""
+    leading value crowd out those of others whose own parameters are not tuned yet; and while the best stalls, half of
+    the proposals take another value than the leading one. What was proposed or seen before is not proposed. With
+    several objectives it is the typed evolution. ``random_rate``: a quarter of the share that is drawn at random."""
 
     operator = "surrogate"
 
@@ -77,6 +80,7 @@ class SurrogateBreeder(TypedBreeder):
         origins = numpy.concatenate([picked, numpy.full((at_random, 2), -1)])
         bounds = self._bounds(genomes, judge)
         niche = rng.choice(brood.unordered) if brood.unordered else None
+        elsewhere = niche is not None and rng.random() < _ELSEWHERE and known.stalled
         for steps in _FINER:
             promising = _promising(genomes, bounds, niche)
             genomes, bounds, origins = genomes[promising], bounds[promising], origins[promising]
@@ -85,6 +89,8 @@ class SurrogateBreeder(TypedBreeder):
             bounds = numpy.concatenate([bounds, self._bounds(more, judge)])
             origins = numpy.concatenate([origins, origins[picked[:, 0]]])
         index = int(bounds.argmin())
+        if niche is not None and elsewhere:
+            index = _elsewhere(genomes, bounds, niche, index, rng)
         known.use(brood.rows(genomes[index : index + 1]))
         ids = tuple(dict.fromkeys(pool[one].id for one in origins[index].tolist() if one >= 0))
         return Offspring(brood.genome(genomes[index].tolist()), self.operator, ids)
@@ -99,6 +105,18 @@ class SurrogateBreeder(TypedBreeder):
         if fresh.any():
             bounds[fresh] = judge(rows[fresh])
         return bounds
+
+
+def _elsewhere(genomes: Any, bounds: Any, niche: int, index: int, rng: random.Random) -> int:
+    """The place of the lowest bound among those with another value in the column ``niche`` than ``index`` has, which is
+    drawn at random."""
+    import numpy
+
+    fresh = numpy.isfinite(bounds)
+    others = [one for one in numpy.unique(genomes[fresh, niche]).tolist() if one != genomes[index, niche]]
+    if not others:
+        return index
+    return int(numpy.where(genomes[:, niche] == rng.choice(others), bounds, numpy.inf).argmin())
 
 
 def _promising(genomes: Any, bounds: Any, niche: int | None) -> Any:

@@ -441,6 +441,25 @@ def test_the_first_are_not_bred_ahead_of_what_they_could_know():
     assert run() == bred
 
 
+def test_other_choices_are_tried_while_the_best_stalls():
+    """All of "b" and "c" seen so far was bad; "a" has been tuned to the last digit."""
+    space = hpo.SearchSpace(c=hpo.Categorical("a", "b", "c"), x=hpo.Float(0, 1))
+
+    def of_the_leading(last):
+        population, rng = Population(), random.Random(0)
+        for number in range(18):
+            choice, x = number % 3, rng.random()
+            told = (0.1 + (x - 0.2) ** 2 if choice == 0 else 3.0 + x,)
+            population.add(Member(f"0-0-{number}", (choice, x), told, COMPLETED))
+        for number in range(6):
+            population.add(Member(f"0-1-{number}", (0, 0.2 + number / 1000), (last(number),), COMPLETED))
+        breeder = SurrogateBreeder(space)
+        return [breeder.breed(population, random.Random(n)).genome[0] for n in range(20)].count(0)
+
+    assert of_the_leading(lambda number: 0.1 + 1e-9 * number) <= 12
+    assert of_the_leading(lambda number: 0.1 - 0.1 * number) >= 15
+
+
 def test_it_needs_fewer_evaluations_than_evolution():
     space = hpo.SearchSpace({f"c{i}": hpo.Categorical(*"abcde") for i in range(6)})
     target = "abcdea"
