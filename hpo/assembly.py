@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpo import config, directory, journal, pruning, resume, slurm
+from hpo.binding import count_cores
 from hpo.breeding import make_breeder
 from hpo.coordinator import Assignment, Coordinator
 from hpo.directory import Lock
@@ -29,6 +30,7 @@ from hpo.restriction import restricted
 from hpo.rooms import Rooms
 from hpo.signals import Signals
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
+from hpo.surrogate import INITIAL, first_of_worker
 from hpo.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 from hpo.transport import Transport
@@ -107,7 +109,7 @@ class Assembly:
             )
         closing.callback(crew.close, 10.0)
         staff = Staff(crew, Rooms(settings.directory), settings.seed)
-        leader = self.leader(place, groups, staff, writer)
+        leader = self.leader(place, groups, staff, writer, start.hosts)
         leader.told_to_stop = lambda: signals.count > 0
         leader.begin(start)
         return Parts(members=place.ranks, leader=leader, follower=None, filenos=crew.filenos)
@@ -210,9 +212,14 @@ class Assembly:
         )
 
     def leader(
-        self, place: Place, groups: list[list[int]], crew: Staff, writer: journal.JournalWriter
+        self,
+        place: Place,
+        groups: list[list[int]],
+        crew: Staff,
+        writer: journal.JournalWriter,
+        hosts: Sequence[str],
     ) -> Leader:
-        """The leader of the worker at ``place``, not begun."""
+        """The leader of the worker at ``place``, not begun. ``hosts``: by world rank."""
         settings, transport = self.settings, self.transport
         search = settings.search_of(place.island)
         space = restricted(self.task.space, search.only)
@@ -224,7 +231,20 @@ class Assembly:
             coordinator=0,
             transport=transport,
             space=space,
-            breeder=make_breeder(space, search, clock=transport.now, workers=len(groups[place.island])),
+            breeder=make_breeder(
+                space,
+                search,
+                clock=transport.now,
+                workers=len(groups[place.island]),
+                first=first_of_worker(
+                    place.leader, [rank for island in groups for rank in island], hosts, count_cores()[1]
+                )
+                if len(objectives) == 1  # of several there are no models
+                else 0,
+                # Inline, evaluations may import the same libraries at the same time; and a few are all random.
+                background=settings.evaluation.isolation != "inline"
+                and (settings.evaluations is None or settings.evaluations > INITIAL * len(groups)),
+            ),
             crew=crew,
             journal=writer,
             settings=LeaderSettings(

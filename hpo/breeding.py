@@ -464,12 +464,16 @@ def make_breeder(
     *,
     clock: Callable[[], float] | None = None,
     workers: int = 1,
+    first: int | None = None,
+    background: bool = False,
 ) -> Breeder:
     """The breeder of ``settings.kind``; raises UsageError for one that the space does not suit.
 
     ``clock``: seconds, by which the default kind sees how long evaluations take, and whether to think longer than
-    evolution does is worth it; without one it does not. ``workers``: of the island, who share the first individuals."""
-    breeder = _breeder_of(space, settings, clock)
+    evolution does is worth it; without one it does not. ``workers``: of the island, who share the first individuals.
+    ``first``, ``background``: as of ``hpo.surrogate.ThriftyBreeder``; None: its own."""
+    thrift = {} if first is None else {"first": first}
+    breeder = _breeder_of(space, settings, clock, background=background, **thrift)
     if settings.reevaluate:
         from hpo.reevaluation import ReevaluatingBreeder
 
@@ -481,10 +485,12 @@ def make_breeder(
     return Designed(breeder, space, settings.initial, workers=workers)
 
 
-def _breeder_of(space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None) -> Breeder:
+def _breeder_of(
+    space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None, **thrift: Any
+) -> Breeder:
     kind = settings.kind
     if kind in ("default", "evolution", "surrogate"):
-        return _typed(space, settings, clock)
+        return _typed(space, settings, clock, **thrift)
     if kind == "portfolio":
         return _portfolio(space, settings)
     if kind == "genetic":
@@ -537,8 +543,10 @@ def _portfolio(space: SearchSpace, settings: SearchSettings) -> Breeder:
     return PortfolioBreeder(breeders)
 
 
-def _typed(space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None) -> Breeder:
-    """Late, because it builds on this module: ``hpo.surrogate``."""
+def _typed(
+    space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None, **thrift: Any
+) -> Breeder:
+    """Late, because it builds on this module: ``hpo.surrogate``. ``thrift``: what the default kind alone takes."""
     from hpo.surrogate import SurrogateBreeder, ThriftyBreeder
 
     own: dict[str, Any] = {
@@ -549,5 +557,5 @@ def _typed(space: SearchSpace, settings: SearchSettings, clock: Callable[[], flo
     if settings.kind == "surrogate":
         return SurrogateBreeder(space, **own)
     if settings.kind == "default" and clock is not None:
-        return ThriftyBreeder(space, clock=clock, **own)
+        return ThriftyBreeder(space, clock=clock, **thrift, **own)
     return TypedBreeder(space, **own)

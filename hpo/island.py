@@ -293,7 +293,7 @@ class Leader:
     def _request(self) -> None:
         """Breed and claim as many as are needed to never run dry."""
         # What a lineage is to go on from is known when the one before has finished.
-        ahead = 0 if self._settings.lineages else self.clockwork.ahead
+        ahead = self.clockwork.ahead if self._proposals.ahead and not self._settings.lineages else 0
         lacking = ahead + (self._running is None) - len(self._queue) - len(self._claimed)
         if lacking > 0 or self._idle:  # a claim may wait for good where the budget is used up
             lacking -= self._promote()
@@ -419,6 +419,7 @@ class Leader:
             self._breeder.begun(candidate.parents)
         self._stopping.start(candidate)
         self._crew.start(candidate)
+        self._proposals.evaluating()
 
     def _judge(self, report: TrialReport) -> Verdict:
         """Whether the evaluation that has just reported may go on."""

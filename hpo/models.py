@@ -1,13 +1,15 @@
 """Models of a campaign's losses that judge children: a forest, a Gaussian process, and which of them to believe.
 
-Imports scikit-learn when the first forest is grown, for that takes a second; so do not import this module's
-libraries at its top."""
+Imports scikit-learn when the first forest is grown, or before in a thread, for that takes a second; so do not import
+this module's libraries at its top."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import math
 import random
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -34,6 +36,8 @@ _WINDOW = 60
 _FEWEST = 10
 _SHARPNESS = 10.0
 
+_EXIT_LIMIT_S = 10.0
+
 Model = Callable[[Any], tuple[Any, Any]]
 """From rows to means and standard deviations."""
 
@@ -41,6 +45,28 @@ Model = Callable[[Any], tuple[Any, Any]]
 @lru_cache(maxsize=1)
 def _sklearn() -> tuple[Any, Any]:
     return importlib.import_module("sklearn"), importlib.import_module("sklearn.tree").ExtraTreeRegressor
+
+
+@lru_cache(maxsize=1)
+def import_in_background() -> threading.Thread:
+    """The thread that imports what the models need, started by the first call.
+
+    Only for processes in which no other thread imports scikit-learn meanwhile: of two threads that enter its circular
+    imports at different modules, one may see a module half imported."""
+    thread = threading.Thread(target=_import_libraries, name="hpo-models", daemon=True)
+    thread.start()
+    # An interpreter that ends in the middle of an import may crash.
+    atexit.register(thread.join, _EXIT_LIMIT_S)
+    return thread
+
+
+def _import_libraries() -> None:
+    try:
+        _sklearn()
+        for name in ("scipy.linalg", "scipy.optimize", "scipy.special"):
+            importlib.import_module(name)
+    except ImportError:
+        pass  # The first model raises it again, in the thread that needs it.
 
 
 class Forest:

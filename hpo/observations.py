@@ -15,6 +15,8 @@ _MOST_BEST, _MOST_LATEST, _MOST_FAILED = 300, 120, 80
 _SLACK = 50
 _MOST_USED = 20_000
 _BEYOND = 3.0
+_STALLED = 5
+_HARDLY = 0.01
 
 
 def normal_scores(losses: Sequence[float]) -> Any:
@@ -64,6 +66,15 @@ class Observations:
 
     def __len__(self) -> int:
         return len(self.completed) + len(self._pruned) + len(self.failed)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the latest few have improved the best by hardly anything, of the distance from the median to it."""
+        losses = [loss for _, loss in self.completed.values()]
+        if len(losses) <= _STALLED:
+            return False
+        best = min(losses)
+        return min(losses[:-_STALLED]) - best <= _HARDLY * (sorted(losses)[len(losses) // 2] - best)
 
     def told(self) -> list[tuple[Any, float]]:
         """Rows and losses of all that have one. A pruned one was worse than others at its step, and how good it would

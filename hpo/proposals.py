@@ -9,7 +9,7 @@ from dataclasses import replace
 from hpo.designs import Designed, GridBreeder
 from hpo.individual import REEVALUATION, Scalar
 from hpo.population import Population
-from hpo.seams import Breeder, Candidate, Codec, Offspring, Repeating
+from hpo.seams import Breeder, Candidate, Codec, Offspring, Repeating, Sequenced
 
 STUCK = 200
 """Attempts after which only known configurations can be expected from breeding and from chance alike."""
@@ -49,11 +49,22 @@ class Proposals:
         if isinstance(breeder, Repeating):
             breeder = breeder.breeder
         self._breeder = breeder
+        self._sequenced = breeder if isinstance(breeder, Sequenced) else None
         self._seed = seed
         self._allows = allows
         self._duplicates = duplicates
         self._rng = random.Random()
         self.known: set[str] = set()
+
+    @property
+    def ahead(self) -> bool:
+        """Whether individuals may be bred ahead of evaluations."""
+        return self._sequenced is None or not self._sequenced.screens
+
+    def evaluating(self) -> None:
+        """Called when an evaluation has begun."""
+        if self._sequenced is not None:
+            self._sequenced.evaluating()
 
     def _first(self, candidate: Candidate, population: Population) -> Offspring | None:
         """What comes before breeding: the candidate's point of the design, or what it repeats, if either."""
@@ -77,6 +88,8 @@ class Proposals:
         caller must look further."""
         rng, breeder = self._rng, self._breeder
         bred = _BRED
+        if self._sequenced is not None:
+            self._sequenced.sequence = candidate.sequence
         rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
         first = None if candidate.attempts else self._first(candidate, population)
         if isinstance(breeder, GridBreeder):

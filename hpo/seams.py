@@ -68,6 +68,24 @@ class Lineages(Protocol):
 
 
 @runtime_checkable
+class Sequenced(Protocol):
+    """A breeder to which it matters how far the campaign is. ``sequence``: how many individuals its worker has proposed
+    before, in earlier launches too; set before each proposal."""
+
+    sequence: int
+
+    @property
+    def screens(self) -> bool:
+        """Whether models judge the next one however long that takes. The later it is bred the more they know, so it is
+        not to be bred ahead of the evaluations before it."""
+        ...
+
+    def evaluating(self) -> None:
+        """An evaluation of its worker has begun, whose time it may use to prepare what comes next."""
+        ...
+
+
+@runtime_checkable
 class Repeating(Protocol):
     """A breeder around another, ``breeder``, of whose individuals some repeat what is known."""
 

@@ -41,8 +41,10 @@ class Suggestion:
 class Search:
     """Proposes configurations from what it has been told; any number may be pending.
 
-    ``kind`` and further keywords are those of a campaign's ``[search]``; the default is "surrogate" here, for how
-    long evaluations take is not known. The same seed, asked and told the same in the same order, proposes the same.
+    ``kind`` and further keywords are those of a campaign's ``[search]``. The default is "surrogate" here: a rule that
+    depends on the clock, as the campaign's default has after its first 200 individuals, would break that the same seed,
+    asked and told the same in the same order, proposes the same. Where a proposal's ten milliseconds are too many, take
+    kind="evolution".
 
     Raises:
         UsageError: a keyword is not allowed, or the kind does not suit the space.

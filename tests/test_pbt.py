@@ -361,7 +361,7 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
         closing=ExitStack(),
     )
     for place, migrates in zip(layout.workers, (True, False)):
-        leader = assembly.leader(place, groups, Idle(), journal)  # type: ignore[arg-type]
+        leader = assembly.leader(place, groups, Idle(), journal, ["here"] * 3)  # type: ignore[arg-type]
         chances = [Member(f"{place.island}-0-{number}", (0.5, 0), (1.0,), COMPLETED) for number in range(20)]
         for one in chances:
             leader._migration.own(one)
