@@ -5,8 +5,9 @@
 Ours is ``hpo.Campaign(task, directory=…, evaluations=60, seed=…).run()`` with all defaults: one worker, the default
 kind, evaluations in a process of their own. TPE is ``optuna.create_study(sampler=TPESampler(seed=…))`` and
 ``study.optimize(objective, n_trials=60)``. Counted is the regret, the best value found less the function's optimum:
-its median over the seeds, and on how many of them ours is lower. Settings were chosen on other functions and seeds; that
-a search may stick to the wrong choice of an unordered parameter was first seen on "network". Ends in one line of JSON."""
+its median over the seeds, and on how many of them ours is lower. Settings were chosen on other functions and seeds; but
+that a search may stick to the wrong choice of an unordered parameter was first seen on "network". Ends in one line of
+JSON."""
 
 from __future__ import annotations
 
