@@ -211,7 +211,7 @@ def test_the_largest_value_that_is_taken_is_harmless(tmp_path: Path, key: str, p
     if key == "evaluations":
         keywords["deadline"] = 0.2
     result = hpo.Campaign(TASK, directory=tmp_path / "run", **keywords).run()
-    counts = result.status()["evaluations"]
+    counts = result.status["evaluations"]
     assert isinstance(counts, dict) and counts["completed"] + counts["pruned"] == sum(counts.values()) >= 3
 
 

@@ -33,7 +33,7 @@ from hpo.messages import (
 )
 from hpo.pruning import EarlyStopping
 from hpo.resume import Autopsy, Earlier, fold
-from hpo.seams import Candidate
+from hpo.seams import Candidate, TrialReport
 from hpo.simulation import SimulatedOutcome, Simulation
 from hpo.workforce import Workforce
 
@@ -205,10 +205,10 @@ def test_who_has_reported_a_finite_value_is_remembered() -> None:
     place = {"sequence": 0, "genome": (), "params": {}, "key": "", "operator": "random", "home": (0, 0)}
     stopping.start(Candidate(token=0, id="0-0-0", **place))  # type: ignore[arg-type]
     assert not stopping.reported("0-0-0")
-    stopping.report("0-0-0", 1, float("nan"))
+    stopping.report(TrialReport("0-0-0", 1, float("nan")))
     assert not stopping.reported("0-0-0")
-    stopping.report("0-0-0", 2, 0.5)
-    stopping.report("0-0-0", 3, float("nan"))
+    stopping.report(TrialReport("0-0-0", 2, 0.5))
+    stopping.report(TrialReport("0-0-0", 3, float("nan")))
     assert stopping.reported("0-0-0") and not stopping.reported("0-0-1")
     stopping.start(Candidate(token=1, id="0-0-1", **place))  # type: ignore[arg-type]
     assert not stopping.reported("0-0-1")
