@@ -207,9 +207,12 @@ import torch._dynamo
 from hpo import cuda
 
 torch._dynamo.config.automatic_dynamic_shapes = False
-torch._dynamo.config.fail_on_recompile_limit_hit = True
+limit, fail = "recompile_limit", "fail_on_recompile_limit_hit"
+if not hasattr(torch._dynamo.config, limit):  # before torch 2.7
+    limit, fail = "cache_size_limit", "fail_on_cache_limit_hit"
+setattr(torch._dynamo.config, fail, True)
 function = torch.compile(lambda x: x * 2, backend="eager")
-for trial in range(torch._dynamo.config.recompile_limit + 2):
+for trial in range(getattr(torch._dynamo.config, limit) + 2):
     function(torch.ones(trial + 2))
     cuda.free()
 calls = []
