@@ -85,6 +85,7 @@ def _inline(campaign: Campaign, job: Job) -> Outcome:
     crew = InlineCrew(
         evaluate=campaign.task.evaluate,
         objectives=tuple(campaign.task.objectives),
+        on_warning=_warn,
         device=inline_device([socket.gethostname()], 0),
     )
     crew.start(job)
@@ -94,6 +95,10 @@ def _inline(campaign: Campaign, job: Job) -> Outcome:
 def _shown(report: TrialReport) -> Verdict:
     print(f"reported step {report.step}: {report.value}", flush=True)
     return GO
+
+
+def _warn(text: str) -> None:
+    print(f"hpo: {text}", file=sys.stderr, flush=True)
 
 
 def _evaluate(campaign: Campaign, job: Job) -> Outcome:
@@ -111,6 +116,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
         objectives=tuple(campaign.task.objectives),
         settings=settings.evaluation,
         on_report=_shown,
+        on_warning=_warn,
         clock=time.time,
     )
     followers = {

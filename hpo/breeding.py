@@ -31,6 +31,10 @@ _INITIAL = 10
 """Random individuals before the default kind breeds, an island."""
 _PARTICLES = 5
 _MOST_PENDING = 256
+_PROPULATES = ("genetic", "cmaes", "pso", "nelder-mead")
+"""The kinds whose propagators are Propulate's."""
+_INSTALL = "pip install --no-deps propulate==1.2.2"
+"""Without its pins, which no propagator needs: numpy is all that they import."""
 _CMA_GENERATIONS = 2
 """How many generations' worth of the latest individuals an update of CMA-ES selects from."""
 
@@ -41,7 +45,7 @@ def _propagators() -> Any:
     if "propulate" not in sys.modules:
         spec = importlib.util.find_spec("propulate")
         if spec is None or spec.submodule_search_locations is None:
-            raise ImportError("propulate is not installed; it is a dependency of hpo: install hpo again")
+            raise ImportError(f"propulate is not installed. Run {_INSTALL}")
         package = types.ModuleType("propulate")
         package.__path__ = list(spec.submodule_search_locations)
         package.__spec__ = spec
@@ -58,6 +62,10 @@ def _propagators() -> Any:
         if "propulate" in sys.modules
         else sys.modules["propulate.propagators"]
     )
+
+
+def _has_propulate() -> bool:
+    return importlib.util.find_spec("propulate") is not None
 
 
 def _individual(position: Any, limits: Mapping[str, Any]) -> Any:
@@ -489,6 +497,14 @@ def _breeder_of(
     space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None, **thrift: Any
 ) -> Breeder:
     kind = settings.kind
+    if kind in _PROPULATES and not _has_propulate():
+        from hpo.settings import Kind
+
+        others = ", ".join(f'"{one}"' for one in get_args(Kind) if one not in _PROPULATES)
+        raise UsageError(
+            f'[search] kind = "{kind}" needs propulate, which is not installed. Run {_INSTALL}, or choose a kind that '
+            f"does without it: {others}"
+        )
     if kind in ("default", "evolution", "surrogate"):
         return _typed(space, settings, clock, **thrift)
     if kind == "portfolio":
@@ -527,7 +543,8 @@ def _breeder_of(
 
 
 def _portfolio(space: SearchSpace, settings: SearchSettings) -> Breeder:
-    """The surrogate, the typed evolution, CMA-ES where all are numbers that always exist, TPE where it is installed."""
+    """The surrogate and the typed evolution; CMA-ES where all are numbers that always exist and Propulate is installed;
+    TPE where Optuna is."""
     from hpo.optuna_kinds import OptunaBreeder, missing
     from hpo.portfolio import PortfolioBreeder
 
@@ -536,7 +553,7 @@ def _portfolio(space: SearchSpace, settings: SearchSettings) -> Breeder:
         for kind in ("surrogate", "evolution")
     }
     numbers = [one for one in space.parameters.values() if not isinstance(one, Categorical) and not one.when]
-    if len(numbers) == len(space) > 1:
+    if len(numbers) == len(space) > 1 and _has_propulate():
         breeders["cmaes"] = CmaesBreeder(space)
     if not missing("tpe"):
         breeders["tpe"] = OptunaBreeder(space, "tpe")

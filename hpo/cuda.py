@@ -27,6 +27,7 @@ class OwnDevice:
         self._visible = visible
         self._found = name if name == "cpu" else None
         self._fault: str | None = None
+        self._warned = False
 
     @property
     def index(self) -> int:
@@ -52,6 +53,18 @@ class OwnDevice:
         """Why it did not work when it was last asked for; told once. The task may have caught the error."""
         fault, self._fault = self._fault, None
         return fault
+
+    def take_warning(self) -> str | None:
+        """That the task's torch cannot use the device that is there; said once, as soon as torch is loaded."""
+        built = getattr(sys.modules.get("torch"), "version", None)
+        if self._warned or self._assigned == "cpu" or built is None or built.cuda is not None:
+            return None
+        self._warned = True
+        return (
+            f"{self._label} has a GPU, {self._assigned}, and its torch is built without CUDA: it trains on the CPU, "
+            "which may take days in place of hours. Run `bash jobs/setup.sh --cuda` for a torch that uses GPUs. To "
+            "train on CPUs, start with CUDA_VISIBLE_DEVICES empty."
+        )
 
     def _works(self) -> bool:
         try:

@@ -5,7 +5,7 @@ Crew and Follower speak in JSON-able messages that the caller carries. Nothing h
 ``poll`` when one of ``filenos`` is readable, or at ``deadline``.
 
     Crew ── spawn, join, job, probe, leave, exit, kill ──► Follower of each rank (its own too) ──► evaluator
-    Crew ◄── ready, joined, report, finished, broken, alive, died ── Follower ◄── evaluator
+    Crew ◄── ready, joined, report, finished, warning, broken, alive, died ── Follower ◄── evaluator
 
 A spawn opens a new *epoch*. All messages carry theirs, so that what an earlier evaluator said late is
 recognised.
@@ -33,7 +33,7 @@ class Crew:
     """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
 
     ``send(worker_rank, message)`` reaches the Follower of another rank, and ``receive`` takes what it says.
-    ``on_report`` answers each report at once.
+    ``on_report`` answers each report at once; ``on_warning`` gets what the user is to read.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Crew:
         objectives: tuple[str, ...],
         settings: EvaluationSettings,
         on_report: Judge = lambda report: GO,
+        on_warning: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float],
         failure_grace_s: float = 5.0,
         straggler_s: float = 60.0,
@@ -57,6 +58,7 @@ class Crew:
         self._objectives = objectives
         self._settings = settings
         self._on_report = on_report
+        self._on_warning = on_warning
         self._clock = clock
         self._failure_grace_s = failure_grace_s
         self._straggler_s = straggler_s
@@ -140,6 +142,8 @@ class Crew:
                 self._fail_start(FAILED, message["error"])
             elif self._phase == "starting":  # all ranks say the same; the first suffices
                 self._fail_start(FAILED, message["error"])
+        elif kind == "warning":
+            self._on_warning(message["text"])
         elif kind == "alive":
             if message["turn"] == self._turn and self._phase == "running":
                 self._outlived.add(worker_rank)

@@ -199,7 +199,15 @@ class ChildLink:
 
     @property
     def device(self) -> str:
-        return self._device.name
+        name = self._device.name
+        self.warn()
+        return name
+
+    def warn(self) -> None:
+        """Let the campaign know where the task cannot use the device that is there."""
+        text = self._device.take_warning()
+        if text is not None:
+            self._channel.send({"type": "warning", "text": text})
 
     def report(self, step: int, value: float, last_step: int | None) -> bool:
         verdict: Verdict = GO
@@ -287,6 +295,7 @@ class Evaluator:
         else:
             outcome = self._attempt(job, order["timeout_s"])
             self._output.close()
+            self._link.warn()
             fault = self._device.take_fault()
             if fault is not None:  # whatever the task made of it: the individual is not to blame
                 self._channel.send({"type": "broken", "error": fault})

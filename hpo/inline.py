@@ -40,8 +40,10 @@ class InlineLink:
         device: OwnDevice | None,
         on_report: Judge,
         stopping: Callable[[], bool],
+        on_warning: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._device = device or OwnDevice()
+        self._on_warning = on_warning
         self.comm: object | None = comm
         self.id = ""
         self._rank = rank
@@ -57,7 +59,14 @@ class InlineLink:
 
     @property
     def device(self) -> str:
-        return self._device.name
+        name = self._device.name
+        self._warn()
+        return name
+
+    def _warn(self) -> None:
+        text = self._device.take_warning()
+        if text is not None:
+            self._on_warning(text)
 
     def attempt(
         self, evaluate: Callable[[Trial], object], trial: Trial, objectives: tuple[str, ...]
@@ -66,6 +75,7 @@ class InlineLink:
         self.id = trial.id
         self._saves = self._pause = False
         outcome = attempt(evaluate, trial, objectives)
+        self._warn()
         fault = self._device.take_fault()
         if fault is None:
             return outcome, False
@@ -104,6 +114,7 @@ class InlineCrew:
         send: Callable[[int, Message], None] | None = None,
         on_report: Judge = lambda report: GO,
         stopping: Callable[[], bool] = lambda: False,
+        on_warning: Callable[[str], None] = lambda text: None,
         device: OwnDevice | None = None,
     ) -> None:
         if size > 1 and (comm is None or send is None):
@@ -120,6 +131,7 @@ class InlineCrew:
             device=device,
             on_report=on_report,
             stopping=lambda: self._stop_asked or stopping(),
+            on_warning=on_warning,
         )
         self._turn = 0
         self._finished: dict[int, Outcome] = {}

@@ -60,7 +60,7 @@ class OptunaBreeder(TypedBreeder):
         super().__init__(space)
         if lacking := missing(kind):
             raise UsageError(
-                f'[search] kind = "{kind}" needs {" and ".join(lacking)}. Run pip install "hpo[optuna]", or choose '
+                f'[search] kind = "{kind}" needs {" and ".join(lacking)}. Run bash jobs/setup.sh optuna, or choose '
                 'another kind, such as "default".'
             )
         numbers = [p for p in space.parameters.values() if not isinstance(p, Categorical) and p.count != 1]

@@ -463,7 +463,7 @@ def _parquet(table: pandas.DataFrame) -> bytes:
         data: bytes = table.to_parquet(index=False)
     except ImportError as error:
         raise CampaignError(
-            "parquet needs pyarrow, which is not installed. Install it with `pip install 'hpo[parquet]'`, "
+            "parquet needs pyarrow, which is not installed. Run `bash jobs/setup.sh parquet`, "
             "or export to .csv or .json."
         ) from error
     return data

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -152,7 +153,7 @@ def _parquet(path: Path) -> list[dict[str, object]]:
         from pyarrow import parquet
     except ImportError:
         raise UsageError(
-            f"known points: {path} needs pyarrow. Install it with `pip install 'hpo[parquet]'`, or use .csv."
+            f"known points: {path} needs pyarrow. Run `bash jobs/setup.sh parquet`, or use .csv."
         ) from None
     rows: list[dict[str, object]] = parquet.read_table(path).to_pylist()
     return rows
@@ -216,13 +217,15 @@ def _from_storage(url: str, study: str | None) -> Table:
     try:
         import optuna
     except ImportError:
-        raise UsageError(
-            f"known points: {name} needs Optuna. Install it with `pip install 'hpo[optuna]'`."
-        ) from None
-    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
+        raise UsageError(f"known points: {name} needs Optuna. Run `bash jobs/setup.sh optuna`.") from None
+    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings(), ExitStack() as closing:
         warnings.simplefilter("ignore")
         try:
             storage = _storage(url, Path(scratch))
+            if isinstance(storage, optuna.storages.RDBStorage):
+                # Else its connection to the database stays open until it is collected.
+                closing.callback(storage.engine.dispose)
+                closing.callback(storage.remove_session)
             names = optuna.get_all_study_names(storage)
             if study is None and len(names) != 1:
                 raise UsageError(

@@ -113,6 +113,18 @@ class Staff:
         self._crew.close(timeout_s)
 
 
+def _warner(place: Place) -> Callable[[str], None]:
+    """Prints what evaluators warn of, once a launch: the first worker speaks for all, as hosts mostly are alike."""
+    heard: list[str] = []
+
+    def warn(text: str) -> None:
+        heard.append(text)
+        if place.island == place.worker == 0 and len(heard) == 1:
+            sys.stderr.write(f"hpo: {text}\n")
+
+    return warn
+
+
 def trial_seed(seed: int, identity: str) -> int:
     """The same for an individual however often and wherever it is evaluated; 31 bits, as every library
     takes."""
@@ -140,6 +152,7 @@ def make_crew(
         send=send,
         objectives=objectives,
         settings=settings.evaluation,
+        on_warning=_warner(place),
         clock=transport.now,
         epoch=epoch,
     )
@@ -182,6 +195,7 @@ def make_inline_crew(
         comm=transport.communicator(place.ranks) if isinstance(transport, MpiTransport) else None,
         send=send,
         stopping=stopping,
+        on_warning=_warner(place),
         device=inline_device(hosts, place.leader),
     )
 

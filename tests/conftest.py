@@ -13,6 +13,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gloo
 from terminal import Terminal
 
 # How long an example takes says how busy the machine is.
@@ -47,11 +48,28 @@ _gone = sorted(str(path) for path in ALONE if not path.exists())
 assert not _gone, f"tests/conftest.py says that these are to run alone, and they are not there: {_gone}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# They start campaigns or programs on several ranks; others do so by tests/gloo.py.
+RANKS = ALONE | {
+    _HERE / name
+    for name in ("faults", "test_benchmarks.py", "test_cli.py", "test_readme.py", "test_slurm_script.py")
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-rank", action="store_true", help="leave out what needs a process a rank")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    gloo.one_rank = config.getoption("--one-rank")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each test is either ``-m alone`` or ``-m "not alone"``."""
     for item in items:
         if not ALONE.isdisjoint((item.path, *item.path.parents)):
             item.add_marker("alone")
+        if config.getoption("--one-rank") and not RANKS.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.skip("needs a process a rank"))
 
 
 @pytest.fixture

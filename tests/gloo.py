@@ -14,10 +14,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 # Forked from a server that has imported torch already: starting a rank takes milliseconds, not seconds.
 _context = multiprocessing.get_context("forkserver")
 # torch._dynamo comes with the first optimizer.
 _context.set_forkserver_preload(["torch", "torch._dynamo", "trainers"])
+
+
+one_rank = False
+"""Whether tests that need several ranks are left out (tests/conftest.py)."""
 
 
 def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60) -> list[Any]:
@@ -36,6 +42,8 @@ def outcomes_of_ranks(
     size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60
 ) -> list[tuple[str, Any]]:
     """("returned", value), ("raised", traceback), ("ended", exit code) or ("hung", "") of each rank."""
+    if one_rank and size > 1:
+        pytest.skip("needs a process a rank")
     deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory() as directory:
         processes, ends = [], {}

@@ -3,6 +3,7 @@ as its users do."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 import subprocess
@@ -152,6 +153,28 @@ print("fine")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "fine\n", done.stderr
+
+
+def test_without_propulate_kinds_that_need_it_are_refused_and_the_others_run(monkeypatch, tmp_path):
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+    there = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "propulate" else there(name))
+    for kind in ("genetic", "cmaes", "pso", "nelder-mead"):
+        with pytest.raises(UsageError) as refusal:
+            make_breeder(space, settings(kind))
+        text = str(refusal.value)
+        assert f'kind = "{kind}" needs propulate' in text
+        assert "pip install --no-deps propulate==1.2.2" in text
+        assert '"default"' in text and '"surrogate"' in text and text.count(f'"{kind}"') == 1
+        with pytest.raises(UsageError, match="needs propulate"):
+            hpo.Campaign(
+                hpo.Task(space, lambda trial: 0.0), directory=tmp_path / "never", evaluations=1, kind=kind
+            ).check()
+    assert not (tmp_path / "never").exists()
+    for kind in get_args(Kind):
+        if kind not in ("genetic", "cmaes", "pso", "nelder-mead", "pbt", "grid"):
+            assert make_breeder(space, settings(kind)).breed(Population(), random.Random(0)).operator
+    assert "cmaes" not in make_breeder(space, settings("portfolio"))._breeders
 
 
 def test_mutation_changes_only_what_exists_and_steps_to_neighbours():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from hpo import cuda
 from hpo.cuda import NoDevice, OwnDevice
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class FakeTorch:
@@ -81,6 +85,50 @@ def test_torch_without_cuda_uses_the_cpu(install) -> None:
     install(FakeTorch(0, built=None))
     device = OwnDevice("cuda:0")
     assert (device.name, device.take_fault()) == ("cpu", None)
+
+
+def test_torch_without_cuda_where_there_is_a_device_is_warned_of_once(install) -> None:
+    install(FakeTorch(0, built=None))
+    device = OwnDevice("cuda:0", label="the evaluator on node7")
+    text = device.take_warning()
+    assert text is not None and device.take_warning() is None
+    assert "the evaluator on node7 has a GPU, cuda:0, and its torch is built without CUDA" in text
+    assert "bash jobs/setup.sh --cuda" in text and "CUDA_VISIBLE_DEVICES empty" in text
+    assert OwnDevice("cpu").take_warning() is None, "there is nothing to use"
+    for torch in (None, FakeTorch(0)):
+        install(torch)
+        assert OwnDevice("cuda:0").take_warning() is None, "not loaded, or built with CUDA"
+
+
+@pytest.mark.parametrize("isolation", ["fresh", "inline"])
+@pytest.mark.parametrize("asks", ["trial.device", "'torch' in sys.modules"])
+def test_a_campaign_says_once_that_its_torch_cannot_use_the_gpu(tmp_path, isolation: str, asks: str) -> None:
+    (tmp_path / "task.py").write_text(f"""
+import sys, types
+import hpo
+torch = types.ModuleType("torch")
+torch.version = types.SimpleNamespace(cuda=None)
+torch.cuda = types.SimpleNamespace(is_available=lambda: False)
+torch.manual_seed = lambda seed: None
+sys.modules["torch"] = torch
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: float(bool({asks})))
+""")
+    text = f'task = "task.py:task"\ndirectory = "run"\nevaluations = 3\n[evaluation]\nisolation = "{isolation}"\n'
+    (tmp_path / "campaign.toml").write_text(text)
+    warning = "has a GPU, cuda:0, and its torch is built without CUDA"
+    for visible, times in (("0", 1), ("", 0)):
+        (tmp_path / "campaign.toml").write_text(text.replace("run", f"run{visible}"))
+        done = subprocess.run(
+            [sys.executable, "-m", "hpo", "run", "campaign.toml"],
+            cwd=tmp_path,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count(warning) == times, done.stderr
 
 
 def test_a_device_that_does_not_work_is_an_error_and_not_the_cpu(install) -> None:
@@ -159,9 +207,12 @@ import torch._dynamo
 from hpo import cuda
 
 torch._dynamo.config.automatic_dynamic_shapes = False
-torch._dynamo.config.fail_on_recompile_limit_hit = True
+limit, fail = "recompile_limit", "fail_on_recompile_limit_hit"
+if not hasattr(torch._dynamo.config, limit):  # before torch 2.7
+    limit, fail = "cache_size_limit", "fail_on_cache_limit_hit"
+setattr(torch._dynamo.config, fail, True)
 function = torch.compile(lambda x: x * 2, backend="eager")
-for trial in range(torch._dynamo.config.recompile_limit + 2):
+for trial in range(getattr(torch._dynamo.config, limit) + 2):
     function(torch.ones(trial + 2))
     cuda.free()
 calls = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import shutil
@@ -193,7 +194,10 @@ def test_an_optuna_study(tmp_path, kind, monkeypatch):
             backend = optuna.storages.journal.JournalFileBackend("study.log")
             storage, source = optuna.storages.JournalStorage(backend), "study.log"
         else:
-            storage, source = "sqlite:///study.db", "study.db" if kind == "sqlite" else "sqlite:///study.db"
+            storage, source = (
+                optuna.storages.RDBStorage("sqlite:///study.db"),
+                "study.db" if kind == "sqlite" else "sqlite:///study.db",
+            )
         study = optuna.create_study(
             study_name="a", storage=storage, direction="maximize", sampler=optuna.samplers.RandomSampler(0)
         )
@@ -229,6 +233,10 @@ def test_an_optuna_study(tmp_path, kind, monkeypatch):
             with pytest.raises(UsageError, match="no study 'c'"):
                 known_points(source, SPACE, "maximize", study="c")
             assert len(known_points(source, SPACE, "maximize", study="a")) == 7
+        if kind != "journal":
+            storage.remove_session()
+            storage.engine.dispose()
+        gc.collect()  # Python 3.13 warns of connections that nobody has closed
 
 
 def test_sources_that_are_none_get_a_sentence(tmp_path, monkeypatch):

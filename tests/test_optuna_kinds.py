@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused(monkeypatch):
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name in ("optuna", "cmaes") else object()
     )
-    with pytest.raises(UsageError, match=r'"tpe" needs optuna. Run pip install "hpo\[optuna\]"'):
+    with pytest.raises(UsageError, match=r'"tpe" needs optuna. Run bash jobs/setup.sh optuna'):
         hpo.Search(LINE, kind="tpe")
     with pytest.raises(UsageError, match="needs optuna and cmaes"):
         hpo.Search(LINE, kind="optuna-cmaes")

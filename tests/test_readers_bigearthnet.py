@@ -434,6 +434,6 @@ def test_a_package_that_lacks_is_named_with_the_remedy(
 
     bigearthnet_lmdb._opened_here.clear()
     with pytest.raises(
-        ModuleNotFoundError, match=rf"package {package}\. Run: pip install 'hpo\[bigearthnet\]'"
+        ModuleNotFoundError, match=rf"package {package}\. Run: bash jobs/setup.sh bigearthnet"
     ):
         open_archive(root).reader.read(archive.patches[0])

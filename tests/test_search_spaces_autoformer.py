@@ -280,7 +280,7 @@ def test_without_transformers_it_says_what_to_install(
     real = importlib.util.find_spec
     monkeypatch.setattr(autoformer, "find_spec", lambda name: None if name == "transformers" else real(name))
     assert main("--epochs", "1") == 2
-    assert 'Run: pip install "hpo[forecasting]"' in capsys.readouterr().err
+    assert "Run: bash jobs/setup.sh forecasting" in capsys.readouterr().err
 
 
 def test_campaign_files_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

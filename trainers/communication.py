@@ -188,7 +188,7 @@ class Communicator:
                 "This rank is not in the group that it was told to train in. Leave it out there."
             )
         self._apart = among is not None
-        self._members = dist.get_process_group_ranks(among) if joined else [0]
+        self._members = dist.get_process_group_ranks(among or dist.group.WORLD) if joined else [0]
         self.device = device
         self._timeout = timeout
         self._own_groups: list[dist.ProcessGroup | None] = []

@@ -26,6 +26,14 @@ def full_precision() -> Iterator[None]:
     """Inside, products of float32 matrices are float32's, whatever ``torch.set_float32_matmul_precision`` and its
     like allow: what becomes weights and bases for good shall not lose bits that a gradient can spare.
     """
+    if not hasattr(torch.backends.mkldnn, "matmul"):  # before torch 2.9 one setting is for all
+        allowed = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(allowed)
+        return
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     try:

@@ -17,7 +17,7 @@ Version = Literal["v1", "v2"]
 Split = Literal["train", "validation", "test"]
 VERSIONS: tuple[Version, ...] = ("v1", "v2")
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-EXTRA = "Run: pip install 'hpo[bigearthnet]'"
+EXTRA = "Run: bash jobs/setup.sh bigearthnet"
 """What to do where a package lacks that only these readers need."""
 
 PARQUETS = ("metadata.parquet", "metadata_for_patches_with_snow_cloud_or_shadow.parquet")

