@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _HOME = {
-    "Float": "space",
-    "Int": "space",
-    "Categorical": "space",
-    "Ordinal": "space",
-    "SearchSpace": "space",
+    "Float": "space.space",
+    "Int": "space.space",
+    "Categorical": "space.space",
+    "Ordinal": "space.space",
+    "SearchSpace": "space.space",
     "Task": "task",
     "Trial": "trial",
     "Campaign": "campaign",
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from hpo.known import known_points
     from hpo.results import Result
     from hpo.search import Search
-    from hpo.space import Categorical, Float, Int, Ordinal, SearchSpace
+    from hpo.space.space import Categorical, Float, Int, Ordinal, SearchSpace
     from hpo.task import Task
     from hpo.trial import Trial
 

@@ -26,9 +26,9 @@ from hpo.migration import MigrationSettings
 from hpo.node import Parts
 from hpo.pbt import kept_for_others
 from hpo.progress import Display
-from hpo.restriction import restricted
 from hpo.rooms import Rooms
 from hpo.signals import Signals
+from hpo.space.restricted import restricted
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.surrogate import INITIAL, first_of_worker
 from hpo.task import MAXIMIZE, Task, TaskSource

@@ -19,10 +19,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Ordinal
 from hpo.population import Member, Population
 from hpo.seams import Breeder, Genome, Offspring
-from hpo.space import SearchSpace
+from hpo.space.parameters import Categorical, Ordinal
+from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
     from hpo.config import SearchSettings

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.parameters import Categorical, Float, Int, Ordinal
-from hpo.space import SearchSpace
+from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.space import SearchSpace
 
 _LARGEST_ONE_HOT = 32
 _MUTATED = 1.2

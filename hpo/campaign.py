@@ -35,10 +35,10 @@ from hpo.mpirun import tolerates_deaths
 from hpo.node import Node, Parts
 from hpo.progress import Display
 from hpo.ranks import connect, give_up, leave_without_mpi
-from hpo.restriction import restricted
 from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.signals import PATIENCE, Signals
+from hpo.space.restricted import restricted
 from hpo.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, write
 from hpo.text import excerpt

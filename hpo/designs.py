@@ -6,11 +6,11 @@ import random
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Ordinal, Parameter
 from hpo.population import Member, Population
-from hpo.restriction import RestrictedSpace
 from hpo.seams import Breeder, Genome, Offspring
-from hpo.space import SearchSpace
+from hpo.space.parameters import Categorical, Ordinal, Parameter
+from hpo.space.restricted import RestrictedSpace
+from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
     from hpo.settings import Initial

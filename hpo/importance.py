@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import CampaignError, UsageError
-from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
-from hpo.space import SearchSpace
+from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.space.space import SearchSpace
 from hpo.suggest import suggestion
 from hpo.terminal import one_line, quoted
 from hpo.text import excerpt

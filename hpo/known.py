@@ -15,8 +15,8 @@ from hpo import sources
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, FINAL, INVALID, PRUNED
 from hpo.metrics import as_number
-from hpo.parameters import Categorical, Float, Int, Parameter
-from hpo.space import Params, SearchSpace
+from hpo.space.parameters import Categorical, Float, Int, Parameter
+from hpo.space.space import Params, SearchSpace
 from hpo.suggest import suggestion
 from hpo.text import excerpt
 

@@ -15,10 +15,10 @@ from hpo.breeding import TypedBreeder
 from hpo.brood import parents_first
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Scalar
-from hpo.parameters import Categorical, Float, Int, Ordinal
 from hpo.population import Member, Population
 from hpo.seams import Genome, Offspring
-from hpo.space import SearchSpace
+from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
     import optuna

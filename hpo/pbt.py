@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Float, Int, Ordinal
 from hpo.population import Member, Population
 from hpo.seams import Offspring
-from hpo.space import SearchSpace
+from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.space import SearchSpace
 from hpo.suggest import suggestion
 
 MEMBERS = 10

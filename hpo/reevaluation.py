@@ -11,7 +11,7 @@ from hpo.estimates import estimates, exact, median_of
 from hpo.individual import COMPLETED, FAULTS, REEVALUATION
 from hpo.population import Member, Population
 from hpo.seams import Breeder, Genome, Offspring
-from hpo.space import SearchSpace
+from hpo.space.space import SearchSpace
 
 _MOST = 300
 _INITIAL = 10

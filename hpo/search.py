@@ -16,10 +16,10 @@ from hpo.known import name_of, single_point
 from hpo.metrics import as_number
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
-from hpo.restriction import restricted
 from hpo.seams import Candidate
 from hpo.settings import SearchSettings
-from hpo.space import SearchSpace
+from hpo.space.restricted import restricted
+from hpo.space.space import SearchSpace
 from hpo.suggest import suggestion
 from hpo.task import checked_constraints
 from hpo.text import excerpt

@@ -26,8 +26,8 @@ from pydantic import (
 
 from hpo.errors import UsageError
 from hpo.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
-from hpo.parameters import is_unicode
 from hpo.sources import without_password
+from hpo.space.parameters import is_unicode
 from hpo.suggest import suggestion
 from hpo.text import excerpt
 

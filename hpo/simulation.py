@@ -38,7 +38,7 @@ from hpo.migration import MigrationSettings
 from hpo.pruning import PruningSettings
 from hpo.resume import Autopsy, Earlier, autopsy, fold, start_messages
 from hpo.seams import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
-from hpo.space import SearchSpace
+from hpo.space.space import SearchSpace
 from hpo.workforce import Workforce
 
 GRACE_S = 60.0

@@ -13,7 +13,7 @@ from hpo.models import Judge, Panel, import_in_background
 from hpo.observations import Observations
 from hpo.population import Member, Population
 from hpo.seams import Offspring
-from hpo.space import SearchSpace
+from hpo.space.space import SearchSpace
 
 INITIAL = 10
 """Completed individuals of the island before the first model."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import MOST_STEPS
-from hpo.space import Params, SearchSpace
+from hpo.space.space import Params, SearchSpace
 from hpo.suggest import suggestion
 from hpo.text import excerpt
 from hpo.usercode import explained, import_user_module, split_reference

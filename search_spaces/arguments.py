@@ -16,7 +16,7 @@ from search_spaces.use import Trained, of_campaign
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
-    from hpo.space import Parameter
+    from hpo.space.space import Parameter
 
 MakeTask = Callable[..., hpo.Task]
 

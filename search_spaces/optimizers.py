@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import trainers
     from hpo.individual import Scalar
-    from hpo.space import Parameter
+    from hpo.space.space import Parameter
 
 OPTIMIZERS = ("adadelta", "adagrad", "adam", "amsgrad", "adamax", "ftrl", "nadam", "rmsprop", "sgd")
 SCHEDULES = ("exponential", "inverse-time", "polynomial")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import hpo
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
 
 SPACE = hpo.SearchSpace(x=Float(0.0, 1.0))
 TASK = hpo.Task(SPACE, lambda trial: 0.0)

@@ -24,8 +24,8 @@ from hpo.population import Member, Population
 from hpo.proposals import key_of
 from hpo.pruning import EarlyStopping, PruningSettings
 from hpo.reevaluation import ReevaluatingBreeder
-from hpo.restriction import restricted
 from hpo.seams import GO, Candidate, Offspring, TrialReport
+from hpo.space.restricted import restricted
 from search_spaces.use import of_campaign
 
 # --- what a configuration is worth --------------------------------------------------------------------------

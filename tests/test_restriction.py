@@ -12,9 +12,9 @@ from hpo.breeding import make_breeder
 from hpo.individual import COMPLETED
 from hpo.population import Member, Population
 from hpo.proposals import Proposals
-from hpo.restriction import RestrictedSpace, restricted
 from hpo.seams import Candidate
 from hpo.settings import SearchSettings
+from hpo.space.restricted import RestrictedSpace, restricted
 
 SPACE = hpo.SearchSpace(
     optimizer=hpo.Categorical("sgd", "adam", "nadam", "adagrad"),

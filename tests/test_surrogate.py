@@ -19,8 +19,8 @@ from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.models import Forest, Panel, import_in_background
 from hpo.observations import Observations, normal_scores, value_scores
 from hpo.population import Member, Population
-from hpo.restriction import restricted
 from hpo.simulation import Simulation
+from hpo.space.restricted import restricted
 from hpo.surrogate import SurrogateBreeder, ThriftyBreeder, first_of_worker
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from hpo import usercode
 from hpo.errors import CampaignError, UsageError
-from hpo.space import Categorical, Float, Int, SearchSpace
+from hpo.space.space import Categorical, Float, Int, SearchSpace
 from hpo.task import Task, TaskSource, load_task
 
 SPACE = SearchSpace(x=Float(0, 1), n=Int(1, 8), m=Int(0, 1, when={"o": "a"}), o=Categorical("a", "b"))

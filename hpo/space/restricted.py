@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from hpo.errors import UsageError
 from hpo.individual import Scalar
-from hpo.parameters import Categorical, Ordinal
-from hpo.space import Genome, SearchSpace
+from hpo.space.parameters import Categorical, Ordinal
+from hpo.space.space import Genome, SearchSpace
 from hpo.suggest import suggestion
 
 

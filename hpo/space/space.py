@@ -13,7 +13,7 @@ import orjson
 from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
-from hpo.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
+from hpo.space.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
 from hpo.suggest import suggestion
 from hpo.text import excerpt
 
@@ -133,7 +133,7 @@ class SearchSpace:
         return tuple([rng.random() if count is None else rng.randrange(count) for count in self._counts])
 
     def confined(self, genome: Genome) -> Genome:
-        """``genome``, or what stands for it where not all choices are allowed (see ``hpo.restriction``)."""
+        """``genome``, or what stands for it where not all choices are allowed (see ``hpo.space.restricted``)."""
         return genome
 
     def key(self, params: Params) -> str:
