@@ -14,8 +14,8 @@ _HOME = {
     "Categorical": "space.space",
     "Ordinal": "space.space",
     "SearchSpace": "space.space",
-    "Task": "task",
-    "Trial": "trial",
+    "Task": "task.task",
+    "Trial": "task.trial",
     "Campaign": "campaign",
     "Result": "results",
     "Search": "search",
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from hpo.results import Result
     from hpo.search import Search
     from hpo.space.space import Categorical, Float, Int, Ordinal, SearchSpace
-    from hpo.task import Task
-    from hpo.trial import Trial
+    from hpo.task.task import Task
+    from hpo.task.trial import Trial
 
 
 def __getattr__(name: str) -> object:

@@ -31,7 +31,7 @@ from hpo.signals import Signals
 from hpo.space.restricted import restricted
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.surrogate import INITIAL, first_of_worker
-from hpo.task import MAXIMIZE, Task, TaskSource
+from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 from hpo.transport import Transport
 from hpo.workforce import Workforce

@@ -21,12 +21,12 @@ from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.individual import COMPLETED, PRUNED
 from hpo.inline import InlineCrew
-from hpo.outcome import Outcome
 from hpo.rooms import OUTPUT
 from hpo.seams import GO, TrialReport, Verdict
 from hpo.staff import child_factory, inline_device
-from hpo.task import Task
-from hpo.trial import Job
+from hpo.task.outcome import Outcome
+from hpo.task.task import Task
+from hpo.task.trial import Job
 
 _MOST_SHOWN = 1_000
 """Characters of a metric."""

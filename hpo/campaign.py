@@ -39,7 +39,7 @@ from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.signals import PATIENCE, Signals
 from hpo.space.restricted import restricted
-from hpo.task import Task, TaskSource, load_task
+from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, write
 from hpo.text import excerpt
 from hpo.transport import MpiTransport, Transport

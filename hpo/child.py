@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpo import binding
 
 if TYPE_CHECKING:
-    from hpo.task import TaskSource
+    from hpo.task.task import TaskSource
 
 Message = dict[str, Any]
 """One JSON object of the protocol between control ranks and evaluators."""

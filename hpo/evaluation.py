@@ -21,12 +21,12 @@ from hpo.binding import choose_backend
 from hpo.child import ChildProcess, Message
 from hpo.follower import Follower
 from hpo.individual import CRASHED, FAILED, TIMEOUT
-from hpo.outcome import Outcome
 from hpo.seams import GO, Judge, TrialReport
+from hpo.task.outcome import Outcome
 
 if TYPE_CHECKING:
     from hpo.settings import EvaluationSettings
-    from hpo.trial import Job
+    from hpo.task.trial import Job
 
 
 class Crew:

@@ -25,13 +25,13 @@ from hpo.cuda import NoDevice, OwnDevice
 from hpo.errors import HpoError
 from hpo.individual import FAILED
 from hpo.network import interface_of, open_sockets, own_address, shut_connection
-from hpo.outcome import Outcome, describe_exception
 from hpo.output import Output
 from hpo.rooms import OUTPUT, clear_directory, directory_unusable, refuse_link
 from hpo.seams import GO, PAUSE, STOP, Verdict
 from hpo.seeding import Seeder
-from hpo.task import TaskSource
-from hpo.trial import Job, Trial, attempt
+from hpo.task.outcome import Outcome, describe_exception
+from hpo.task.task import TaskSource
+from hpo.task.trial import Job, Trial, attempt
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpo import repeats
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
-from hpo.metrics import as_number
+from hpo.task.metrics import as_number
 from hpo.text import excerpt
 
 if TYPE_CHECKING:

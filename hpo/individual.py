@@ -10,7 +10,7 @@ MOST_STEPS = 2**53
 Scalar = str | int | float | bool | None
 
 Metric = Scalar | list[int | float]
-"""What a task may log beside its objectives (see ``hpo.metrics``)."""
+"""What a task may log beside its objectives (see ``hpo.task.metrics``)."""
 
 RUNNING = "running"
 COMPLETED = "completed"

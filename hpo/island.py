@@ -43,12 +43,12 @@ from hpo.messages import (
     reports,
 )
 from hpo.migration import Migration, MigrationSettings
-from hpo.outcome import gist
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.pruning import EarlyStopping, PruningSettings
 from hpo.rooms import Kept
 from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Lineages, Outcome, TrialReport, Verdict
+from hpo.task.outcome import gist
 from hpo.transport import Transport
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, cast
 from hpo import sources
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, FINAL, INVALID, PRUNED
-from hpo.metrics import as_number
 from hpo.space.parameters import Categorical, Float, Int, Parameter
 from hpo.space.space import Params, SearchSpace
 from hpo.suggest import suggestion
+from hpo.task.metrics import as_number
 from hpo.text import excerpt
 
 OPERATOR = "known"
@@ -27,7 +27,7 @@ _LISTED = 6
 
 if TYPE_CHECKING:
     from hpo.settings import KnownSettings
-    from hpo.task import Task
+    from hpo.task.task import Task
 
 Allows = Callable[[Params], bool]
 

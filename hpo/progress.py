@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hpo.config import Settings
     from hpo.coordinator import Coordinator
-    from hpo.task import Task
+    from hpo.task.task import Task
 
 _LIVE_S = 0.5
 _LINE_S = 60.0

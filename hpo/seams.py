@@ -112,7 +112,7 @@ class Codec(Protocol):
 
 
 class Outcome(Protocol):
-    """How an evaluation ended (see ``hpo.outcome``)."""
+    """How an evaluation ended (see ``hpo.task.outcome``)."""
 
     @property
     def status(self) -> str: ...

@@ -13,7 +13,6 @@ from hpo.breeding import make_breeder
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
 from hpo.known import name_of, single_point
-from hpo.metrics import as_number
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.seams import Candidate
@@ -21,7 +20,8 @@ from hpo.settings import SearchSettings
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
 from hpo.suggest import suggestion
-from hpo.task import checked_constraints
+from hpo.task.metrics import as_number
+from hpo.task.task import checked_constraints
 from hpo.text import excerpt
 
 _MOST_LISTED = 1_000_000

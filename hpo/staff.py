@@ -18,14 +18,14 @@ from hpo.inline import InlineCrew, InlineFollower
 from hpo.messages import Worker, encode
 from hpo.rooms import Rooms
 from hpo.seams import Candidate, Judge
+from hpo.task.trial import Job
 from hpo.transport import MpiTransport, Transport
-from hpo.trial import Job
 
 if TYPE_CHECKING:
     from hpo.config import Settings
     from hpo.layout import Place
-    from hpo.outcome import Outcome
-    from hpo.task import Task, TaskSource
+    from hpo.task.outcome import Outcome
+    from hpo.task.task import Task, TaskSource
 
 
 _ORPHANS_TOLD = 3

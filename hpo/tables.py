@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
 from hpo.known import is_known
-from hpo.outcome import gist
+from hpo.task.outcome import gist
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:

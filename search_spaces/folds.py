@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpo
-from hpo.trial import Job
+from hpo.task.trial import Job
 from search_spaces import options as check
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import trainers
     from hpo.individual import Scalar
-    from hpo.task import Constraint
+    from hpo.task.task import Constraint
     from search_spaces.readers.cifar import Parts
     from trainers.data import Assignment
 

@@ -16,8 +16,8 @@ import pytest
 import hpo
 from hpo import cli, config, slurm
 from hpo.errors import HpoError, UsageError
-from hpo.outcome import judge
 from hpo.settings import SearchSettings
+from hpo.task.outcome import judge
 from hpo.text import excerpt
 
 LONGEST_LINE = 1500

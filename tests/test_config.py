@@ -533,7 +533,7 @@ def test_the_environment_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_space_layout_and_task_import_neither_pydantic_nor_numpy_nor_torch() -> None:
     code = (
-        "import sys, hpo.space.space, hpo.layout, hpo.task\n"
+        "import sys, hpo.space.space, hpo.layout, hpo.task.task\n"
         "print([m for m in ('pydantic', 'numpy', 'torch', 'cloudpickle', 'propulate') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -22,10 +22,10 @@ import hpo
 from hpo.child import ChildProcess, RankContext, wait_readable
 from hpo.evaluation import Crew
 from hpo.follower import Follower
-from hpo.outcome import Outcome, gist
 from hpo.seams import GO, PAUSE, STOP, TrialReport, Verdict
-from hpo.task import TaskSource
-from hpo.trial import Job
+from hpo.task.outcome import Outcome, gist
+from hpo.task.task import TaskSource
+from hpo.task.trial import Job
 
 LIMIT_S = 60.0
 SOURCE = TaskSource(reference="evaluated.py:task", base=str(Path(__file__).parent))

@@ -10,7 +10,7 @@ import pytest
 import hpo
 from hpo.inline import InlineCrew
 from hpo.rooms import Rooms
-from hpo.trial import Job
+from hpo.task.trial import Job
 
 
 def evaluate(trial: hpo.Trial) -> float:

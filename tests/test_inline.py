@@ -15,10 +15,10 @@ import pytest
 import hpo
 from hpo.cuda import OwnDevice
 from hpo.inline import InlineCrew, InlineFollower
-from hpo.outcome import Outcome
 from hpo.seams import GO, STOP, TrialReport, Verdict
 from hpo.staff import inline_device
-from hpo.trial import Job
+from hpo.task.outcome import Outcome
+from hpo.task.trial import Job
 
 
 class ThreadedComm:

@@ -20,9 +20,9 @@ import hpo
 from hpo import journal, results
 from hpo.check import check
 from hpo.individual import Metric
-from hpo.metrics import MOST_CHARACTERS, MOST_NUMBERS, keep
-from hpo.outcome import Outcome, judge
-from hpo.trial import Trial, attempt
+from hpo.task.metrics import MOST_CHARACTERS, MOST_NUMBERS, keep
+from hpo.task.outcome import Outcome, judge
+from hpo.task.trial import Trial, attempt
 
 
 class Level(IntEnum):
@@ -119,7 +119,7 @@ def test_no_metric_fails_an_evaluation(tmp_path: Path) -> None:
 
 def test_neither_numpy_nor_torch_is_imported() -> None:
     code = (
-        "import sys; from hpo.metrics import keep; keep('m', [1, 2.0], {}, {}); keep('m', object(), {}, {}); "
+        "import sys; from hpo.task.metrics import keep; keep('m', [1, 2.0], {}, {}); keep('m', object(), {}, {}); "
         "sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

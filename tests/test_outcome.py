@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo.outcome import Outcome, describe_exception, judge
-from hpo.trial import Trial, attempt
+from hpo.task.outcome import Outcome, describe_exception, judge
+from hpo.task.trial import Trial, attempt
 
 
 class Tensor:

@@ -20,7 +20,7 @@ import torch
 
 import hpo
 import trainers
-from hpo.task import load_task
+from hpo.task.task import load_task
 from search_spaces import (
     alone,
     assignment,

@@ -12,7 +12,7 @@ import pytest
 import trainers
 from hpo.errors import Pruned, UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
-from hpo.trial import Job, Trial, attempt
+from hpo.task.trial import Job, Trial, attempt
 
 
 class Recorder:

@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Metric
-from hpo.metrics import as_number, keep
+from hpo.task.metrics import as_number, keep
 from hpo.text import excerpt
 
-_PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _WIDEST = 300
 """Characters of the one line that tells of an error."""
 

@@ -18,11 +18,11 @@ from hpo.errors import CampaignError, UsageError
 from hpo.individual import MOST_STEPS
 from hpo.space.space import Params, SearchSpace
 from hpo.suggest import suggestion
+from hpo.task.importing import explained, import_user_module, split_reference
 from hpo.text import excerpt
-from hpo.usercode import explained, import_user_module, split_reference
 
 if TYPE_CHECKING:
-    from hpo.trial import Trial
+    from hpo.task.trial import Trial
 
 MINIMIZE = "minimize"
 MAXIMIZE = "maximize"

@@ -93,7 +93,7 @@ def _place(frames: Sequence[traceback.FrameSummary], *ours: str) -> str:
     What a library raises, it raises for what it was given; and between the user's code and ours lie its frames, too, as
     of contextlib and of the functions that dataclasses write.
     """
-    home = Path(__file__).parents[1]
+    home = Path(__file__).parents[2]
     not_theirs = tuple(f"{home / name}/" for name in ours)
     written = [one for one in frames if not one.filename.startswith(("<", *not_theirs))]
     own = [one for one in written if not one.filename.startswith(_LIBRARIES)]
