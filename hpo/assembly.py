@@ -8,9 +8,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpo import config, directory, journal, pruning, resume, slurm
+from hpo import directory, journal, pruning, resume, slurm
 from hpo.binding import count_cores
 from hpo.breeding import make_breeder
+from hpo.config import reader as config
+from hpo.config.layout import Layout, Place, topology_matrix
 from hpo.coordinator import Assignment, Coordinator
 from hpo.directory import Lock
 from hpo.evaluation import Crew
@@ -20,7 +22,6 @@ from hpo.futility import Futility
 from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
-from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import End, Start
 from hpo.migration import MigrationSettings
 from hpo.node import Parts

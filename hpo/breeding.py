@@ -25,7 +25,7 @@ from hpo.space.parameters import Categorical, Ordinal
 from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
-    from hpo.config import SearchSettings
+    from hpo.config.reader import SearchSettings
 
 _INITIAL = 10
 """Random individuals before the default kind breeds, an island."""
@@ -498,7 +498,7 @@ def _breeder_of(
 ) -> Breeder:
     kind = settings.kind
     if kind in _PROPULATES and not _has_propulate():
-        from hpo.settings import Kind
+        from hpo.config.settings import Kind
 
         others = ", ".join(f'"{one}"' for one in get_args(Kind) if one not in _PROPULATES)
         raise UsageError(
@@ -537,7 +537,7 @@ def _breeder_of(
         from hpo.pbt import PbtBreeder
 
         return PbtBreeder(space, pool=settings.pool, perturb=settings.perturb)
-    from hpo.settings import Kind
+    from hpo.config.settings import Kind
 
     raise UsageError(f"[search] kind = {kind!r}: unknown; the kinds are {', '.join(get_args(Kind))}")
 

@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminal.write(f"hpo: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        from hpo import config
+        from hpo.config import reader as config
 
         if config.launcher().speaks:
             sentence = "interrupted. Nothing that was recorded is lost: give the same command again"

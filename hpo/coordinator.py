@@ -18,10 +18,10 @@ from itertools import islice
 from statistics import median
 from typing import Any, Protocol
 
+from hpo.config.layout import Place
 from hpo.errors import EXIT_RESUMABLE
 from hpo.futility import Futility
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
-from hpo.layout import Place
 from hpo.messages import (
     MOST_REMARKS,
     Claim,

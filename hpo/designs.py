@@ -13,7 +13,7 @@ from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
-    from hpo.settings import Initial
+    from hpo.config.settings import Initial
 
 _FIRST = 10
 _FEWEST = 16

@@ -25,7 +25,7 @@ from hpo.seams import GO, Judge, TrialReport
 from hpo.task.outcome import Outcome
 
 if TYPE_CHECKING:
-    from hpo.settings import EvaluationSettings
+    from hpo.config.settings import EvaluationSettings
     from hpo.task.trial import Job
 
 

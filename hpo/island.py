@@ -52,7 +52,7 @@ from hpo.task.outcome import gist
 from hpo.transport import Transport
 
 if TYPE_CHECKING:
-    from hpo.layout import Place
+    from hpo.config.layout import Place
 
 COMMIT_INTERVAL_S = 0.02
 """Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""

@@ -26,7 +26,7 @@ DROP, REFUSE = "drop", "refuse"
 _LISTED = 6
 
 if TYPE_CHECKING:
-    from hpo.settings import KnownSettings
+    from hpo.config.settings import KnownSettings
     from hpo.task.task import Task
 
 Allows = Callable[[Params], bool]

@@ -16,14 +16,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
-from hpo import config, hosts, journal, slurm
+from hpo import hosts, journal, slurm
 from hpo import mpirun as processes
 from hpo.campaign import Campaign
+from hpo.config import reader as config
+from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.coordinator import LOST
 from hpo.directory import acquire
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
 from hpo.hosts import Fleet, Host
-from hpo.layout import MOST_RANKS, Layout, smallest
 from hpo.messages import End, Hello, encode
 from hpo.ranks import connect
 from hpo.signals import PATIENCE, Requests, Signals, stop_signals

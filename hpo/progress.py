@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpo import config
+from hpo.config import reader as config
 from hpo.coordinator import IN_VAIN, STOPPED
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
@@ -15,7 +15,7 @@ from hpo.terminal import quoted, visible, write
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from hpo.config import Settings
+    from hpo.config.reader import Settings
     from hpo.coordinator import Coordinator
     from hpo.task.task import Task
 

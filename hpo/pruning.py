@@ -20,7 +20,7 @@ from hpo.seams import GO, PAUSE, STOP, Candidate, TrialReport, Verdict
 from hpo.suggest import suggestion
 
 if TYPE_CHECKING:
-    from hpo.settings import SearchSettings
+    from hpo.config.settings import SearchSettings
 
 Report = tuple[str, int, float]
 """(id, steps of the rung, loss there), the loss infinite where no finite number was reported."""

@@ -7,7 +7,7 @@ import socket
 import sys
 import traceback
 
-from hpo import config
+from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
 from hpo.terminal import write
 from hpo.transport import LocalTransport, MpiTransport, Transport

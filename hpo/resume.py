@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hpo import journal
+from hpo.config.layout import Layout
 from hpo.coordinator import Assignment, Tally
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
 from hpo.known import is_known, name_of
-from hpo.layout import Layout
 from hpo.messages import Start, report_fields
 from hpo.population import Member, Population
 from hpo.proposals import key_of

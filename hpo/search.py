@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
-from hpo import config, reevaluation
+from hpo import reevaluation
 from hpo.arguments import checked_arguments
 from hpo.breeding import make_breeder
+from hpo.config import reader as config
+from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
 from hpo.known import name_of, single_point
 from hpo.population import Member, Population
 from hpo.proposals import STUCK, Proposals
 from hpo.seams import Candidate
-from hpo.settings import SearchSettings
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
 from hpo.suggest import suggestion

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from hpo.config.layout import Layout, Place, topology_matrix
 from hpo.coordinator import Coordinator
 from hpo.futility import Futility
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
 from hpo.island import Leader, LeaderSettings
-from hpo.layout import Layout, Place, topology_matrix
 from hpo.messages import (
     Claim,
     Counter,

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpo import config
 from hpo.binding import own_device
 from hpo.child import ChildProcess, RankContext
+from hpo.config import reader as config
 from hpo.cuda import OwnDevice
 from hpo.evaluation import Crew
 from hpo.follower import Follower
@@ -22,8 +22,8 @@ from hpo.task.trial import Job
 from hpo.transport import MpiTransport, Transport
 
 if TYPE_CHECKING:
-    from hpo.config import Settings
-    from hpo.layout import Place
+    from hpo.config.layout import Place
+    from hpo.config.reader import Settings
     from hpo.task.outcome import Outcome
     from hpo.task.task import Task, TaskSource
 

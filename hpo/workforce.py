@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpo.layout import Place
+from hpo.config.layout import Place
 
 if TYPE_CHECKING:
     from hpo.coordinator import Assignment

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpo
-from hpo import config
+from hpo.config import reader as config
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

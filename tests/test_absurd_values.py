@@ -14,9 +14,10 @@ import orjson
 import pytest
 
 import hpo
-from hpo import cli, config, slurm
+from hpo import cli, slurm
+from hpo.config import reader as config
+from hpo.config.settings import SearchSettings
 from hpo.errors import HpoError, UsageError
-from hpo.settings import SearchSettings
 from hpo.task.outcome import judge
 from hpo.text import excerpt
 

@@ -17,10 +17,10 @@ import pytest
 import hpo
 from hpo.breeding import TypedBreeder, make_breeder
 from hpo.brood import Brood
+from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
 from hpo.population import Member, Population, dominates
-from hpo.settings import Kind, SearchSettings
 
 KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
 """What breeds from losses alone; population-based training needs checkpoints."""

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hpo import config
-from hpo.config import Launcher, Settings, from_keywords, launcher, read_file
+from hpo.config import reader as config
+from hpo.config.reader import Launcher, Settings, from_keywords, launcher, read_file
 from hpo.errors import UsageError
 
 FULL = """
@@ -533,7 +533,7 @@ def test_the_environment_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_space_layout_and_task_import_neither_pydantic_nor_numpy_nor_torch() -> None:
     code = (
-        "import sys, hpo.space.space, hpo.layout, hpo.task.task\n"
+        "import sys, hpo.space.space, hpo.config.layout, hpo.task.task\n"
         "print([m for m in ('pydantic', 'numpy', 'torch', 'cloudpickle', 'propulate') if m in sys.modules])"
     )
     done = subprocess.run(

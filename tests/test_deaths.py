@@ -7,9 +7,9 @@ import random
 import pytest
 from test_protocol import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
 
+from hpo.config.layout import Place
 from hpo.coordinator import DONE, Coordinator
 from hpo.individual import REEVALUATION
-from hpo.layout import Place
 from hpo.messages import Claim
 from hpo.resume import Autopsy, Earlier
 from hpo.workforce import Workforce

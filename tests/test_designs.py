@@ -9,10 +9,10 @@ import pytest
 
 import hpo
 from hpo.breeding import make_breeder
+from hpo.config.settings import SearchSettings
 from hpo.designs import Designed, GridBreeder
 from hpo.errors import UsageError
 from hpo.population import Population
-from hpo.settings import SearchSettings
 from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(

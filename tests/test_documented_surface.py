@@ -17,7 +17,7 @@ from types import ModuleType
 import hpo
 import trainers
 from hpo.cli import _parser
-from hpo.config import Settings
+from hpo.config.reader import Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 
 GOLDEN = Path(__file__).parent / "golden" / "surface.json"

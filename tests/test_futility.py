@@ -14,11 +14,11 @@ import pytest
 import hpo
 from hpo import launch
 from hpo.breeding import RandomBreeder
+from hpo.config.layout import Place
 from hpo.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
 from hpo.errors import EXIT_RESUMABLE
 from hpo.futility import Futility, fault
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
-from hpo.layout import Place
 from hpo.messages import (
     Claim,
     Finished,

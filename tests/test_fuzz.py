@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpo import config, directory, journal, messages, reports, results, tables
+from hpo import directory, journal, messages, reports, results, tables
 from hpo.check import check
+from hpo.config import reader as config
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.repair import repair
 

@@ -15,12 +15,12 @@ import pytest
 import hpo
 from hpo import journal, results, resume
 from hpo.check import check
+from hpo.config.layout import Layout
+from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
 from hpo.known import KnownPoints, is_known, known_points
-from hpo.layout import Layout
 from hpo.population import Member, Population
-from hpo.settings import KnownSettings
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),

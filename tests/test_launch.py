@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from terminal import wait_until
 
-from hpo import config, launch
+from hpo import launch
+from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE
 from hpo.launch import Supervisor
 from hpo.mpirun import _session

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hpo import config
 from hpo.cli import _parser
-from hpo.config import Settings
+from hpo.config import reader as config
+from hpo.config.reader import Settings
 from hpo.errors import UsageError
 from hpo.launch import command, environment, find_mpirun
 

@@ -17,7 +17,7 @@ import hpo
 from hpo.breeding import make_breeder
 from hpo.check import check
 from hpo.cli import main
-from hpo.config import from_keywords
+from hpo.config.reader import from_keywords
 from hpo.estimates import Estimate, estimates, exact
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
 from hpo.population import Member, Population

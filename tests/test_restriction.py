@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo import config
 from hpo.breeding import make_breeder
+from hpo.config import reader as config
+from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED
 from hpo.population import Member, Population
 from hpo.proposals import Proposals
 from hpo.seams import Candidate
-from hpo.settings import SearchSettings
 from hpo.space.restricted import RestrictedSpace, restricted
 
 SPACE = hpo.SearchSpace(

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import hpo
 import trainers
-from hpo.config import read_file
+from hpo.config.reader import read_file
 from search_spaces import alone, bigearthnet, losses, optimizers
 from search_spaces.networks.residual import ACTIVATIONS, ORDERS
 from search_spaces.readers.bigearthnet_format import CLASSES

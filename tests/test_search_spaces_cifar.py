@@ -18,7 +18,7 @@ from stand_ins import cifar_archive
 
 import hpo
 import trainers
-from hpo import config
+from hpo.config import reader as config
 from search_spaces import alone, assignment, daso_intervals, vit_ab, vit_oialr
 from search_spaces.image_task import ImageTask
 from search_spaces.use import Trained, export

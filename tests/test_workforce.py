@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hpo.layout import Layout
+from hpo.config.layout import Layout
 from hpo.workforce import Workforce
 
 

@@ -59,7 +59,7 @@ import peers
 
 import hpo
 from hpo.breeding import make_breeder
-from hpo.config import from_keywords
+from hpo.config.reader import from_keywords
 from hpo.estimates import estimates
 from hpo.individual import COMPLETED, FAILED
 from hpo.population import Member, Population

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo import config
+from hpo.config import reader as config
 from hpo.launch import command, environment, find_mpirun
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
+from hpo.config.settings import EvaluationSettings, LayoutSettings, SearchSettings, Section, Settings
 from hpo.errors import UsageError
-from hpo.settings import EvaluationSettings, LayoutSettings, SearchSettings, Section, Settings
 from hpo.suggest import nearest, suggestion
 from hpo.text import cut, excerpt
 

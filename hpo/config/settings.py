@@ -24,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
+from hpo.config.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
 from hpo.errors import UsageError
-from hpo.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
 from hpo.sources import without_password
 from hpo.space.parameters import is_unicode
 from hpo.suggest import suggestion
