@@ -8,13 +8,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpo import directory, journal, pruning, resume, slurm
+from hpo import pruning, resume, slurm
 from hpo.binding import count_cores
 from hpo.breeding import make_breeder
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place, topology_matrix
 from hpo.coordinator import Assignment, Coordinator
-from hpo.directory import Lock
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.fronts import reference_losses
@@ -22,6 +21,9 @@ from hpo.futility import Futility
 from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.directory import Lock
 from hpo.messages import End, Start
 from hpo.migration import MigrationSettings
 from hpo.node import Parts

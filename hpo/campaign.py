@@ -19,17 +19,19 @@ from pathlib import Path
 
 import orjson
 
-from hpo import directory, journal, pruning, reevaluation, resume
+from hpo import pruning, reevaluation, resume
 from hpo.arguments import checked_arguments
 from hpo.assembly import Assembly, Housekeeping
 from hpo.breeding import make_breeder
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place
 from hpo.coordinator import FUTILE, LOST, STOPPED, UNFIT
-from hpo.directory import Lock
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
 from hpo.fronts import reference_losses
 from hpo.individual import Scalar
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.directory import Lock
 from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.mpirun import tolerates_deaths

@@ -293,8 +293,8 @@ def _best(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from hpo.check import check
-    from hpo.repair import repair
+    from hpo.journal.check import check
+    from hpo.journal.repair import repair
 
     report = (repair if options.repair else check)(options.directory)
     if options.json:

@@ -16,15 +16,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
-from hpo import hosts, journal, slurm
+from hpo import hosts, slurm
 from hpo import mpirun as processes
 from hpo.campaign import Campaign
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.coordinator import LOST
-from hpo.directory import acquire
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
 from hpo.hosts import Fleet, Host
+from hpo.journal import records as journal
+from hpo.journal.directory import acquire
 from hpo.messages import End, Hello, encode
 from hpo.ranks import connect
 from hpo.signals import PATIENCE, Requests, Signals, stop_signals

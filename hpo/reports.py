@@ -10,7 +10,7 @@ from hpo import fronts, results, tables
 from hpo.errors import CampaignError
 from hpo.importance import Importance, importance
 from hpo.individual import Individual
-from hpo.journal import storable
+from hpo.journal.records import storable
 from hpo.known import is_known
 from hpo.repeats import Repeated
 

@@ -12,11 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo import directory as directories
-from hpo import journal, known
+from hpo import known
 from hpo.errors import CampaignError, UsageError
 from hpo.fronts import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual, Scalar
+from hpo.journal import directory as directories
+from hpo.journal import records as journal
 from hpo.repeats import Repeated
 from hpo.text import excerpt
 

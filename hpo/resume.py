@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpo import journal
 from hpo.config.layout import Layout
 from hpo.coordinator import Assignment, Tally
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
+from hpo.journal import records as journal
 from hpo.known import is_known, name_of
 from hpo.messages import Start, report_fields
 from hpo.population import Member, Population

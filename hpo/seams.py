@@ -148,7 +148,7 @@ class Crew(Protocol):
 
 
 class Journal(Protocol):
-    """Where records go (see ``hpo.journal``)."""
+    """Where records go (see ``hpo.journal.records``)."""
 
     def append(self, record: Mapping[str, object]) -> None: ...
     def commit(self) -> None: ...

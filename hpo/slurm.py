@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpo import journal
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
-from hpo.directory import stop_file
 from hpo.errors import CampaignError, UsageError
 from hpo.hosts import Host, counts
 from hpo.individual import INTERRUPTED
+from hpo.journal import records as journal
+from hpo.journal.directory import stop_file
 from hpo.suggest import suggestion
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from hpo import journal
+from hpo.journal import records as journal
 from hpo.launch import find_mpirun
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,11 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hpo
-from hpo import cli, directory, journal, results
-from hpo.check import check
+from hpo import cli, results
 from hpo.errors import CampaignError
-from hpo.findings import DAMAGE, LOST, NOTE, Report
-from hpo.repair import repair
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.check import check
+from hpo.journal.findings import DAMAGE, LOST, NOTE, Report
+from hpo.journal.repair import repair
 
 EVALUATIONS = 12
 SPACE = hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8), kind=hpo.Categorical("a", "b"))

@@ -13,7 +13,8 @@ import pytest
 from terminal import Terminal, wait_until
 
 import hpo
-from hpo import cli, directory
+from hpo import cli
+from hpo.journal import directory
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int, *words: str, lines: int = 1) -> None:

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpo
-from hpo import directory, fronts, journal, reports, results
+from hpo import fronts, reports, results
 from hpo.errors import UsageError
+from hpo.journal import directory
+from hpo.journal import records as journal
 
 _T = 1.7e9
 WAYS = {"gain": "maximize", "cost": "minimize"}

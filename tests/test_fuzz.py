@@ -16,11 +16,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpo import directory, journal, messages, reports, results, tables
-from hpo.check import check
+from hpo import messages, reports, results, tables
 from hpo.config import reader as config
 from hpo.errors import CampaignError, HpoError, UsageError
-from hpo.repair import repair
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.check import check
+from hpo.journal.repair import repair
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY_KEY = re.findall(r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[

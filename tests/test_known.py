@@ -13,12 +13,13 @@ import pandas
 import pytest
 
 import hpo
-from hpo import journal, results, resume
-from hpo.check import check
+from hpo import results, resume
 from hpo.config.layout import Layout
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
+from hpo.journal import records as journal
+from hpo.journal.check import check
 from hpo.known import KnownPoints, is_known, known_points
 from hpo.population import Member, Population
 

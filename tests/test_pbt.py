@@ -13,11 +13,11 @@ import pytest
 import hpo
 from hpo import cli, results
 from hpo.assembly import Assembly
-from hpo.check import check
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
-from hpo.journal import read_directory
+from hpo.journal.check import check
+from hpo.journal.records import read_directory
 from hpo.pbt import PbtBreeder, kept_for_others
 from hpo.population import Member, Population
 from hpo.proposals import key_of

@@ -15,11 +15,11 @@ import pytest
 
 import hpo
 from hpo.breeding import make_breeder
-from hpo.check import check
 from hpo.cli import main
 from hpo.config.reader import from_keywords
 from hpo.estimates import Estimate, estimates, exact
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
+from hpo.journal.check import check
 from hpo.population import Member, Population
 from hpo.proposals import key_of
 from hpo.pruning import EarlyStopping, PruningSettings

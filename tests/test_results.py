@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpo import directory, journal, results, tables
+from hpo import results, tables
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES, Individual
+from hpo.journal import directory
+from hpo.journal import records as journal
 
 _T = 1.7e9
 

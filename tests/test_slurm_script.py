@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from terminal import ROOT, wait_until
 
-from hpo import cli, journal, slurm
+from hpo import cli, slurm
 from hpo.errors import CampaignError
+from hpo.journal import records as journal
 
 EXAMPLE = slurm.Plan(
     file=None,

@@ -11,9 +11,11 @@ import pytest
 from terminal import Terminal
 
 import hpo
-from hpo import cli, directory, journal, terminal
-from hpo.findings import NOTE, Finding
-from hpo.journal import JournalWriter, journal_path
+from hpo import cli, terminal
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.findings import NOTE, Finding
+from hpo.journal.records import JournalWriter, journal_path
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x7f\x9b31m\u202egpj\u2066\u2028"
 OBEYED = re.compile(r"[^\n\t -~\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo import journal, results
+from hpo import results
+from hpo.journal import records as journal
 
 SCRIPT = Path(__file__).with_name("pruned_campaign.py")
 

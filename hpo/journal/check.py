@@ -8,11 +8,11 @@ from pathlib import Path
 
 import orjson
 
-from hpo import directory as directories
-from hpo import journal
 from hpo.errors import CampaignError
-from hpo.evidence import Gap, JournalFile
-from hpo.findings import DAMAGE, NOTE, Finding, Report, counted, listed, when
+from hpo.journal import directory as directories
+from hpo.journal import records as journal
+from hpo.journal.evidence import Gap, JournalFile
+from hpo.journal.findings import DAMAGE, NOTE, Finding, Report, counted, listed, when
 
 _OURS = frozenset({"campaign.json", "journal", "evaluations", "damaged", "lock", "stop"})
 

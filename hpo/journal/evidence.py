@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from hpo import journal
 from hpo.individual import FINAL, REEVALUATION
+from hpo.journal import records as journal
 
 _LONGEST = 1 << 26
 _RECORD = re.compile(rb',"crc":"([0-9a-f]{8})"\}')

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from hpo.errors import CampaignError
-from hpo.journal import sync_directory
+from hpo.journal.records import sync_directory
 from hpo.terminal import quoted
 
 VERSION = 1

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from hpo import directory as directories
-from hpo import journal
-from hpo.check import Inspection, check
 from hpo.errors import CampaignError
-from hpo.evidence import JournalFile, pieces
-from hpo.findings import DAMAGE, LOST, Report, counted
+from hpo.journal import directory as directories
+from hpo.journal import records as journal
+from hpo.journal.check import Inspection, check
+from hpo.journal.evidence import JournalFile, pieces
+from hpo.journal.findings import DAMAGE, LOST, Report, counted
 
 
 def repair(directory: Path) -> Report:
