@@ -18,7 +18,7 @@ _HOME = {
     "Trial": "task.trial",
     "Campaign": "campaign",
     "Result": "results",
-    "Search": "search",
+    "Search": "search.ask_tell",
     "known_points": "known",
     "HpoError": "errors",
     "UsageError": "errors",
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     )
     from hpo.known import known_points
     from hpo.results import Result
-    from hpo.search import Search
+    from hpo.search.ask_tell import Search
     from hpo.space.space import Categorical, Float, Int, Ordinal, SearchSpace
     from hpo.task.task import Task
     from hpo.task.trial import Trial

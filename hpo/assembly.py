@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpo import pruning, resume, slurm
+from hpo import resume, slurm
 from hpo.binding import count_cores
 from hpo.breeding import make_breeder
 from hpo.config import reader as config
@@ -30,6 +30,7 @@ from hpo.node import Parts
 from hpo.pbt import kept_for_others
 from hpo.progress import Display
 from hpo.rooms import Rooms
+from hpo.search import early_stopping as pruning
 from hpo.signals import Signals
 from hpo.space.restricted import restricted
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower

@@ -22,7 +22,7 @@ from hpo.follower import Follower
 from hpo.individual import COMPLETED, PRUNED
 from hpo.inline import InlineCrew
 from hpo.rooms import OUTPUT
-from hpo.seams import GO, TrialReport, Verdict
+from hpo.search.protocols import GO, TrialReport, Verdict
 from hpo.staff import child_factory, inline_device
 from hpo.task.outcome import Outcome
 from hpo.task.task import Task

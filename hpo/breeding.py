@@ -19,8 +19,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from hpo.errors import UsageError
-from hpo.population import Member, Population
-from hpo.seams import Breeder, Genome, Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Genome, Offspring
 from hpo.space.parameters import Categorical, Ordinal
 from hpo.space.space import SearchSpace
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import orjson
 
-from hpo import pruning, reevaluation, resume
+from hpo import reevaluation, resume
 from hpo.arguments import checked_arguments
 from hpo.assembly import Assembly, Housekeeping
 from hpo.breeding import make_breeder
@@ -40,6 +40,7 @@ from hpo.progress import Display
 from hpo.ranks import connect, give_up, leave_without_mpi
 from hpo.results import Result
 from hpo.rooms import Rooms
+from hpo.search import early_stopping as pruning
 from hpo.signals import PATIENCE, Signals
 from hpo.space.restricted import restricted
 from hpo.task.task import Task, TaskSource, load_task

@@ -12,7 +12,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from hpo.seams import GO, Verdict
+from hpo.search.protocols import GO, Verdict
 
 Message = dict[str, Any]
 

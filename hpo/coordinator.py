@@ -44,7 +44,7 @@ from hpo.messages import (
     encode,
     report_fields,
 )
-from hpo.population import Population
+from hpo.search.population import Population
 from hpo.transport import Transport
 from hpo.workforce import Broken, Workforce
 

@@ -6,8 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
-from hpo.population import Member, Population
-from hpo.seams import Breeder, Genome, Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Genome, Offspring
 from hpo.space.parameters import Categorical, Ordinal, Parameter
 from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace

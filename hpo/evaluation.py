@@ -21,7 +21,7 @@ from hpo.binding import choose_backend
 from hpo.child import ChildProcess, Message
 from hpo.follower import Follower
 from hpo.individual import CRASHED, FAILED, TIMEOUT
-from hpo.seams import GO, Judge, TrialReport
+from hpo.search.protocols import GO, Judge, TrialReport
 from hpo.task.outcome import Outcome
 
 if TYPE_CHECKING:

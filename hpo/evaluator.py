@@ -27,7 +27,7 @@ from hpo.individual import FAILED
 from hpo.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.output import Output
 from hpo.rooms import OUTPUT, clear_directory, directory_unusable, refuse_link
-from hpo.seams import GO, PAUSE, STOP, Verdict
+from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.seeding import Seeder
 from hpo.task.outcome import Outcome, describe_exception
 from hpo.task.task import TaskSource

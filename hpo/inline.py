@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hpo.cuda import OwnDevice
 from hpo.individual import FAILED
 from hpo.rooms import clear_directory, directory_unusable, refuse_link
-from hpo.seams import GO, PAUSE, STOP, Judge, TrialReport
+from hpo.search.protocols import GO, PAUSE, STOP, Judge, TrialReport
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job, Trial, attempt
 

@@ -43,11 +43,21 @@ from hpo.messages import (
     reports,
 )
 from hpo.migration import Migration, MigrationSettings
-from hpo.population import Member, Population
-from hpo.proposals import STUCK, Proposals
-from hpo.pruning import EarlyStopping, PruningSettings
 from hpo.rooms import Kept
-from hpo.seams import Breeder, Candidate, Codec, Crew, Journal, Lineages, Outcome, TrialReport, Verdict
+from hpo.search.early_stopping import EarlyStopping, PruningSettings
+from hpo.search.population import Member, Population
+from hpo.search.proposals import STUCK, Proposals
+from hpo.search.protocols import (
+    Breeder,
+    Candidate,
+    Codec,
+    Crew,
+    Journal,
+    Lineages,
+    Outcome,
+    TrialReport,
+    Verdict,
+)
 from hpo.task.outcome import gist
 from hpo.transport import Transport
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from hpo.population import Member
-from hpo.seams import Journal
+from hpo.search.population import Member
+from hpo.search.protocols import Journal
 
 _OWNED = 64
 _REMEMBERED = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpo.brood import Brood
 from hpo.individual import COMPLETED, PRUNED
-from hpo.population import Member, Population
+from hpo.search.population import Member, Population
 
 _MOST_BEST, _MOST_LATEST, _MOST_FAILED = 300, 120, 80
 """Those of a population's bounds are among them, or they would come again and again."""

@@ -15,8 +15,8 @@ from hpo.breeding import TypedBreeder
 from hpo.brood import parents_first
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Scalar
-from hpo.population import Member, Population
-from hpo.seams import Genome, Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Genome, Offspring
 from hpo.space.parameters import Categorical, Float, Int, Ordinal
 from hpo.space.space import SearchSpace
 

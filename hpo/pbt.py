@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from hpo.errors import UsageError
-from hpo.population import Member, Population
-from hpo.seams import Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Offspring
 from hpo.space.parameters import Categorical, Float, Int, Ordinal
 from hpo.space.space import SearchSpace
 from hpo.suggest import suggestion

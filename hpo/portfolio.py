@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 
 from hpo.individual import COMPLETED
-from hpo.population import Member, Population
-from hpo.seams import Breeder, Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Offspring
 
 _WINDOW = 60
 _DECAY = 0.9

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from hpo.errors import UsageError
 from hpo.estimates import estimates, exact, median_of
 from hpo.individual import COMPLETED, FAULTS, REEVALUATION
-from hpo.population import Member, Population
-from hpo.seams import Breeder, Genome, Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Genome, Offspring
 from hpo.space.space import SearchSpace
 
 _MOST = 300

@@ -22,9 +22,9 @@ from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
 from hpo.journal import records as journal
 from hpo.known import is_known, name_of
 from hpo.messages import Start, report_fields
-from hpo.population import Member, Population
-from hpo.proposals import key_of
-from hpo.seams import Codec
+from hpo.search.population import Member, Population
+from hpo.search.proposals import key_of
+from hpo.search.protocols import Codec
 
 _KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""

@@ -35,9 +35,9 @@ from hpo.messages import (
     decode,
 )
 from hpo.migration import MigrationSettings
-from hpo.pruning import PruningSettings
 from hpo.resume import Autopsy, Earlier, autopsy, fold, start_messages
-from hpo.seams import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
+from hpo.search.early_stopping import PruningSettings
+from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
 from hpo.space.space import SearchSpace
 from hpo.workforce import Workforce
 

@@ -17,7 +17,7 @@ from hpo.follower import Follower
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.messages import Worker, encode
 from hpo.rooms import Rooms
-from hpo.seams import Candidate, Judge
+from hpo.search.protocols import Candidate, Judge
 from hpo.task.trial import Job
 from hpo.transport import MpiTransport, Transport
 

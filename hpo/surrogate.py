@@ -11,8 +11,8 @@ from hpo.breeding import TypedBreeder
 from hpo.brood import Brood
 from hpo.models import Judge, Panel, import_in_background
 from hpo.observations import Observations
-from hpo.population import Member, Population
-from hpo.seams import Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Offspring
 from hpo.space.space import SearchSpace
 
 INITIAL = 10

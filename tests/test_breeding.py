@@ -20,7 +20,7 @@ from hpo.brood import Brood
 from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
-from hpo.population import Member, Population, dominates
+from hpo.search.population import Member, Population, dominates
 
 KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
 """What breeds from losses alone; population-based training needs checkpoints."""
@@ -115,7 +115,7 @@ from propulate.utils import get_default_propagator
 from propulate.population import Individual
 import hpo
 from hpo.breeding import GeneticBreeder
-from hpo.population import Member, Population
+from hpo.search.population import Member, Population
 space = hpo.SearchSpace(a=hpo.Float(0, 1), b=hpo.Int(0, 9), c=hpo.Categorical("x", "y", "z"))
 rng = random.Random(5)
 population = Population()

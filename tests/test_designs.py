@@ -12,7 +12,7 @@ from hpo.breeding import make_breeder
 from hpo.config.settings import SearchSettings
 from hpo.designs import Designed, GridBreeder
 from hpo.errors import UsageError
-from hpo.population import Population
+from hpo.search.population import Population
 from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(

@@ -22,7 +22,7 @@ import hpo
 from hpo.child import ChildProcess, RankContext, wait_readable
 from hpo.evaluation import Crew
 from hpo.follower import Follower
-from hpo.seams import GO, PAUSE, STOP, TrialReport, Verdict
+from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task.outcome import Outcome, gist
 from hpo.task.task import TaskSource
 from hpo.task.trial import Job

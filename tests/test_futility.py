@@ -31,9 +31,9 @@ from hpo.messages import (
     decode,
     encode,
 )
-from hpo.pruning import EarlyStopping
 from hpo.resume import Autopsy, Earlier, fold
-from hpo.seams import Candidate, TrialReport
+from hpo.search.early_stopping import EarlyStopping
+from hpo.search.protocols import Candidate, TrialReport
 from hpo.simulation import SimulatedOutcome, Simulation
 from hpo.workforce import Workforce
 

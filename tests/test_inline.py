@@ -15,7 +15,7 @@ import pytest
 import hpo
 from hpo.cuda import OwnDevice
 from hpo.inline import InlineCrew, InlineFollower
-from hpo.seams import GO, STOP, TrialReport, Verdict
+from hpo.search.protocols import GO, STOP, TrialReport, Verdict
 from hpo.staff import inline_device
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job

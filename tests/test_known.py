@@ -21,7 +21,7 @@ from hpo.individual import COMPLETED, FAILED
 from hpo.journal import records as journal
 from hpo.journal.check import check
 from hpo.known import KnownPoints, is_known, known_points
-from hpo.population import Member, Population
+from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),

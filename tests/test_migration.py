@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hpo import migration
 from hpo.individual import COMPLETED
 from hpo.migration import Migration, MigrationSettings
-from hpo.population import Member
+from hpo.search.population import Member
 
 HERE, ISLANDS = 0, [[0, 1], [2], [3, 4]]
 

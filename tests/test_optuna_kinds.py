@@ -14,7 +14,7 @@ import hpo
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.optuna_kinds import OPTUNA_KINDS, OptunaBreeder
-from hpo.population import Member, Population
+from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(
     momentum=hpo.Float(0.0, 0.99, when={"optimizer": "sgd"}),

@@ -19,8 +19,8 @@ from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.journal.check import check
 from hpo.journal.records import read_directory
 from hpo.pbt import PbtBreeder, kept_for_others
-from hpo.population import Member, Population
-from hpo.proposals import key_of
+from hpo.search.population import Member, Population
+from hpo.search.proposals import key_of
 from hpo.signals import Signals
 from hpo.simulation import MemoryJournal
 from hpo.transport import LocalTransport

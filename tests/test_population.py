@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.individual import COMPLETED, FAILED
-from hpo.population import Member, Population, dominates
+from hpo.search.population import Member, Population, dominates
 
 BEST, RECENT, FAILURES = 4, 3, 2
 

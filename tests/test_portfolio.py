@@ -11,9 +11,9 @@ import hpo
 from hpo.breeding import make_breeder
 from hpo.config.settings import Kind, SearchSettings
 from hpo.individual import COMPLETED, FAILED
-from hpo.population import Member, Population
 from hpo.portfolio import PortfolioBreeder
-from hpo.seams import Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Offspring
 from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(

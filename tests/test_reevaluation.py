@@ -20,11 +20,11 @@ from hpo.config.reader import from_keywords
 from hpo.estimates import Estimate, estimates, exact
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
 from hpo.journal.check import check
-from hpo.population import Member, Population
-from hpo.proposals import key_of
-from hpo.pruning import EarlyStopping, PruningSettings
 from hpo.reevaluation import ReevaluatingBreeder
-from hpo.seams import GO, Candidate, Offspring, TrialReport
+from hpo.search.early_stopping import EarlyStopping, PruningSettings
+from hpo.search.population import Member, Population
+from hpo.search.proposals import key_of
+from hpo.search.protocols import GO, Candidate, Offspring, TrialReport
 from hpo.space.restricted import restricted
 from search_spaces.use import of_campaign
 

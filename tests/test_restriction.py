@@ -11,9 +11,9 @@ from hpo.breeding import make_breeder
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED
-from hpo.population import Member, Population
-from hpo.proposals import Proposals
-from hpo.seams import Candidate
+from hpo.search.population import Member, Population
+from hpo.search.proposals import Proposals
+from hpo.search.protocols import Candidate
 from hpo.space.restricted import RestrictedSpace, restricted
 
 SPACE = hpo.SearchSpace(

@@ -18,7 +18,7 @@ from hpo.gaussian import Gaussian
 from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.models import Forest, Panel, import_in_background
 from hpo.observations import Observations, normal_scores, value_scores
-from hpo.population import Member, Population
+from hpo.search.population import Member, Population
 from hpo.simulation import Simulation
 from hpo.space.restricted import restricted
 from hpo.surrogate import SurrogateBreeder, ThriftyBreeder, first_of_worker

@@ -176,8 +176,8 @@ class SearchSettings(Section):
     """Breeding, migration and early stopping. ``pool``: individuals to breed from; None leaves it to the kind.
     ``reevaluate``: the share of individuals that are known configurations once more (see ``hpo.reevaluation``).
 
-    ``pruner`` to ``promote`` are those of ``hpo.pruning.PruningSettings``; ``reported``: the objective that
-    ``trial.report`` tells, where there are several; ``reference``: values beyond which nothing is wanted, there;
+    ``pruner`` to ``promote`` are those of ``hpo.search.early_stopping.PruningSettings``; ``reported``: the objective
+    that ``trial.report`` tells, where there are several; ``reference``: values beyond which nothing is wanted, there;
     ``perturb``: what population-based training may change."""
 
     kind: Kind = Field(default="default", description=_one_of(Kind))

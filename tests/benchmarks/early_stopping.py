@@ -34,9 +34,9 @@ import numpy
 import hpo
 from hpo.breeding import RandomBreeder, TypedBreeder
 from hpo.individual import COMPLETED, PRUNED, Scalar
-from hpo.population import Member, Population
-from hpo.pruning import PruningSettings
-from hpo.seams import Breeder, Genome, Offspring
+from hpo.search.early_stopping import PruningSettings
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Genome, Offspring
 from hpo.simulation import Curve, Simulation
 from hpo.surrogate import SurrogateBreeder
 

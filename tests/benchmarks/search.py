@@ -62,8 +62,8 @@ from hpo.breeding import make_breeder
 from hpo.config.reader import from_keywords
 from hpo.estimates import estimates
 from hpo.individual import COMPLETED, FAILED
-from hpo.population import Member, Population
-from hpo.seams import Candidate
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Candidate
 from hpo.simulation import SimulatedOutcome, Simulation
 
 WORKERS = 8

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from hpo.individual import Metric, Scalar
-from hpo.population import Member, Population
+from hpo.search.population import Member, Population
 
 Genome = tuple[float, ...]
 """One gene a parameter: a number in the unit interval, or the index of a choice."""

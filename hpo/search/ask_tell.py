@@ -15,9 +15,9 @@ from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
 from hpo.known import name_of, single_point
-from hpo.population import Member, Population
-from hpo.proposals import STUCK, Proposals
-from hpo.seams import Candidate
+from hpo.search.population import Member, Population
+from hpo.search.proposals import STUCK, Proposals
+from hpo.search.protocols import Candidate
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
 from hpo.suggest import suggestion

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hpo.errors import UsageError
 from hpo.individual import REEVALUATION
-from hpo.seams import GO, PAUSE, STOP, Candidate, TrialReport, Verdict
+from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport, Verdict
 from hpo.suggest import suggestion
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from hpo.designs import Designed, GridBreeder
 from hpo.individual import REEVALUATION, Scalar
-from hpo.population import Population
-from hpo.seams import Breeder, Candidate, Codec, Offspring, Repeating, Sequenced
+from hpo.search.population import Population
+from hpo.search.protocols import Breeder, Candidate, Codec, Offspring, Repeating, Sequenced
 
 STUCK = 200
 """Attempts after which only known configurations can be expected from breeding and from chance alike."""
