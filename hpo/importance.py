@@ -112,7 +112,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
 
     from hpo.brood import Brood
     from hpo.fronts import with_losses
-    from hpo.observations import normal_scores
+    from hpo.search.models.observations import normal_scores
 
     names = list(record.objectives)
     objective = names[0] if objective is None else objective

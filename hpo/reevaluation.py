@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterable, Sequence
 
 from hpo.errors import UsageError
-from hpo.estimates import estimates, exact, median_of
 from hpo.individual import COMPLETED, FAULTS, REEVALUATION
+from hpo.search.models.estimates import estimates, exact, median_of
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring
 from hpo.space.space import SearchSpace
@@ -45,12 +45,13 @@ class ReevaluatingBreeder:
     share grows over the first 50: nothing is worth repeating while the search still finds better by far.
 
     It is the configuration of the lowest confidence bound: mean less k standard deviations of what is believed of its
-    mean loss (``hpo.estimates``), with k drawn anew each time, so that several workers repeat different ones; a
-    repetition that is under way makes the deviation smaller and leaves the mean. One that failed counts as if it had
-    been as good as the median configuration. Nobody waits for a repetition: each is an individual like any other, with
-    a seed of its own, and the models of ``breeder`` learn from it. Where repetitions brought what was known to the last
-    bit, as far as is known, a tenth of them remains. It remembers 300 configurations, those evaluated more than once
-    before others; those that the island's ``space`` does not have, which came from elsewhere, are not repeated."""
+    mean loss (``hpo.search.models.estimates``), with k drawn anew each time, so that several workers repeat different
+    ones; a repetition that is under way makes the deviation smaller and leaves the mean. One that failed counts as if
+    it had been as good as the median configuration. Nobody waits for a repetition: each is an individual like any
+    other, with a seed of its own, and the models of ``breeder`` learn from it. Where repetitions brought what was
+    known to the last bit, as far as is known, a tenth of them remains. It remembers 300 configurations, those
+    evaluated more than once before others; those that the island's ``space`` does not have, which came from
+    elsewhere, are not repeated."""
 
     def __init__(self, space: SearchSpace, breeder: Breeder, share: float) -> None:
         self.breeder = breeder

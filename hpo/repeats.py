@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from hpo.estimates import Estimate, estimates, mean_of, median_of
+from hpo.search.models.estimates import Estimate, estimates, mean_of, median_of
 
 if TYPE_CHECKING:
     from hpo.individual import Individual

@@ -9,8 +9,8 @@ from typing import Any
 
 from hpo.breeding import TypedBreeder
 from hpo.brood import Brood
-from hpo.models import Judge, Panel, import_in_background
-from hpo.observations import Observations
+from hpo.search.models.ensemble import Judge, Panel, import_in_background
+from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Offspring
 from hpo.space.space import SearchSpace
@@ -40,7 +40,7 @@ _IMPORT_LIMIT_S = 30.0
 class SurrogateBreeder(TypedBreeder):
     """Draws many children, 40 in a hundred at random and the others as the typed evolution does, breeds from the most
     promising of them in four rounds, and proposes the one of the lowest confidence bound of all: mean less k standard
-    deviations of a model's prediction (``hpo.models.Panel``), with k drawn anew each time.
+    deviations of a model's prediction (``hpo.search.models.ensemble.Panel``), with k drawn anew each time.
 
     Among the most promising are always some of each value of one unordered parameter, for else children of the
     leading value crowd out those of others whose own parameters are not tuned yet; and while the best stalls, half of

@@ -14,10 +14,10 @@ from scipy.stats import norm
 
 import hpo
 from hpo.brood import Brood
-from hpo.gaussian import Gaussian
 from hpo.individual import COMPLETED, FAILED, PRUNED
-from hpo.models import Forest, Panel, import_in_background
-from hpo.observations import Observations, normal_scores, value_scores
+from hpo.search.models.ensemble import Forest, Panel, import_in_background
+from hpo.search.models.gaussian import Gaussian
+from hpo.search.models.observations import Observations, normal_scores, value_scores
 from hpo.search.population import Member, Population
 from hpo.simulation import Simulation
 from hpo.space.restricted import restricted

@@ -60,8 +60,8 @@ import peers
 import hpo
 from hpo.breeding import make_breeder
 from hpo.config.reader import from_keywords
-from hpo.estimates import estimates
 from hpo.individual import COMPLETED, FAILED
+from hpo.search.models.estimates import estimates
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Candidate
 from hpo.simulation import SimulatedOutcome, Simulation

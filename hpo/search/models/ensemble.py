@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from hpo.brood import Brood
-from hpo.gaussian import Gaussian
-from hpo.observations import Observations, normal_scores, value_scores
+from hpo.search.models.gaussian import Gaussian
+from hpo.search.models.observations import Observations, normal_scores, value_scores
 
 _TREES = 40
 _SHARE_OF_COLUMNS = 0.35
