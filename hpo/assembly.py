@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hpo import resume, slurm
 from hpo.binding import count_cores
-from hpo.breeding import make_breeder
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place, topology_matrix
 from hpo.coordinator import Assignment, Coordinator
@@ -27,14 +26,15 @@ from hpo.journal.directory import Lock
 from hpo.messages import End, Start
 from hpo.migration import MigrationSettings
 from hpo.node import Parts
-from hpo.pbt import kept_for_others
 from hpo.progress import Display
 from hpo.rooms import Rooms
 from hpo.search import early_stopping as pruning
+from hpo.search.kinds.evolution import make_breeder
+from hpo.search.kinds.pbt import kept_for_others
+from hpo.search.kinds.surrogate import INITIAL, first_of_worker
 from hpo.signals import Signals
 from hpo.space.restricted import restricted
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
-from hpo.surrogate import INITIAL, first_of_worker
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 from hpo.transport import Transport

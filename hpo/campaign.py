@@ -19,10 +19,9 @@ from pathlib import Path
 
 import orjson
 
-from hpo import reevaluation, resume
+from hpo import resume
 from hpo.arguments import checked_arguments
 from hpo.assembly import Assembly, Housekeeping
-from hpo.breeding import make_breeder
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place
 from hpo.coordinator import FUTILE, LOST, STOPPED, UNFIT
@@ -41,6 +40,8 @@ from hpo.ranks import connect, give_up, leave_without_mpi
 from hpo.results import Result
 from hpo.rooms import Rooms
 from hpo.search import early_stopping as pruning
+from hpo.search.kinds import reevaluation
+from hpo.search.kinds.evolution import make_breeder
 from hpo.signals import PATIENCE, Signals
 from hpo.space.restricted import restricted
 from hpo.task.task import Task, TaskSource, load_task

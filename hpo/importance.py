@@ -110,8 +110,8 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     """
     import numpy
 
-    from hpo.brood import Brood
     from hpo.fronts import with_losses
+    from hpo.search.kinds.vectorised import Brood
     from hpo.search.models.observations import normal_scores
 
     names = list(record.objectives)

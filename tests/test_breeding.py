@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import hpo
-from hpo.breeding import TypedBreeder, make_breeder
-from hpo.brood import Brood
 from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
+from hpo.search.kinds.evolution import TypedBreeder, make_breeder
+from hpo.search.kinds.vectorised import Brood
 from hpo.search.population import Member, Population, dominates
 
 KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
@@ -114,7 +114,7 @@ import random, sys
 from propulate.utils import get_default_propagator
 from propulate.population import Individual
 import hpo
-from hpo.breeding import GeneticBreeder
+from hpo.search.kinds.evolution import GeneticBreeder
 from hpo.search.population import Member, Population
 space = hpo.SearchSpace(a=hpo.Float(0, 1), b=hpo.Int(0, 9), c=hpo.Categorical("x", "y", "z"))
 rng = random.Random(5)
@@ -143,7 +143,7 @@ print("equal")
 def test_propulate_is_loaded_without_what_no_propagator_needs_and_stays_usable():
     code = """
 import sys
-from hpo.breeding import _propagators
+from hpo.search.kinds.evolution import _propagators
 assert _propagators() is _propagators()
 assert "GPy" not in sys.modules and "propulate" not in sys.modules
 import propulate

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 import hpo
-from hpo.breeding import make_breeder
 from hpo.config.settings import SearchSettings
-from hpo.designs import Designed, GridBreeder
 from hpo.errors import UsageError
+from hpo.search.kinds.designs import Designed, GridBreeder
+from hpo.search.kinds.evolution import make_breeder
 from hpo.search.population import Population
 from hpo.simulation import Simulation
 

@@ -13,7 +13,6 @@ import pytest
 
 import hpo
 from hpo import launch
-from hpo.breeding import RandomBreeder
 from hpo.config.layout import Place
 from hpo.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
 from hpo.errors import EXIT_RESUMABLE
@@ -33,6 +32,7 @@ from hpo.messages import (
 )
 from hpo.resume import Autopsy, Earlier, fold
 from hpo.search.early_stopping import EarlyStopping
+from hpo.search.kinds.evolution import RandomBreeder
 from hpo.search.protocols import Candidate, TrialReport
 from hpo.simulation import SimulatedOutcome, Simulation
 from hpo.workforce import Workforce

@@ -13,7 +13,7 @@ from test_surrogate import populated
 import hpo
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED
-from hpo.optuna_kinds import OPTUNA_KINDS, OptunaBreeder
+from hpo.search.kinds.optuna_samplers import OPTUNA_KINDS, OptunaBreeder
 from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(

@@ -18,7 +18,7 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.journal.check import check
 from hpo.journal.records import read_directory
-from hpo.pbt import PbtBreeder, kept_for_others
+from hpo.search.kinds.pbt import PbtBreeder, kept_for_others
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.signals import Signals

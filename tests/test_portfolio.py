@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 
 import hpo
-from hpo.breeding import make_breeder
 from hpo.config.settings import Kind, SearchSettings
 from hpo.individual import COMPLETED, FAILED
-from hpo.portfolio import PortfolioBreeder
+from hpo.search.kinds.evolution import make_breeder
+from hpo.search.kinds.portfolio import PortfolioBreeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Offspring
 from hpo.simulation import Simulation

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 import hpo
-from hpo.breeding import RandomBreeder, TypedBreeder
 from hpo.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
 from hpo.individual import REEVALUATION
 from hpo.messages import StopRequest, encode
-from hpo.reevaluation import ReevaluatingBreeder
 from hpo.resume import fold
+from hpo.search.kinds.evolution import RandomBreeder, TypedBreeder
+from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.simulation import Report, Simulation, ideal_queue
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))

@@ -14,13 +14,13 @@ import numpy
 import pytest
 
 import hpo
-from hpo.breeding import make_breeder
 from hpo.cli import main
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
 from hpo.journal.check import check
-from hpo.reevaluation import ReevaluatingBreeder
 from hpo.search.early_stopping import EarlyStopping, PruningSettings
+from hpo.search.kinds.evolution import make_breeder
+from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.models.estimates import Estimate, estimates, exact
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo.breeding import make_breeder
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED
+from hpo.search.kinds.evolution import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Candidate

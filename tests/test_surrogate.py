@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from scipy.stats import norm
 
 import hpo
-from hpo.brood import Brood
 from hpo.individual import COMPLETED, FAILED, PRUNED
+from hpo.search.kinds.surrogate import SurrogateBreeder, ThriftyBreeder, first_of_worker
+from hpo.search.kinds.vectorised import Brood
 from hpo.search.models.ensemble import Forest, Panel, import_in_background
 from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
 from hpo.search.population import Member, Population
 from hpo.simulation import Simulation
 from hpo.space.restricted import restricted
-from hpo.surrogate import SurrogateBreeder, ThriftyBreeder, first_of_worker
 
 
 @st.composite
@@ -353,7 +353,7 @@ class Import:
 
 def test_an_import_that_takes_too_long_is_waited_for_once(monkeypatch):
     thread = Import()
-    monkeypatch.setattr("hpo.surrogate.import_in_background", lambda: thread)
+    monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", lambda: thread)
     space = hpo.SearchSpace(x=hpo.Float(-1, 1))
     population = populated(space, range(9))
     breeder = ThriftyBreeder(space, clock=lambda: 0.0, background=True, random_rate=0.0)
@@ -380,7 +380,7 @@ def test_a_first_campaign_is_screened(tmp_path, monkeypatch, isolation):
         started.append(1)
         return import_in_background()
 
-    monkeypatch.setattr("hpo.surrogate.import_in_background", spied)
+    monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", spied)
     settings = {"isolation": isolation, "random": 0.0}
     result = hpo.Campaign(BOWL, directory=tmp_path / "toy", evaluations=40, **settings).run()
     operators = Counter(one.operator for one in result.individuals)

@@ -174,7 +174,8 @@ class LayoutSettings(Section):
 
 class SearchSettings(Section):
     """Breeding, migration and early stopping. ``pool``: individuals to breed from; None leaves it to the kind.
-    ``reevaluate``: the share of individuals that are known configurations once more (see ``hpo.reevaluation``).
+    ``reevaluate``: the share of individuals that are known configurations once more (see
+    ``hpo.search.kinds.reevaluation``).
 
     ``pruner`` to ``promote`` are those of ``hpo.search.early_stopping.PruningSettings``; ``reported``: the objective
     that ``trial.report`` tells, where there are several; ``reference``: values beyond which nothing is wanted, there;

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
-from hpo import reevaluation
 from hpo.arguments import checked_arguments
-from hpo.breeding import make_breeder
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
 from hpo.known import name_of, single_point
+from hpo.search.kinds import reevaluation
+from hpo.search.kinds.evolution import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import STUCK, Proposals
 from hpo.search.protocols import Candidate

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from hpo.designs import Designed, GridBreeder
 from hpo.individual import REEVALUATION, Scalar
+from hpo.search.kinds.designs import Designed, GridBreeder
 from hpo.search.population import Population
 from hpo.search.protocols import Breeder, Candidate, Codec, Offspring, Repeating, Sequenced
 

@@ -32,13 +32,13 @@ from pathlib import Path
 import numpy
 
 import hpo
-from hpo.breeding import RandomBreeder, TypedBreeder
 from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.early_stopping import PruningSettings
+from hpo.search.kinds.evolution import RandomBreeder, TypedBreeder
+from hpo.search.kinds.surrogate import SurrogateBreeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring
 from hpo.simulation import Curve, Simulation
-from hpo.surrogate import SurrogateBreeder
 
 sys.path.insert(0, str(Path(__file__).parent))
 import curves

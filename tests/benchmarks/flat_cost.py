@@ -57,9 +57,9 @@ def serve(directory: Path, evaluations: int, kind: str, out: Path) -> None:
 
     import hpo
     import hpo.assembly
-    import hpo.breeding
+    import hpo.search.kinds.evolution
 
-    hpo.breeding._propagators()
+    hpo.search.kinds.evolution._propagators()
     imported = peak_mib()
     MPI.COMM_WORLD.Barrier()
     begun = time.perf_counter()

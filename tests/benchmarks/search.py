@@ -58,9 +58,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import peers
 
 import hpo
-from hpo.breeding import make_breeder
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED
+from hpo.search.kinds.evolution import make_breeder
 from hpo.search.models.estimates import estimates
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Candidate

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from hpo.brood import Brood
+from hpo.search.kinds.vectorised import Brood
 from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpo.brood import Brood
 from hpo.individual import COMPLETED, PRUNED
+from hpo.search.kinds.vectorised import Brood
 from hpo.search.population import Member, Population
 
 _MOST_BEST, _MOST_LATEST, _MOST_FAILED = 300, 120, 80

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpo.breeding import TypedBreeder
-from hpo.brood import Brood
+from hpo.search.kinds.evolution import TypedBreeder
+from hpo.search.kinds.vectorised import Brood
 from hpo.search.models.ensemble import Judge, Panel, import_in_background
 from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population

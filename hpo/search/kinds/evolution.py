@@ -479,16 +479,16 @@ def make_breeder(
 
     ``clock``: seconds, by which the default kind sees how long evaluations take, and whether to think longer than
     evolution does is worth it; without one it does not. ``workers``: of the island, who share the first individuals.
-    ``first``, ``background``: as of ``hpo.surrogate.ThriftyBreeder``; None: its own."""
+    ``first``, ``background``: as of ``hpo.search.kinds.surrogate.ThriftyBreeder``; None: its own."""
     thrift = {} if first is None else {"first": first}
     breeder = _breeder_of(space, settings, clock, background=background, **thrift)
     if settings.reevaluate:
-        from hpo.reevaluation import ReevaluatingBreeder
+        from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 
         breeder = ReevaluatingBreeder(space, breeder, settings.reevaluate)
     if settings.initial == "random":
         return breeder
-    from hpo.designs import Designed
+    from hpo.search.kinds.designs import Designed
 
     return Designed(breeder, space, settings.initial, workers=workers)
 
@@ -526,15 +526,15 @@ def _breeder_of(
     if kind == "random":
         return RandomBreeder(space)
     if kind == "grid":
-        from hpo.designs import GridBreeder
+        from hpo.search.kinds.designs import GridBreeder
 
         return GridBreeder(space, settings.grid_points)
     if kind in ("tpe", "gp", "optuna-cmaes"):
-        from hpo.optuna_kinds import OptunaBreeder
+        from hpo.search.kinds.optuna_samplers import OptunaBreeder
 
         return OptunaBreeder(space, kind)
     if kind == "pbt":
-        from hpo.pbt import PbtBreeder
+        from hpo.search.kinds.pbt import PbtBreeder
 
         return PbtBreeder(space, pool=settings.pool, perturb=settings.perturb)
     from hpo.config.settings import Kind
@@ -545,8 +545,8 @@ def _breeder_of(
 def _portfolio(space: SearchSpace, settings: SearchSettings) -> Breeder:
     """The surrogate and the typed evolution; CMA-ES where all are numbers that always exist and Propulate is installed;
     TPE where Optuna is."""
-    from hpo.optuna_kinds import OptunaBreeder, missing
-    from hpo.portfolio import PortfolioBreeder
+    from hpo.search.kinds.optuna_samplers import OptunaBreeder, missing
+    from hpo.search.kinds.portfolio import PortfolioBreeder
 
     breeders: dict[str, Breeder] = {
         kind: _typed(space, settings.model_copy(update={"kind": kind}), None)
@@ -563,8 +563,9 @@ def _portfolio(space: SearchSpace, settings: SearchSettings) -> Breeder:
 def _typed(
     space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None, **thrift: Any
 ) -> Breeder:
-    """Late, because it builds on this module: ``hpo.surrogate``. ``thrift``: what the default kind alone takes."""
-    from hpo.surrogate import SurrogateBreeder, ThriftyBreeder
+    """Late, because it builds on this module: ``hpo.search.kinds.surrogate``. ``thrift``: what the default kind alone
+    takes."""
+    from hpo.search.kinds.surrogate import SurrogateBreeder, ThriftyBreeder
 
     own: dict[str, Any] = {
         "pool": settings.pool,

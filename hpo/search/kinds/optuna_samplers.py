@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hpo.breeding import TypedBreeder
-from hpo.brood import parents_first
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Scalar
+from hpo.search.kinds.evolution import TypedBreeder
+from hpo.search.kinds.vectorised import parents_first
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Genome, Offspring
 from hpo.space.parameters import Categorical, Float, Int, Ordinal
