@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpo import resume, slurm
+from hpo import slurm
 from hpo.binding import count_cores
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place, topology_matrix
@@ -20,12 +20,14 @@ from hpo.futility import Futility
 from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
+from hpo.islands import resume
+from hpo.islands.event_loop import Parts
+from hpo.islands.messages import End, Start
+from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
-from hpo.messages import End, Start
 from hpo.migration import MigrationSettings
-from hpo.node import Parts
 from hpo.progress import Display
 from hpo.rooms import Rooms
 from hpo.search import early_stopping as pruning
@@ -37,7 +39,6 @@ from hpo.space.restricted import restricted
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
-from hpo.transport import Transport
 from hpo.workforce import Workforce
 
 _REFRESH_S = 5.0

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import orjson
 
-from hpo import resume
 from hpo.arguments import checked_arguments
 from hpo.assembly import Assembly, Housekeeping
 from hpo.config import reader as config
@@ -28,13 +27,15 @@ from hpo.coordinator import FUTILE, LOST, STOPPED, UNFIT
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
 from hpo.fronts import reference_losses
 from hpo.individual import Scalar
+from hpo.islands import resume
+from hpo.islands.event_loop import Node, Parts
+from hpo.islands.messages import End, Form, Hello, Start, decode, encode
+from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
 from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
-from hpo.messages import End, Form, Hello, Start, decode, encode
 from hpo.mpirun import tolerates_deaths
-from hpo.node import Node, Parts
 from hpo.progress import Display
 from hpo.ranks import connect, give_up, leave_without_mpi
 from hpo.results import Result
@@ -47,7 +48,6 @@ from hpo.space.restricted import restricted
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, write
 from hpo.text import excerpt
-from hpo.transport import MpiTransport, Transport
 
 _GREETING_S = 120.0
 """How long rank 0 waits for the others to start, and they for its answer."""

@@ -22,7 +22,7 @@ from hpo.config.layout import Place
 from hpo.errors import EXIT_RESUMABLE
 from hpo.futility import Futility
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
-from hpo.messages import (
+from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
     Disbanded,
@@ -44,8 +44,8 @@ from hpo.messages import (
     encode,
     report_fields,
 )
+from hpo.islands.transport import Transport
 from hpo.search.population import Population
-from hpo.transport import Transport
 from hpo.workforce import Broken, Workforce
 
 UNLIMITED = 1 << 62
@@ -138,7 +138,7 @@ class Tally:
 
 
 class Autopsy(Protocol):
-    """What a dead leader's journal says (see ``hpo.resume``)."""
+    """What a dead leader's journal says (see ``hpo.islands.resume``)."""
 
     finished: list[tuple[str, str, str, list[float] | None, float]]
     begun: list[Assignment]
@@ -146,7 +146,7 @@ class Autopsy(Protocol):
 
 
 class Census(Protocol):
-    """What all journals say together (see ``hpo.resume``)."""
+    """What all journals say together (see ``hpo.islands.resume``)."""
 
     populations: dict[int, Population]
 

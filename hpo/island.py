@@ -17,7 +17,7 @@ from hpo.clockwork import Clockwork
 from hpo.coordinator import LOST, UNFIT
 from hpo.futility import fault
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric, Scalar, make_id
-from hpo.messages import (
+from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
     Disbanded,
@@ -42,6 +42,7 @@ from hpo.messages import (
     report_fields,
     reports,
 )
+from hpo.islands.transport import Transport
 from hpo.migration import Migration, MigrationSettings
 from hpo.rooms import Kept
 from hpo.search.early_stopping import EarlyStopping, PruningSettings
@@ -59,7 +60,6 @@ from hpo.search.protocols import (
     Verdict,
 )
 from hpo.task.outcome import gist
-from hpo.transport import Transport
 
 if TYPE_CHECKING:
     from hpo.config.layout import Place

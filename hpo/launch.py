@@ -24,12 +24,12 @@ from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.coordinator import LOST
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
 from hpo.hosts import Fleet, Host
+from hpo.islands.messages import End, Hello, encode
+from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import records as journal
 from hpo.journal.directory import acquire
-from hpo.messages import End, Hello, encode
 from hpo.ranks import connect
 from hpo.signals import PATIENCE, Requests, Signals, stop_signals
-from hpo.transport import MpiTransport, Transport
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""

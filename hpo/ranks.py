@@ -9,8 +9,8 @@ import traceback
 
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
+from hpo.islands.transport import LocalTransport, MpiTransport, Transport
 from hpo.terminal import write
-from hpo.transport import LocalTransport, MpiTransport, Transport
 
 
 def connect() -> Transport:

@@ -19,7 +19,7 @@ from hpo.coordinator import Coordinator
 from hpo.futility import Futility
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
 from hpo.island import Leader, LeaderSettings
-from hpo.messages import (
+from hpo.islands.messages import (
     Claim,
     Counter,
     Disbanded,
@@ -34,8 +34,8 @@ from hpo.messages import (
     Unfit,
     decode,
 )
+from hpo.islands.resume import Autopsy, Earlier, autopsy, fold, start_messages
 from hpo.migration import MigrationSettings
-from hpo.resume import Autopsy, Earlier, autopsy, fold, start_messages
 from hpo.search.early_stopping import PruningSettings
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
 from hpo.space.space import SearchSpace

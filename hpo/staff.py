@@ -15,11 +15,11 @@ from hpo.cuda import OwnDevice
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.inline import InlineCrew, InlineFollower
-from hpo.messages import Worker, encode
+from hpo.islands.messages import Worker, encode
+from hpo.islands.transport import MpiTransport, Transport
 from hpo.rooms import Rooms
 from hpo.search.protocols import Candidate, Judge
 from hpo.task.trial import Job
-from hpo.transport import MpiTransport, Transport
 
 if TYPE_CHECKING:
     from hpo.config.layout import Place

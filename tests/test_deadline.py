@@ -11,7 +11,7 @@ from terminal import Terminal
 
 import hpo
 from hpo.coordinator import DEADLINE, DONE, STOPPED
-from hpo.resume import fold
+from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.simulation import GRACE_S, Simulation
 

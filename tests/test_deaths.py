@@ -10,8 +10,8 @@ from test_protocol import SPACE, check_that_it_completes, finished, make, make_r
 from hpo.config.layout import Place
 from hpo.coordinator import DONE, Coordinator
 from hpo.individual import REEVALUATION
-from hpo.messages import Claim
-from hpo.resume import Autopsy, Earlier
+from hpo.islands.messages import Claim
+from hpo.islands.resume import Autopsy, Earlier
 from hpo.workforce import Workforce
 
 

@@ -18,7 +18,7 @@ from hpo.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinato
 from hpo.errors import EXIT_RESUMABLE
 from hpo.futility import Futility, fault
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
-from hpo.messages import (
+from hpo.islands.messages import (
     Claim,
     Finished,
     Grant,
@@ -30,7 +30,7 @@ from hpo.messages import (
     decode,
     encode,
 )
-from hpo.resume import Autopsy, Earlier, fold
+from hpo.islands.resume import Autopsy, Earlier, fold
 from hpo.search.early_stopping import EarlyStopping
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.search.protocols import Candidate, TrialReport

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpo import messages, reports, results, tables
+from hpo import reports, results, tables
 from hpo.config import reader as config
 from hpo.errors import CampaignError, HpoError, UsageError
+from hpo.islands import messages
 from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.check import check

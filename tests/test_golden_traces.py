@@ -20,7 +20,7 @@ from test_many_seeds import disturb, losses
 from test_protocol import SPACE, make, make_repeating, records_of
 from test_pruning import pruned_campaign
 
-from hpo.resume import fold
+from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import RandomBreeder, TypedBreeder
 from hpo.simulation import Simulation
 

@@ -13,11 +13,12 @@ import pandas
 import pytest
 
 import hpo
-from hpo import results, resume
+from hpo import results
 from hpo.config.layout import Layout
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
+from hpo.islands import resume
 from hpo.journal import records as journal
 from hpo.journal.check import check
 from hpo.known import KnownPoints, is_known, known_points

@@ -16,6 +16,7 @@ from hpo.assembly import Assembly
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
+from hpo.islands.transport import LocalTransport
 from hpo.journal.check import check
 from hpo.journal.records import read_directory
 from hpo.search.kinds.pbt import PbtBreeder, kept_for_others
@@ -23,7 +24,6 @@ from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.signals import Signals
 from hpo.simulation import MemoryJournal
-from hpo.transport import LocalTransport
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),

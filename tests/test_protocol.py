@@ -11,8 +11,8 @@ import pytest
 import hpo
 from hpo.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
 from hpo.individual import REEVALUATION
-from hpo.messages import StopRequest, encode
-from hpo.resume import fold
+from hpo.islands.messages import StopRequest, encode
+from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import RandomBreeder, TypedBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.simulation import Report, Simulation, ideal_queue

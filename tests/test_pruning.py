@@ -19,7 +19,7 @@ from hpo.config.settings import SearchSettings
 from hpo.coordinator import DONE
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
-from hpo.resume import fold, start_messages
+from hpo.islands.resume import fold, start_messages
 from hpo.search.early_stopping import EarlyStopping, Halving, PruningSettings, make_rule, of_search
 from hpo.search.population import Member, Population
 from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport

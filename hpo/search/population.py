@@ -38,7 +38,7 @@ class Member:
     dominators: int = 0
 
     def to_wire(self) -> list[object]:
-        """The fields of ``hpo.messages.Evaluated``."""
+        """The fields of ``hpo.islands.messages.Evaluated``."""
         losses = None if self.losses is None else list(self.losses)
         progress: list[object] | None = None
         if self.progress is not None:  # JSON has no infinity

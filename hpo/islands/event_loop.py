@@ -16,7 +16,7 @@ from typing import Protocol
 from hpo.coordinator import LOST, STOPPED, Coordinator
 from hpo.errors import EXIT_RESUMABLE
 from hpo.island import Leader
-from hpo.messages import (
+from hpo.islands.messages import (
     Claim,
     Disbanded,
     End,
@@ -33,8 +33,8 @@ from hpo.messages import (
     decode,
     encode,
 )
+from hpo.islands.transport import Transport
 from hpo.signals import Signals
-from hpo.transport import Transport
 
 _FASTEST_S = 0.0001
 _SLOWEST_S = 0.05

@@ -19,9 +19,9 @@ from hpo.config.layout import Layout
 from hpo.coordinator import Assignment, Tally
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
+from hpo.islands.messages import Start, report_fields
 from hpo.journal import records as journal
 from hpo.known import is_known, name_of
-from hpo.messages import Start, report_fields
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
