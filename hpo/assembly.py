@@ -12,15 +12,16 @@ from hpo import slurm
 from hpo.binding import count_cores
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place, topology_matrix
-from hpo.coordinator import Assignment, Coordinator
 from hpo.evaluation import Crew
 from hpo.follower import Follower
 from hpo.fronts import reference_losses
-from hpo.futility import Futility
 from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
 from hpo.island import Leader, LeaderSettings
 from hpo.islands import resume
+from hpo.islands.coordinator.coordinator import Assignment, Coordinator
+from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.worker_registry import Workforce
 from hpo.islands.event_loop import Parts
 from hpo.islands.messages import End, Start
 from hpo.islands.transport import Transport
@@ -39,7 +40,6 @@ from hpo.space.restricted import restricted
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
-from hpo.workforce import Workforce
 
 _REFRESH_S = 5.0
 _EPOCHS = 1_000_000

@@ -23,11 +23,11 @@ from hpo.arguments import checked_arguments
 from hpo.assembly import Assembly, Housekeeping
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place
-from hpo.coordinator import FUTILE, LOST, STOPPED, UNFIT
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
 from hpo.fronts import reference_losses
 from hpo.individual import Scalar
 from hpo.islands import resume
+from hpo.islands.coordinator.coordinator import FUTILE, LOST, STOPPED, UNFIT
 from hpo.islands.event_loop import Node, Parts
 from hpo.islands.messages import End, Form, Hello, Start, decode, encode
 from hpo.islands.transport import MpiTransport, Transport
@@ -245,7 +245,7 @@ class Campaign:
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
             CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed
-                (see ``hpo.futility``). What was recorded stays.
+                (see ``hpo.islands.coordinator.futility``). What was recorded stays.
         """
         transport = transport or connect()
         settings = self.settings

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpo.clockwork import Clockwork
-from hpo.coordinator import LOST, UNFIT
-from hpo.futility import fault
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric, Scalar, make_id
+from hpo.islands.coordinator.coordinator import LOST, UNFIT
+from hpo.islands.coordinator.futility import fault
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,

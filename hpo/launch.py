@@ -21,9 +21,9 @@ from hpo import mpirun as processes
 from hpo.campaign import Campaign
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
-from hpo.coordinator import LOST
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
 from hpo.hosts import Fleet, Host
+from hpo.islands.coordinator.coordinator import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import records as journal

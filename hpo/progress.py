@@ -7,16 +7,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpo.config import reader as config
-from hpo.coordinator import IN_VAIN, STOPPED
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
+from hpo.islands.coordinator.coordinator import IN_VAIN, STOPPED
 from hpo.terminal import quoted, visible, write
 
 if TYPE_CHECKING:
     from rich.live import Live
 
     from hpo.config.reader import Settings
-    from hpo.coordinator import Coordinator
+    from hpo.islands.coordinator.coordinator import Coordinator
     from hpo.task.task import Task
 
 _LIVE_S = 0.5

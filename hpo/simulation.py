@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hpo.config.layout import Layout, Place, topology_matrix
-from hpo.coordinator import Coordinator
-from hpo.futility import Futility
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
 from hpo.island import Leader, LeaderSettings
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.worker_registry import Workforce
 from hpo.islands.messages import (
     Claim,
     Counter,
@@ -39,7 +40,6 @@ from hpo.migration import MigrationSettings
 from hpo.search.early_stopping import PruningSettings
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
 from hpo.space.space import SearchSpace
-from hpo.workforce import Workforce
 
 GRACE_S = 60.0
 

@@ -10,7 +10,7 @@ import pytest
 from terminal import Terminal
 
 import hpo
-from hpo.coordinator import DEADLINE, DONE, STOPPED
+from hpo.islands.coordinator.coordinator import DEADLINE, DONE, STOPPED
 from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.simulation import GRACE_S, Simulation

@@ -8,11 +8,11 @@ import pytest
 from test_protocol import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
 
 from hpo.config.layout import Place
-from hpo.coordinator import DONE, Coordinator
 from hpo.individual import REEVALUATION
+from hpo.islands.coordinator.coordinator import DONE, Coordinator
+from hpo.islands.coordinator.worker_registry import Workforce
 from hpo.islands.messages import Claim
 from hpo.islands.resume import Autopsy, Earlier
-from hpo.workforce import Workforce
 
 
 def kill_at_random(simulation, rng, ranks, *, within):

@@ -14,10 +14,11 @@ import pytest
 import hpo
 from hpo import launch
 from hpo.config.layout import Place
-from hpo.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
 from hpo.errors import EXIT_RESUMABLE
-from hpo.futility import Futility, fault
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
+from hpo.islands.coordinator.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
+from hpo.islands.coordinator.futility import Futility, fault
+from hpo.islands.coordinator.worker_registry import Workforce
 from hpo.islands.messages import (
     Claim,
     Finished,
@@ -35,7 +36,6 @@ from hpo.search.early_stopping import EarlyStopping
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.search.protocols import Candidate, TrialReport
 from hpo.simulation import SimulatedOutcome, Simulation
-from hpo.workforce import Workforce
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from test_protocol import SPACE, make, records_of
 
-from hpo.coordinator import DONE
+from hpo.islands.coordinator.coordinator import DONE
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
 from hpo.simulation import Simulation

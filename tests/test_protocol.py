@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 import hpo
-from hpo.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
 from hpo.individual import REEVALUATION
+from hpo.islands.coordinator.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import RandomBreeder, TypedBreeder
@@ -145,7 +145,9 @@ def test_the_same_seed_replays_the_same_campaign():
 @pytest.mark.parametrize("piece", [4, 18, 20_000])
 @pytest.mark.parametrize("workers", [1, 4, 9])
 def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkeypatch):
-    monkeypatch.setattr("hpo.coordinator._PIECE", piece)  # of the list of all configurations
+    monkeypatch.setattr(
+        "hpo.islands.coordinator.coordinator._PIECE", piece
+    )  # of the list of all configurations
     space = hpo.SearchSpace(
         a=hpo.Ordinal(1, 2, 3), b=hpo.Categorical("x", "y"), c=hpo.Int(0, 4, when={"b": "x"})
     )

@@ -16,9 +16,9 @@ from test_protocol import SPACE, make, records_of
 import hpo
 from hpo.config.layout import Layout
 from hpo.config.settings import SearchSettings
-from hpo.coordinator import DONE
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
+from hpo.islands.coordinator.coordinator import DONE
 from hpo.islands.resume import fold, start_messages
 from hpo.search.early_stopping import EarlyStopping, Halving, PruningSettings, make_rule, of_search
 from hpo.search.population import Member, Population

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hpo.config.layout import Layout
-from hpo.workforce import Workforce
+from hpo.islands.coordinator.worker_registry import Workforce
 
 
 def force(ranks: int, islands: int, size: int, **keywords: object) -> Workforce:

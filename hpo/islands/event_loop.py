@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpo.coordinator import LOST, STOPPED, Coordinator
 from hpo.errors import EXIT_RESUMABLE
 from hpo.island import Leader
+from hpo.islands.coordinator.coordinator import LOST, STOPPED, Coordinator
 from hpo.islands.messages import (
     Claim,
     Disbanded,

@@ -79,7 +79,7 @@ class Grant(NamedTuple):
 
 class Finished(NamedTuple):
     """Leader to coordinator, after the journal was synced: tuples (token, id, status, losses, seconds, reported,
-    fault); the last two are those of ``hpo.futility.Futility.ended``."""
+    fault); the last two are those of ``hpo.islands.coordinator.futility.Futility.ended``."""
 
     results: list[list[Any]]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hpo.config.layout import Layout
-from hpo.coordinator import Assignment, Tally
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
+from hpo.islands.coordinator.coordinator import Assignment, Tally
 from hpo.islands.messages import Start, report_fields
 from hpo.journal import records as journal
 from hpo.known import is_known, name_of

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 from hpo.config.layout import Place
 from hpo.errors import EXIT_RESUMABLE
-from hpo.futility import Futility
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
+from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.worker_registry import Broken, Workforce
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
@@ -46,13 +47,12 @@ from hpo.islands.messages import (
 )
 from hpo.islands.transport import Transport
 from hpo.search.population import Population
-from hpo.workforce import Broken, Workforce
 
 UNLIMITED = 1 << 62
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
 UNFIT = "unfit"
 FUTILE = "futile"
-"""The first evaluations of the launch all failed (see ``hpo.futility``)."""
+"""The first evaluations of the launch all failed (see ``hpo.islands.coordinator.futility``)."""
 IN_VAIN = "in vain"
 """It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
 LOST = "lost"
