@@ -17,18 +17,18 @@ from hpo.follower import Follower
 from hpo.fronts import reference_losses
 from hpo.individual import Scalar
 from hpo.inline import InlineCrew, InlineFollower
-from hpo.island import Leader, LeaderSettings
 from hpo.islands import resume
 from hpo.islands.coordinator.coordinator import Assignment, Coordinator
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import Workforce
 from hpo.islands.event_loop import Parts
+from hpo.islands.leader.leader import Leader, LeaderSettings
+from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import End, Start
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
-from hpo.migration import MigrationSettings
 from hpo.progress import Display
 from hpo.rooms import Rooms
 from hpo.search import early_stopping as pruning

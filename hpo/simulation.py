@@ -16,10 +16,11 @@ from functools import partial
 
 from hpo.config.layout import Layout, Place, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
-from hpo.island import Leader, LeaderSettings
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import Workforce
+from hpo.islands.leader.leader import Leader, LeaderSettings
+from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import (
     Claim,
     Counter,
@@ -36,7 +37,6 @@ from hpo.islands.messages import (
     decode,
 )
 from hpo.islands.resume import Autopsy, Earlier, autopsy, fold, start_messages
-from hpo.migration import MigrationSettings
 from hpo.search.early_stopping import PruningSettings
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
 from hpo.space.space import SearchSpace

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpo.errors import EXIT_RESUMABLE
-from hpo.island import Leader
 from hpo.islands.coordinator.coordinator import LOST, STOPPED, Coordinator
+from hpo.islands.leader.leader import Leader
 from hpo.islands.messages import (
     Claim,
     Disbanded,

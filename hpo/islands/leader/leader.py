@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpo.clockwork import Clockwork
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric, Scalar, make_id
 from hpo.islands.coordinator.coordinator import LOST, UNFIT
 from hpo.islands.coordinator.futility import fault
+from hpo.islands.leader.clockwork import Clockwork
+from hpo.islands.leader.migration import Migration, MigrationSettings
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
@@ -43,7 +44,6 @@ from hpo.islands.messages import (
     reports,
 )
 from hpo.islands.transport import Transport
-from hpo.migration import Migration, MigrationSettings
 from hpo.rooms import Kept
 from hpo.search.early_stopping import EarlyStopping, PruningSettings
 from hpo.search.population import Member, Population
