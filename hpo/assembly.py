@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpo import slurm
-from hpo.binding import count_cores
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place, topology_matrix
-from hpo.evaluation import Crew
-from hpo.follower import Follower
+from hpo.evaluation.crew import Crew
+from hpo.evaluation.devices import count_cores
+from hpo.evaluation.directories import Rooms
+from hpo.evaluation.evaluator_host import Follower
+from hpo.evaluation.inline import InlineCrew, InlineFollower
 from hpo.fronts import reference_losses
 from hpo.individual import Scalar
-from hpo.inline import InlineCrew, InlineFollower
 from hpo.islands import resume
 from hpo.islands.coordinator.coordinator import Assignment, Coordinator
 from hpo.islands.coordinator.futility import Futility
@@ -30,7 +31,6 @@ from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
 from hpo.progress import Display
-from hpo.rooms import Rooms
 from hpo.search import early_stopping as pruning
 from hpo.search.kinds.evolution import make_breeder
 from hpo.search.kinds.pbt import kept_for_others

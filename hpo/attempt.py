@@ -17,11 +17,11 @@ from typing import Any
 from hpo import hosts, tables, terminal
 from hpo.campaign import Campaign
 from hpo.errors import CampaignError
-from hpo.evaluation import Crew
-from hpo.follower import Follower
+from hpo.evaluation.crew import Crew
+from hpo.evaluation.directories import OUTPUT
+from hpo.evaluation.evaluator_host import Follower
+from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
-from hpo.inline import InlineCrew
-from hpo.rooms import OUTPUT
 from hpo.search.protocols import GO, TrialReport, Verdict
 from hpo.staff import child_factory, inline_device
 from hpo.task.outcome import Outcome

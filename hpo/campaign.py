@@ -24,6 +24,7 @@ from hpo.assembly import Assembly, Housekeeping
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
+from hpo.evaluation.directories import Rooms
 from hpo.fronts import reference_losses
 from hpo.individual import Scalar
 from hpo.islands import resume
@@ -39,7 +40,6 @@ from hpo.mpirun import tolerates_deaths
 from hpo.progress import Display
 from hpo.ranks import connect, give_up, leave_without_mpi
 from hpo.results import Result
-from hpo.rooms import Rooms
 from hpo.search import early_stopping as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.kinds.evolution import make_breeder

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpo.binding import own_device
-from hpo.child import ChildProcess, RankContext
 from hpo.config import reader as config
-from hpo.cuda import OwnDevice
-from hpo.evaluation import Crew
-from hpo.follower import Follower
-from hpo.inline import InlineCrew, InlineFollower
+from hpo.evaluation.crew import Crew
+from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.devices import own_device
+from hpo.evaluation.directories import Rooms
+from hpo.evaluation.evaluator_host import Follower
+from hpo.evaluation.evaluator_process import ChildProcess, RankContext
+from hpo.evaluation.inline import InlineCrew, InlineFollower
 from hpo.islands.messages import Worker, encode
 from hpo.islands.transport import MpiTransport, Transport
-from hpo.rooms import Rooms
 from hpo.search.protocols import Candidate, Judge
 from hpo.task.trial import Job
 

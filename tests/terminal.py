@@ -184,7 +184,7 @@ class Terminal:
         return found
 
     def evaluators(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if "hpo.evaluator" in _line(process)]
+        return [process for process in self.processes() if "hpo.evaluation.evaluator" in _line(process)]
 
     def ranks(self) -> list[psutil.Process]:
         """Under mpirun: the processes of the ranks."""

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo.child import ChildProcess, RankContext, wait_readable
-from hpo.evaluation import Crew
-from hpo.follower import Follower
+from hpo.evaluation.crew import Crew
+from hpo.evaluation.evaluator_host import Follower
+from hpo.evaluation.evaluator_process import ChildProcess, RankContext, wait_readable
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task.outcome import Outcome, gist
 from hpo.task.task import TaskSource
@@ -479,7 +479,7 @@ def test_waiting_for_the_device_is_no_failed_start(single: Bench) -> None:
 
 
 def test_a_process_that_never_goes_is_not_waited_for(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpo.follower._RETIREMENT_S", 0.1)
+    monkeypatch.setattr("hpo.evaluation.evaluator_host._RETIREMENT_S", 0.1)
     monkeypatch.setattr(ChildProcess, "kill", lambda child: None)
     single.settings.isolation = "fresh"
     single.environment["CUDA_VISIBLE_DEVICES"] = "0"

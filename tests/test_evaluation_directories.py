@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import hpo
-from hpo.inline import InlineCrew
-from hpo.rooms import Rooms
+from hpo.evaluation.directories import Rooms
+from hpo.evaluation.inline import InlineCrew
 from hpo.task.trial import Job
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo.cuda import OwnDevice
-from hpo.inline import InlineCrew, InlineFollower
+from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.inline import InlineCrew, InlineFollower
 from hpo.search.protocols import GO, STOP, TrialReport, Verdict
 from hpo.staff import inline_device
 from hpo.task.outcome import Outcome

@@ -43,7 +43,7 @@ _FOR_COORDINATOR = (Claim, Disbanded, Finished, Remark, Returned, StopRequest, U
 
 
 class Member(Protocol):
-    """What a rank that does not lead its worker does (see ``hpo.evaluation``)."""
+    """What a rank that does not lead its worker does (see ``hpo.evaluation.crew``)."""
 
     def receive(self, content: dict[str, object]) -> None: ...
     def poll(self) -> object: ...

@@ -127,7 +127,7 @@ class Outcome(Protocol):
 
 
 class Crew(Protocol):
-    """Those who evaluate (see ``hpo.evaluation``); one individual at a time."""
+    """Those who evaluate (see ``hpo.evaluation.crew``); one individual at a time."""
 
     @property
     def busy(self) -> bool: ...

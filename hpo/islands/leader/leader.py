@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hpo.evaluation.directories import Kept
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric, Scalar, make_id
 from hpo.islands.coordinator.coordinator import LOST, UNFIT
 from hpo.islands.coordinator.futility import fault
@@ -44,7 +45,6 @@ from hpo.islands.messages import (
     reports,
 )
 from hpo.islands.transport import Transport
-from hpo.rooms import Kept
 from hpo.search.early_stopping import EarlyStopping, PruningSettings
 from hpo.search.population import Member, Population
 from hpo.search.proposals import STUCK, Proposals

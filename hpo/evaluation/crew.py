@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
-from hpo.binding import choose_backend
-from hpo.child import ChildProcess, Message
-from hpo.follower import Follower
+from hpo.evaluation.devices import choose_backend
+from hpo.evaluation.evaluator_host import Follower
+from hpo.evaluation.evaluator_process import ChildProcess, Message
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.search.protocols import GO, Judge, TrialReport
 from hpo.task.outcome import Outcome

@@ -1,7 +1,7 @@
 """The evaluator process: joins its worker's process group, runs the task, tells its control rank how it ended.
 
-Started as ``python -m hpo.evaluator FD`` by ``hpo.child``; FD is its end of a socket pair. Imports torch only for
-workers of several ranks.
+Started as ``python -m hpo.evaluation.evaluator FD`` by ``hpo.evaluation.evaluator_process``; FD is its end of a
+socket pair. Imports torch only for workers of several ranks.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo import cuda
-from hpo.binding import is_mig, visible_devices, widen_affinity
-from hpo.channel import Channel, Message
-from hpo.cuda import NoDevice, OwnDevice
 from hpo.errors import HpoError
+from hpo.evaluation import cuda
+from hpo.evaluation.control_socket import Channel, Message
+from hpo.evaluation.cuda import NoDevice, OwnDevice
+from hpo.evaluation.devices import is_mig, visible_devices, widen_affinity
+from hpo.evaluation.directories import OUTPUT, clear_directory, directory_unusable, refuse_link
+from hpo.evaluation.global_seeds import Seeder
+from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
+from hpo.evaluation.output_capture import Output
 from hpo.individual import FAILED
-from hpo.network import interface_of, open_sockets, own_address, shut_connection
-from hpo.output import Output
-from hpo.rooms import OUTPUT, clear_directory, directory_unusable, refuse_link
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
-from hpo.seeding import Seeder
 from hpo.task.outcome import Outcome, describe_exception
 from hpo.task.task import TaskSource
 from hpo.task.trial import Job, Trial, attempt

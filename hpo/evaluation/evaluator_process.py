@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo import binding
+from hpo.evaluation import devices as binding
 
 if TYPE_CHECKING:
     from hpo.task.task import TaskSource
@@ -99,7 +99,7 @@ class ChildProcess:
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed in release)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hpo.evaluator", str(theirs.fileno())],
+                [sys.executable, "-m", "hpo.evaluation.evaluator", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._spool,
                 stderr=self._spool,
@@ -109,7 +109,7 @@ class ChildProcess:
                     environment,
                     threads=binding.thread_share(bound=bound, widest=widest, local_size=context.local_size),
                     devices=devices,
-                    package_root=Path(__file__).resolve().parents[1],
+                    package_root=Path(__file__).resolve().parents[2],
                 ),
             )
         self.pid = self._process.pid

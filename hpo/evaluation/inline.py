@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpo.cuda import OwnDevice
+from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.directories import clear_directory, directory_unusable, refuse_link
 from hpo.individual import FAILED
-from hpo.rooms import clear_directory, directory_unusable, refuse_link
 from hpo.search.protocols import GO, PAUSE, STOP, Judge, TrialReport
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job, Trial, attempt
@@ -97,7 +97,7 @@ class InlineLink:
 
 
 class InlineCrew:
-    """Has the face of ``hpo.evaluation.Crew``, and evaluates in ``start``.
+    """Has the face of ``hpo.evaluation.crew.Crew``, and evaluates in ``start``.
 
     ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
     message)`` to the InlineFollower of another rank. ``stopping``: whether the campaign wants to stop; it is
@@ -229,7 +229,7 @@ class InlineCrew:
 
 
 class InlineFollower:
-    """Has the face of ``hpo.evaluation.Follower``, and evaluates in ``receive``."""
+    """Has the face of ``hpo.evaluation.crew.Follower``, and evaluates in ``receive``."""
 
     def __init__(
         self,
