@@ -17,7 +17,7 @@ _HOME = {
     "Task": "task.task",
     "Trial": "task.trial",
     "Campaign": "campaign",
-    "Result": "results",
+    "Result": "results.result",
     "Search": "search.ask_tell",
     "known_points": "known",
     "HpoError": "errors",
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from hpo.known import known_points
-    from hpo.results import Result
+    from hpo.results.result import Result
     from hpo.search.ask_tell import Search
     from hpo.space.space import Categorical, Float, Int, Ordinal, SearchSpace
     from hpo.task.task import Task

@@ -16,7 +16,6 @@ from hpo.evaluation.devices import count_cores
 from hpo.evaluation.directories import Rooms
 from hpo.evaluation.evaluator_host import Follower
 from hpo.evaluation.inline import InlineCrew, InlineFollower
-from hpo.fronts import reference_losses
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.coordinator.coordinator import Assignment, Coordinator
@@ -31,6 +30,7 @@ from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
 from hpo.progress import Display
+from hpo.results.pareto import reference_losses
 from hpo.search import early_stopping as pruning
 from hpo.search.kinds.evolution import make_breeder
 from hpo.search.kinds.pbt import kept_for_others

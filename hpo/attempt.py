@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo import hosts, tables, terminal
+from hpo import hosts, terminal
 from hpo.campaign import Campaign
 from hpo.errors import CampaignError
 from hpo.evaluation.crew import Crew
@@ -22,6 +22,7 @@ from hpo.evaluation.directories import OUTPUT
 from hpo.evaluation.evaluator_host import Follower
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
+from hpo.results import tables
 from hpo.search.protocols import GO, TrialReport, Verdict
 from hpo.staff import child_factory, inline_device
 from hpo.task.outcome import Outcome

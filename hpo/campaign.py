@@ -25,7 +25,6 @@ from hpo.config import reader as config
 from hpo.config.layout import Layout, Place
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
 from hpo.evaluation.directories import Rooms
-from hpo.fronts import reference_losses
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.coordinator.coordinator import FUTILE, LOST, STOPPED, UNFIT
@@ -39,7 +38,8 @@ from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.mpirun import tolerates_deaths
 from hpo.progress import Display
 from hpo.ranks import connect, give_up, leave_without_mpi
-from hpo.results import Result
+from hpo.results.pareto import reference_losses
+from hpo.results.result import Result
 from hpo.search import early_stopping as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.kinds.evolution import make_breeder

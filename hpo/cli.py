@@ -256,8 +256,8 @@ def _slurm(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from hpo import results
     from hpo.campaign import request_stop
+    from hpo.results import result as results
 
     record = results.load(options.directory)
     if not record.alive:
@@ -271,7 +271,8 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from hpo import results, tables
+    from hpo.results import result as results
+    from hpo.results import tables
 
     record = results.load(options.directory)
     status = results.status(record)
@@ -283,7 +284,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _best(options: argparse.Namespace) -> int:
-    from hpo import reports
+    from hpo.results import reports
 
     if options.json:
         terminal.write_json(reports.best_json(options.directory, options.top))
@@ -305,7 +306,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from hpo import results
+    from hpo.results import result as results
 
     count = results.export(options.directory, options.path)
     terminal.write(f"{options.path}: {count} individuals")

@@ -122,7 +122,8 @@ class Display:
         # It looks like success, and nothing was found.
         in_vain = reason == IN_VAIN or (coordinator.tally.best is None and bool(self._failures(coordinator)))
         if in_vain or self._repeats:
-            from hpo import results, tables
+            from hpo.results import result as results
+            from hpo.results import tables
 
             with suppress(HpoError, OSError):
                 record = results.load(self._directory)

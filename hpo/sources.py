@@ -187,7 +187,7 @@ def _table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
 
 
 def _from_campaign(name: str, directory: Path) -> Table:
-    from hpo import results
+    from hpo.results import result as results
 
     record = results.load(directory)
     return Table(

@@ -14,13 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hpo
-from hpo import cli, results
+from hpo import cli
 from hpo.errors import CampaignError
 from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.check import check
 from hpo.journal.findings import DAMAGE, LOST, NOTE, Report
 from hpo.journal.repair import repair
+from hpo.results import result as results
 
 EVALUATIONS = 12
 SPACE = hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8), kind=hpo.Categorical("a", "b"))

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpo
-from hpo import fronts, reports, results
 from hpo.errors import UsageError
 from hpo.journal import directory
 from hpo.journal import records as journal
+from hpo.results import pareto as fronts
+from hpo.results import reports
+from hpo.results import result as results
 
 _T = 1.7e9
 WAYS = {"gain": "maximize", "cost": "minimize"}
@@ -107,7 +109,7 @@ def test_three_objectives_against_counting_cells(points, ways):
     names = ["a", "b", "c"]
     signs = [-1.0 if way == "maximize" else 1.0 for way in ways]
     individuals = [
-        hpo.results.Individual(
+        hpo.results.result.Individual(
             f"0-0-{n}", 0, 0, n, {}, "completed", {k: s * v for k, s, v in zip(names, signs, one)}, finished=n
         )
         for n, one in enumerate(points)

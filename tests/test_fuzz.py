@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpo import reports, results, tables
 from hpo.config import reader as config
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.islands import messages
@@ -24,6 +23,8 @@ from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.check import check
 from hpo.journal.repair import repair
+from hpo.results import reports, tables
+from hpo.results import result as results
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY_KEY = re.findall(r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import hpo
-from hpo import reports, results
 from hpo.errors import CampaignError, UsageError
-from hpo.importance import MOST, described_space, importance
 from hpo.individual import Individual
+from hpo.results import reports
+from hpo.results import result as results
+from hpo.results.importance import MOST, described_space, importance
 
 SPACE = hpo.SearchSpace(
     a=hpo.Float(1e-4, 1.0, log=True),

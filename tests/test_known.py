@@ -13,7 +13,6 @@ import pandas
 import pytest
 
 import hpo
-from hpo import results
 from hpo.config.layout import Layout
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
@@ -22,6 +21,7 @@ from hpo.islands import resume
 from hpo.journal import records as journal
 from hpo.journal.check import check
 from hpo.known import KnownPoints, is_known, known_points
+from hpo.results import result as results
 from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(

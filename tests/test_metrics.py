@@ -17,10 +17,10 @@ import torch
 from terminal import Terminal
 
 import hpo
-from hpo import results
 from hpo.individual import Metric
 from hpo.journal import records as journal
 from hpo.journal.check import check
+from hpo.results import result as results
 from hpo.task.metrics import MOST_CHARACTERS, MOST_NUMBERS, keep
 from hpo.task.outcome import Outcome, judge
 from hpo.task.trial import Trial, attempt

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo import cli, results
+from hpo import cli
 from hpo.assembly import Assembly
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
@@ -19,6 +19,7 @@ from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.islands.transport import LocalTransport
 from hpo.journal.check import check
 from hpo.journal.records import read_directory
+from hpo.results import result as results
 from hpo.search.kinds.pbt import PbtBreeder, kept_for_others
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of

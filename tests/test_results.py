@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpo import results, tables
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES, Individual
 from hpo.journal import directory
 from hpo.journal import records as journal
+from hpo.results import result as results
+from hpo.results import tables
 
 _T = 1.7e9
 

@@ -148,7 +148,8 @@ class Rooms:
         present = {name for name in self._names() if _ID.fullmatch(name)}
         if len(present) <= keep:
             return
-        from hpo import fronts, results
+        from hpo.results import pareto as fronts
+        from hpo.results import result as results
 
         record = results.load(self._root.parent)
         if repeated := fronts.repeated(record, own=True):

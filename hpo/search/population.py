@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
-from hpo.fronts import crowding
 from hpo.individual import COMPLETED, PRUNED
+from hpo.results.pareto import crowding
 
 _MOST_ENTERED = 256
 _BEYOND = 1_000_000

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from launching import single_threaded
 
-from hpo import results
+from hpo.results import result as results
 
 LIMITS = {
     "warm_1_ms": 10.0,

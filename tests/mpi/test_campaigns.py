@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo import results
+from hpo.results import result as results
 
 SCRIPT = Path(__file__).with_name("one_campaign.py")
 

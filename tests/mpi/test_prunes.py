@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo import results
 from hpo.journal import records as journal
+from hpo.results import result as results
 
 SCRIPT = Path(__file__).with_name("pruned_campaign.py")
 

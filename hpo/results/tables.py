@@ -12,9 +12,9 @@ from hpo.task.outcome import gist
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:
-    from hpo.fronts import Hypervolume
-    from hpo.repeats import Repeated
-    from hpo.results import CampaignRecord
+    from hpo.results.pareto import Hypervolume
+    from hpo.results.repeated import Repeated
+    from hpo.results.result import CampaignRecord
 
 
 _MOST = 3
@@ -22,7 +22,7 @@ _MOST = 3
 
 def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
     """What ``hpo status`` prints: ``status``, as ``hpo status --json`` has it, and whether somebody is at work."""
-    from hpo import fronts
+    from hpo.results import pareto as fronts
 
     repeated = fronts.repeated(record)
     counts = {name: count for name, count in status["evaluations"].items() if count}
@@ -165,7 +165,7 @@ def steadiest(record: CampaignRecord) -> str:
     """Where configurations were evaluated more than once, that which is believed to be the best, on a line; else
     empty.
     """
-    from hpo import fronts
+    from hpo.results import pareto as fronts
 
     for one in fronts.repeated(record)[:1]:
         return f"\nmost likely the best: {one.individual.id}{_of(one)}: {params(one.individual.params)}"

@@ -6,13 +6,15 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from hpo import fronts, results, tables
 from hpo.errors import CampaignError
-from hpo.importance import Importance, importance
 from hpo.individual import Individual
 from hpo.journal.records import storable
 from hpo.known import is_known
-from hpo.repeats import Repeated
+from hpo.results import pareto as fronts
+from hpo.results import result as results
+from hpo.results import tables
+from hpo.results.importance import Importance, importance
+from hpo.results.repeated import Repeated
 
 
 def _top(record: results.CampaignRecord, top: int | None) -> list[Individual]:

@@ -21,7 +21,7 @@ from hpo.text import excerpt
 if TYPE_CHECKING:
     import pandas
 
-    from hpo.results import CampaignRecord
+    from hpo.results.result import CampaignRecord
 
 FEWEST = 20
 """Completed evaluations, and twice as many as there are parameters: fewer tell nothing."""
@@ -110,7 +110,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     """
     import numpy
 
-    from hpo.fronts import with_losses
+    from hpo.results.pareto import with_losses
     from hpo.search.kinds.vectorised import Brood
     from hpo.search.models.observations import normal_scores
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
-from hpo import repeats
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
+from hpo.results import repeated as repeats
 from hpo.task.metrics import as_number
 from hpo.text import excerpt
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pandas
 
     from hpo.individual import Individual
-    from hpo.repeats import Repeated
-    from hpo.results import CampaignRecord
+    from hpo.results.repeated import Repeated
+    from hpo.results.result import CampaignRecord
 
 Losses = tuple[float, ...]
 """One number an objective, all to be minimised."""
@@ -30,7 +30,7 @@ def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> l
     of it). Known points are among them, unless only the campaign's ``own`` evaluations are asked for.
 
     Where configurations were evaluated more than once on purpose, one individual a configuration, by what is
-    believed of its mean (``hpo.repeats``)."""
+    believed of its mean (``hpo.results.repeated``)."""
     if len(record.objectives) > 1:
         return front(record, own=own)[:top]
     most = 1 if top is None else top

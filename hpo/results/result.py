@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import known
 from hpo.errors import CampaignError, UsageError
-from hpo.fronts import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual, Scalar
 from hpo.journal import directory as directories
 from hpo.journal import records as journal
-from hpo.repeats import Repeated
+from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
+from hpo.results.repeated import Repeated
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
     import pandas
 
-    from hpo.importance import Importance
+    from hpo.results.importance import Importance
 
 __all__ = ["CampaignRecord", "Leg", "Result", "best", "dataframe", "export", "front", "load", "status"]
 
@@ -558,13 +558,13 @@ class Result:
         return hypervolume(self.record, reference)
 
     def importance(self, objective: str | None = None) -> Importance:
-        """How much each parameter matters for ``objective``, by default the first (see ``hpo.importance``).
+        """How much each parameter matters for ``objective``, by default the first (see ``hpo.results.importance``).
 
         Raises:
             UsageError: there is no such objective.
             CampaignError: too few evaluations have completed, or all have the same result.
         """
-        from hpo.importance import importance
+        from hpo.results.importance import importance
 
         return importance(self.record, objective)
 
