@@ -19,7 +19,7 @@ _HOME = {
     "Campaign": "campaign",
     "Result": "results.result",
     "Search": "search.ask_tell",
-    "known_points": "known",
+    "known_points": "prior_results.points",
     "HpoError": "errors",
     "UsageError": "errors",
     "CampaignError": "errors",
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         SpaceExhausted,
         UsageError,
     )
-    from hpo.known import known_points
+    from hpo.prior_results.points import known_points
     from hpo.results.result import Result
     from hpo.search.ask_tell import Search
     from hpo.space.space import Categorical, Float, Int, Ordinal, SearchSpace

@@ -34,8 +34,8 @@ from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
-from hpo.known import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.mpirun import tolerates_deaths
+from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.progress import Display
 from hpo.ranks import connect, give_up, leave_without_mpi
 from hpo.results.pareto import reference_losses

@@ -20,7 +20,7 @@ from hpo.individual import COMPLETED, FAILED
 from hpo.islands import resume
 from hpo.journal import records as journal
 from hpo.journal.check import check
-from hpo.known import KnownPoints, is_known, known_points
+from hpo.prior_results.points import KnownPoints, is_known, known_points
 from hpo.results import result as results
 from hpo.search.population import Member, Population
 

@@ -26,7 +26,7 @@ from pydantic import (
 
 from hpo.config.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
 from hpo.errors import UsageError
-from hpo.sources import without_password
+from hpo.prior_results.tables import without_password
 from hpo.space.parameters import is_unicode
 from hpo.suggest import suggestion
 from hpo.text import excerpt
@@ -248,8 +248,8 @@ class EvaluationSettings(Section):
 
 
 class KnownSettings(Section):
-    """An entry of ``known``: a ``source`` of points (see ``hpo.known``), or one point: its ``params``, and its
-    ``value`` or ``objectives``; without these it failed."""
+    """An entry of ``known``: a ``source`` of points (see ``hpo.prior_results.points``), or one point: its ``params``,
+    and its ``value`` or ``objectives``; without these it failed."""
 
     source: Text | None = Field(default=None, min_length=1, description="a path")
     study: Text | None = Field(default=None, min_length=1, description="the name of a study")

@@ -21,7 +21,7 @@ from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
 from hpo.islands.coordinator.coordinator import Assignment, Tally
 from hpo.islands.messages import Start, report_fields
 from hpo.journal import records as journal
-from hpo.known import is_known, name_of
+from hpo.prior_results.points import is_known, name_of
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec

@@ -142,7 +142,7 @@ def known(
     source: str,
     origin: str,
 ) -> Record:
-    """A result from elsewhere, of which this campaign knows; see ``hpo.known``."""
+    """A result from elsewhere, of which this campaign knows; see ``hpo.prior_results.points``."""
     return {
         "type": "known",
         "number": number,

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpo.errors import CampaignError
 from hpo.individual import Individual
 from hpo.journal.records import storable
-from hpo.known import is_known
+from hpo.prior_results.points import is_known
 from hpo.results import pareto as fronts
 from hpo.results import result as results
 from hpo.results import tables

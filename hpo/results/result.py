@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo import known
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual, Scalar
 from hpo.journal import directory as directories
 from hpo.journal import records as journal
+from hpo.prior_results import points as known
 from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.results.repeated import Repeated
 from hpo.text import excerpt

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
-from hpo.known import is_known
+from hpo.prior_results.points import is_known
 from hpo.task.outcome import gist
 from hpo.terminal import one_line
 

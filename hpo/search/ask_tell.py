@@ -12,7 +12,7 @@ from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, make_id
-from hpo.known import name_of, single_point
+from hpo.prior_results.points import name_of, single_point
 from hpo.search.kinds import reevaluation
 from hpo.search.kinds.evolution import make_breeder
 from hpo.search.population import Member, Population

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import isfinite, isinf
 from typing import TYPE_CHECKING, cast
 
-from hpo import sources
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, FINAL, INVALID, PRUNED
+from hpo.prior_results import tables as sources
 from hpo.space.parameters import Categorical, Float, Int, Parameter
 from hpo.space.space import Params, SearchSpace
 from hpo.suggest import suggestion
