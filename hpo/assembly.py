@@ -8,7 +8,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpo import slurm
+from hpo.cluster import slurm
+from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place, topology_matrix
 from hpo.evaluation.crew import Crew
@@ -35,7 +36,6 @@ from hpo.search import early_stopping as pruning
 from hpo.search.kinds.evolution import make_breeder
 from hpo.search.kinds.pbt import kept_for_others
 from hpo.search.kinds.surrogate import INITIAL, first_of_worker
-from hpo.signals import Signals
 from hpo.space.restricted import restricted
 from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.task.task import MAXIMIZE, Task, TaskSource

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo import hosts, terminal
+from hpo import terminal
 from hpo.campaign import Campaign
+from hpo.cluster import hosts
 from hpo.errors import CampaignError
 from hpo.evaluation.crew import Crew
 from hpo.evaluation.directories import OUTPUT

@@ -21,6 +21,9 @@ import orjson
 
 from hpo.arguments import checked_arguments
 from hpo.assembly import Assembly, Housekeeping
+from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
+from hpo.cluster.mpirun import tolerates_deaths
+from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
@@ -34,16 +37,13 @@ from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
-from hpo.mpirun import tolerates_deaths
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.progress import Display
-from hpo.ranks import connect, give_up, leave_without_mpi
 from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
 from hpo.search import early_stopping as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.kinds.evolution import make_breeder
-from hpo.signals import PATIENCE, Signals
 from hpo.space.restricted import restricted
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, write

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo import __version__, terminal
+from hpo.cluster.signals import Signals
 from hpo.errors import EXIT_RESUMABLE, HpoError
-from hpo.signals import Signals
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_slurm(command: argparse.ArgumentParser) -> None:
-    from hpo.slurm import EITHER, FLAGS, STARTS, VALUED
+    from hpo.cluster.slurm import EITHER, FLAGS, STARTS, VALUED
 
     command.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     shown = {
@@ -236,7 +236,7 @@ def _try(options: argparse.Namespace) -> int:
 
 
 def _slurm(options: argparse.Namespace) -> int:
-    from hpo import slurm
+    from hpo.cluster import slurm
 
     given = {
         name.removeprefix("sbatch "): None if value is True else str(value)

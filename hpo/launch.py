@@ -16,20 +16,20 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
-from hpo import hosts, slurm
-from hpo import mpirun as processes
 from hpo.campaign import Campaign
+from hpo.cluster import hosts, slurm
+from hpo.cluster import mpirun as processes
+from hpo.cluster.hosts import Fleet, Host
+from hpo.cluster.mpi_startup import connect
+from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
-from hpo.hosts import Fleet, Host
 from hpo.islands.coordinator.coordinator import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import records as journal
 from hpo.journal.directory import acquire
-from hpo.ranks import connect
-from hpo.signals import PATIENCE, Requests, Signals, stop_signals
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""

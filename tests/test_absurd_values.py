@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 import hpo
-from hpo import cli, slurm
+from hpo import cli
+from hpo.cluster import slurm
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import HpoError, UsageError

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from terminal import Terminal
 
 from hpo import launch
+from hpo.cluster.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
-from hpo.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
 
 FOUR = tuple(Host(f"n{number}", 4) for number in range(4))
 

@@ -12,10 +12,10 @@ import pytest
 from terminal import wait_until
 
 from hpo import launch
+from hpo.cluster.mpirun import _session
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE
 from hpo.launch import Supervisor
-from hpo.mpirun import _session
 
 MPIRUN = """#!{python}
 import os, signal, subprocess, sys, time

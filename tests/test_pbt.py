@@ -13,6 +13,7 @@ import pytest
 import hpo
 from hpo import cli
 from hpo.assembly import Assembly
+from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
@@ -23,7 +24,6 @@ from hpo.results import result as results
 from hpo.search.kinds.pbt import PbtBreeder, kept_for_others
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
-from hpo.signals import Signals
 from hpo.simulation import MemoryJournal
 
 SPACE = hpo.SearchSpace(

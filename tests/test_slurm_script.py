@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from terminal import ROOT, wait_until
 
-from hpo import cli, slurm
+from hpo import cli
+from hpo.cluster import slurm
 from hpo.errors import CampaignError
 from hpo.journal import records as journal
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hpo.cluster.signals import Signals
 from hpo.errors import EXIT_RESUMABLE
 from hpo.islands.coordinator.coordinator import LOST, STOPPED, Coordinator
 from hpo.islands.leader.leader import Leader
@@ -34,7 +35,6 @@ from hpo.islands.messages import (
     encode,
 )
 from hpo.islands.transport import Transport
-from hpo.signals import Signals
 
 _FASTEST_S = 0.0001
 _SLOWEST_S = 0.05

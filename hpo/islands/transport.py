@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hpo.mpirun import tolerates_deaths
+from hpo.cluster.mpirun import tolerates_deaths
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -83,7 +83,7 @@ def ours(directory: Path, evaluations: int, kind: str, profile: bool) -> None:
         kind=kind,
     )
     if profile:
-        from hpo.ranks import connect
+        from hpo.cluster.mpi_startup import connect
         from hpo.search.kinds import evolution as breeding
 
         breeding._propagators()

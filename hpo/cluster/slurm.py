@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpo.cluster.hosts import Host, counts
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
 from hpo.errors import CampaignError, UsageError
-from hpo.hosts import Host, counts
 from hpo.individual import INTERRUPTED
 from hpo.journal import records as journal
 from hpo.journal.directory import stop_file
