@@ -16,7 +16,7 @@ _HOME = {
     "SearchSpace": "space.space",
     "Task": "task.task",
     "Trial": "task.trial",
-    "Campaign": "campaign",
+    "Campaign": "campaign.campaign",
     "Result": "results.result",
     "Search": "search.ask_tell",
     "known_points": "prior_results.points",
@@ -52,7 +52,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hpo.campaign import Campaign
+    from hpo.campaign.campaign import Campaign
     from hpo.errors import (
         CampaignError,
         HpoError,

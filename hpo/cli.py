@@ -223,14 +223,14 @@ def _finish_output() -> None:
 
 def _run(options: argparse.Namespace) -> int:
     with Signals(patience=1) as signals:
-        from hpo import launch
+        from hpo.campaign import launch
 
         return launch.run(options.file, options.ranks, options.hostfile, signals)
 
 
 def _try(options: argparse.Namespace) -> int:
     with Signals(patience=1):
-        from hpo import attempt
+        from hpo.campaign import try_once as attempt
 
         return attempt.attempt(options.file)
 
@@ -256,7 +256,7 @@ def _slurm(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from hpo.campaign import request_stop
+    from hpo.campaign.campaign import request_stop
     from hpo.results import result as results
 
     record = results.load(options.directory)

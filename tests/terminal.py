@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from hpo.campaign.launch import find_mpirun
 from hpo.journal import records as journal
-from hpo.launch import find_mpirun
 
 ROOT = Path(__file__).resolve().parents[1]
 HPO = [sys.executable, "-m", "hpo"]

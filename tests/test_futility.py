@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import hpo
-from hpo import launch
+from hpo.campaign import launch
 from hpo.config.layout import Place
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT

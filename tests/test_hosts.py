@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from terminal import Terminal
 
-from hpo import launch
+from hpo.campaign import launch
 from hpo.cluster.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
 from hpo.config.layout import Layout
 from hpo.errors import UsageError

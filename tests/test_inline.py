@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import hpo
+from hpo.campaign.crew_adapter import inline_device
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.inline import InlineCrew, InlineFollower
 from hpo.search.protocols import GO, STOP, TrialReport, Verdict
-from hpo.staff import inline_device
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job
 

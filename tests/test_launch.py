@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from terminal import wait_until
 
-from hpo import launch
+from hpo.campaign import launch
+from hpo.campaign.launch import Supervisor
 from hpo.cluster.mpirun import _session
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE
-from hpo.launch import Supervisor
 
 MPIRUN = """#!{python}
 import os, signal, subprocess, sys, time

@@ -12,7 +12,7 @@ import pytest
 
 import hpo
 from hpo import cli
-from hpo.assembly import Assembly
+from hpo.campaign.wiring import Assembly
 from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.errors import UsageError

@@ -56,7 +56,7 @@ def serve(directory: Path, evaluations: int, kind: str, out: Path) -> None:
     from mpi4py import MPI
 
     import hpo
-    import hpo.assembly
+    import hpo.campaign.wiring
     import hpo.search.kinds.evolution
 
     hpo.search.kinds.evolution._propagators()

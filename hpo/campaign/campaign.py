@@ -20,7 +20,8 @@ from pathlib import Path
 import orjson
 
 from hpo.arguments import checked_arguments
-from hpo.assembly import Assembly, Housekeeping
+from hpo.campaign.progress import Display
+from hpo.campaign.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
 from hpo.cluster.mpirun import tolerates_deaths
 from hpo.cluster.signals import PATIENCE, Signals
@@ -38,7 +39,6 @@ from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
-from hpo.progress import Display
 from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
 from hpo.search import early_stopping as pruning

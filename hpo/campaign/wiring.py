@@ -8,6 +8,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpo.campaign.crew_adapter import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
+from hpo.campaign.progress import Display
 from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
@@ -30,14 +32,12 @@ from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.journal.directory import Lock
-from hpo.progress import Display
 from hpo.results.pareto import reference_losses
 from hpo.search import early_stopping as pruning
 from hpo.search.kinds.evolution import make_breeder
 from hpo.search.kinds.pbt import kept_for_others
 from hpo.search.kinds.surrogate import INITIAL, first_of_worker
 from hpo.space.restricted import restricted
-from hpo.staff import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 

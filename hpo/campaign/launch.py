@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
-from hpo.campaign import Campaign
+from hpo.campaign.campaign import Campaign
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host

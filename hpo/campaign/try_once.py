@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hpo import terminal
-from hpo.campaign import Campaign
+from hpo.campaign.campaign import Campaign
+from hpo.campaign.crew_adapter import child_factory, inline_device
 from hpo.cluster import hosts
 from hpo.errors import CampaignError
 from hpo.evaluation.crew import Crew
@@ -25,7 +26,6 @@ from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
 from hpo.results import tables
 from hpo.search.protocols import GO, TrialReport, Verdict
-from hpo.staff import child_factory, inline_device
 from hpo.task.outcome import Outcome
 from hpo.task.task import Task
 from hpo.task.trial import Job
