@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import ParamSpec
 
 from hpo.errors import UsageError
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 
 _Given = ParamSpec("_Given")
 

@@ -24,7 +24,7 @@ from hpo.errors import CampaignError, UsageError
 from hpo.individual import INTERRUPTED
 from hpo.journal import records as journal
 from hpo.journal.directory import stop_file
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
 

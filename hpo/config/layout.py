@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpo.errors import UsageError
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.text import excerpt
 
 Matrix = tuple[tuple[int, ...], ...]

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from hpo.config.settings import EvaluationSettings, LayoutSettings, SearchSettings, Section, Settings
 from hpo.errors import UsageError
-from hpo.suggest import nearest, suggestion
+from hpo.spelling import nearest, suggestion
 from hpo.text import cut, excerpt
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from hpo.config.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
 from hpo.errors import UsageError
 from hpo.prior_results.tables import without_password
 from hpo.space.parameters import is_unicode
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.text import excerpt
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}

@@ -16,7 +16,7 @@ from hpo.individual import COMPLETED, FAILED, FINAL, INVALID, PRUNED
 from hpo.prior_results import tables as sources
 from hpo.space.parameters import Categorical, Float, Int, Parameter
 from hpo.space.space import Params, SearchSpace
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.task.metrics import as_number
 from hpo.text import excerpt
 

@@ -20,7 +20,7 @@ import orjson
 
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED, RUNNING
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.text import cut, excerpt
 
 if TYPE_CHECKING:

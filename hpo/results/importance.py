@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import CampaignError, UsageError
 from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.space.space import SearchSpace
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.terminal import one_line, quoted
 from hpo.text import excerpt
 

@@ -20,7 +20,7 @@ from hpo.search.proposals import STUCK, Proposals
 from hpo.search.protocols import Candidate
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.task.metrics import as_number
 from hpo.task.task import checked_constraints
 from hpo.text import excerpt

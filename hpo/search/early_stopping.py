@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from hpo.errors import UsageError
 from hpo.individual import REEVALUATION
 from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport, Verdict
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 
 if TYPE_CHECKING:
     from hpo.config.settings import SearchSettings

@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar, cast
 from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.text import excerpt
 
 Encoder = Callable[[Scalar], float]

@@ -9,7 +9,7 @@ from hpo.errors import UsageError
 from hpo.individual import Scalar
 from hpo.space.parameters import Categorical, Ordinal
 from hpo.space.space import Genome, SearchSpace
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 
 
 class RestrictedSpace(SearchSpace):

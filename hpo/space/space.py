@@ -14,7 +14,7 @@ from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
 from hpo.space.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.text import excerpt
 
 __all__ = ["Categorical", "Float", "Genome", "Int", "Ordinal", "Parameter", "Params", "SearchSpace"]

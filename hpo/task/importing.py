@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hpo.errors import CampaignError, HpoError, UsageError
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 
 
 def split_reference(reference: str) -> tuple[str, str]:

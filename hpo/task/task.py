@@ -17,7 +17,7 @@ from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import MOST_STEPS
 from hpo.space.space import Params, SearchSpace
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.task.importing import explained, import_user_module, split_reference
 from hpo.text import excerpt
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hpo.errors import Interrupted, Pruned, UsageError
 from hpo.evaluation.directories import clear_directory
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, MOST_STEPS, PRUNED, Metric, Scalar
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 from hpo.task.metrics import as_number, keep
 from hpo.task.outcome import Outcome, describe_exception, judge
 from hpo.text import excerpt

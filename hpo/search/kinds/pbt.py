@@ -14,7 +14,7 @@ from hpo.search.population import Member, Population
 from hpo.search.protocols import Offspring
 from hpo.space.parameters import Categorical, Float, Int, Ordinal
 from hpo.space.space import SearchSpace
-from hpo.suggest import suggestion
+from hpo.spelling import suggestion
 
 MEMBERS = 10
 """Lineages of an island where ``pool`` does not say how many."""
