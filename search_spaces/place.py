@@ -81,7 +81,7 @@ def joined() -> Iterator[Place]:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    from trainers.process_groups import give_back
+    from trainers.communication.process_groups import give_back
 
     store, rank, size = next(rendezvous("env://"))
     place = Place(rank=rank, size=size, local_rank=dist.get_node_local_rank(), store=store)

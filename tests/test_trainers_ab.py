@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 import trainers
 import trainers.ab
 from trainers.ab_merge import groups_of, merged_matrix, shares_by_loss
-from trainers.communication import Communicator
+from trainers.communication.communicator import Communicator
 from trainers.data import Disjoint
 from trainers.lowrank import matrix_weights
 

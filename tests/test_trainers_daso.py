@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication import Channel, Communicator, broadcast_tensors
+from trainers.communication.communicator import Channel, Communicator, broadcast_tensors
 from trainers.data import Disjoint
 from trainers.strategy import Method, Setup, Strategy
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication import Communicator, GradientAverager, broadcast_tensors
+from trainers.communication.communicator import Communicator, GradientAverager, broadcast_tensors
 from trainers.powersgd import PowerSGDAverager
 
 SAMPLES = 50

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import trainers
 from trainers.checkpoint import Checkpoint
-from trainers.communication import Communicator
+from trainers.communication.communicator import Communicator
 from trainers.label_smoothing import smoothed
 from trainers.strategy import Setup, Strategy
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from trainers.ab import AB
 from trainers.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
-from trainers.communication import CommunicationError
+from trainers.communication.communicator import CommunicationError
+from trainers.communication.topology import Topology
 from trainers.daso import DASO
 from trainers.data import Disjoint
 from trainers.ddp import DDP
@@ -32,7 +33,6 @@ from trainers.schedules import (
     Schedule,
 )
 from trainers.strategy import Method, Setup, Strategy
-from trainers.topology import Topology
 
 __all__ = [
     "AB",

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from trainers.ab_merge import GroupExchange, groups_of
 from trainers.arguments import check_kinds, is_integer
-from trainers.communication import (
+from trainers.communication.communicator import (
     Channel,
     GradientAverager,
     average_tensors,

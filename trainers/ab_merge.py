@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from trainers.communication import Channel, Communicator
+from trainers.communication.communicator import Channel, Communicator
+from trainers.communication.topology import Ranks
 from trainers.decomposition import full_precision
 from trainers.lowrank import MatrixWeight
-from trainers.topology import Ranks
 
 Nodes = tuple[Ranks, ...]
 

@@ -20,7 +20,7 @@ from typing import IO, cast
 import numpy as np
 import torch
 
-from trainers.communication import Communicator
+from trainers.communication.communicator import Communicator
 
 Content = Mapping[str, object]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainers.arguments import check_kinds
-from trainers.communication import (
+from trainers.communication.communicator import (
     Bucket,
     GradientAverager,
     Pending,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.communication import GradientAverager, reconcile_buffers
+from trainers.communication.communicator import GradientAverager, reconcile_buffers
 from trainers.powersgd import PowerSGDAverager
 from trainers.strategy import Setup, State, Strategy
 

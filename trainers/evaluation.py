@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainers.communication import Channel, Communicator
+from trainers.communication.communicator import Channel, Communicator
 from trainers.data import in_order, length_of, load, share
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]

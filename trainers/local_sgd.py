@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from trainers.arguments import check_kinds
-from trainers.communication import (
+from trainers.communication.communicator import (
     Channel,
     Communicator,
     GradientAverager,
     buckets,
     reconcile_buffers,
 )
+from trainers.communication.topology import Ranks
 from trainers.strategy import (
     Setup,
     State,
@@ -31,7 +32,6 @@ from trainers.strategy import (
     refuse_synchronised_norms,
     steps_of,
 )
-from trainers.topology import Ranks
 
 Partition = tuple[Ranks, ...]
 

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from trainers.agreement import (
+from trainers.checkpoint import Checkpoint
+from trainers.communication.communicator import Communicator, broadcast_tensors, refuse_sparse
+from trainers.communication.rank_consistency import (
     refuse_alone_among_many,
     refuse_other_models,
     refuse_other_optimizers,
     refuse_other_settings,
 )
-from trainers.checkpoint import Checkpoint
-from trainers.communication import Communicator, broadcast_tensors, refuse_sparse
+from trainers.communication.topology import Topology
 from trainers.data import Assignment, Batch, Disjoint, length_of, load
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping, recorded
@@ -46,7 +47,6 @@ from trainers.settings import (
     check_tensors,
 )
 from trainers.strategy import Method, Setup, State, Strategy, check_method
-from trainers.topology import Topology
 
 
 class Interrupted(Exception):

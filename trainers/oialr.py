@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainers.ab import AB
 from trainers.arguments import check_kinds, is_integer
-from trainers.communication import broadcast_tensors
+from trainers.communication.communicator import broadcast_tensors
 from trainers.ddp import DDP
 from trainers.decomposition import SharedWork, full_precision, svd, svd_cost
 from trainers.lowrank import (

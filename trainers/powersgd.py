@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from trainers.communication import Channel, GradientAverager, average_summands, gradient_of
+from trainers.communication.communicator import Channel, GradientAverager, average_summands, gradient_of
 from trainers.randomness import derive
 from trainers.strategy import State
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.agreement import shown
+from trainers.communication.rank_consistency import shown
 from trainers.names import plain, plain_name
 from trainers.strategy import State
 

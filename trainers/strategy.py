@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.arguments import is_integer, is_number
-from trainers.communication import Communicator
+from trainers.communication.communicator import Communicator
 
 State = Mapping[str, object]
 """Tensors, numbers, strings and lists and dictionaries of them."""

@@ -24,8 +24,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 
-from trainers.process_groups import give_back, group_apart, next_number
-from trainers.topology import Ranks, Topology
+from trainers.communication.process_groups import give_back, group_apart, next_number
+from trainers.communication.topology import Ranks, Topology
 
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
