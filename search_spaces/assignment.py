@@ -22,7 +22,7 @@ from search_spaces.image_task import ImageOptions, ImageTask, Recipe, Run, untra
 if TYPE_CHECKING:
     import trainers
     from hpo.individual import Scalar
-    from trainers.data import Assignment
+    from trainers.data.loading import Assignment
 
 _COPYING = ("coarse", "medium-coarse", "fine-grained")
 

@@ -24,7 +24,7 @@ import trainers
 import trainers.ab
 from trainers.ab_merge import groups_of, merged_matrix, shares_by_loss
 from trainers.communication.communicator import Communicator
-from trainers.data import Disjoint
+from trainers.data.loading import Disjoint
 from trainers.lowrank import matrix_weights
 
 SAMPLES = 48

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.communication.communicator import Channel, Communicator, broadcast_tensors
-from trainers.data import Disjoint
+from trainers.data.loading import Disjoint
 from trainers.strategy import Method, Setup, Strategy
 
 STEPS_PER_EPOCH = 11

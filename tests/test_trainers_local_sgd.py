@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.communication.communicator import Communicator, broadcast_tensors
-from trainers.data import Disjoint
+from trainers.data.loading import Disjoint
 from trainers.local_sgd import adapted_period, effective_batch_size
 from trainers.strategy import Method, Setup, Strategy
 

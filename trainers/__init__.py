@@ -7,11 +7,11 @@ Importing this package imports torch.
 from __future__ import annotations
 
 from trainers.ab import AB
-from trainers.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
 from trainers.communication.communicator import CommunicationError
 from trainers.communication.topology import Topology
 from trainers.daso import DASO
-from trainers.data import Disjoint
+from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
+from trainers.data.loading import Disjoint
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import evaluate

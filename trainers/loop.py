@@ -26,7 +26,7 @@ from trainers.communication.rank_consistency import (
     refuse_other_settings,
 )
 from trainers.communication.topology import Topology
-from trainers.data import Assignment, Batch, Disjoint, length_of, load
+from trainers.data.loading import Assignment, Batch, Disjoint, length_of, load
 from trainers.ddp import DDP
 from trainers.early_stopping import EarlyStopping, recorded
 from trainers.evaluation import Metric, autocast, device_of, outputs_of, scores

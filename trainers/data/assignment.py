@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainers.arguments import check_kinds
-from trainers.data import Batch
+from trainers.data.loading import Batch
 from trainers.randomness import derive
 
 
