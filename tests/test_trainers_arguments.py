@@ -46,7 +46,7 @@ def train(**changed: Any) -> trainers.Result:
 
 WRONG: dict[str, dict[str, Any]] = {
     "schedule = 'cosine': must be a schedule": {"schedule": "cosine"},
-    "schedule = <class 'trainers.schedules.Cosine'>: must be": {"schedule": trainers.Cosine},
+    "schedule = <class 'trainers.optim.schedules.Cosine'>: must be": {"schedule": trainers.Cosine},
     "early_stopping = 5: must be None or a trainers.EarlyStopping": {"early_stopping": 5},
     "topology = 2: must be None or a trainers.Topology": {"topology": 2},
     "assignment = 'fine': must be an assignment": {"assignment": "fine"},

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, TensorDataset
 import trainers
 from trainers.checkpoint import Checkpoint
 from trainers.communication.communicator import Communicator
-from trainers.label_smoothing import smoothed
+from trainers.optim.label_smoothing import smoothed
 from trainers.strategy import Setup, Strategy
 
 STEPS_PER_EPOCH = 5

@@ -13,16 +13,16 @@ from trainers.daso import DASO
 from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
 from trainers.data.loading import Disjoint
 from trainers.ddp import DDP
-from trainers.early_stopping import EarlyStopping
 from trainers.evaluation import evaluate
 from trainers.export import load_model, load_state, load_trained, save_model
-from trainers.ftrl import Ftrl
-from trainers.large_batch import lamb, lars, linear_scaling
 from trainers.local_sgd import LocalSGD, effective_batch_size
 from trainers.loop import Interrupted, Result, train
 from trainers.lowrank import merged
 from trainers.oialr import OIALR
-from trainers.schedules import (
+from trainers.optim.early_stopping import EarlyStopping
+from trainers.optim.ftrl import Ftrl
+from trainers.optim.large_batch import lamb, lars, linear_scaling
+from trainers.optim.schedules import (
     Constant,
     Cosine,
     Drops,

@@ -28,14 +28,14 @@ from trainers.communication.rank_consistency import (
 from trainers.communication.topology import Topology
 from trainers.data.loading import Assignment, Batch, Disjoint, length_of, load
 from trainers.ddp import DDP
-from trainers.early_stopping import EarlyStopping, recorded
 from trainers.evaluation import Metric, autocast, device_of, outputs_of, scores
-from trainers.label_smoothing import smoothed
 from trainers.names import plain, plain_name, renamed
+from trainers.optim.early_stopping import EarlyStopping, recorded
+from trainers.optim.label_smoothing import smoothed
+from trainers.optim.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.saved import Best, checked, copied, described, fill_buffers, fill_model, fill_optimizer, form_of
-from trainers.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.settings import (
     OF_LAYERS,
     TOTALS,

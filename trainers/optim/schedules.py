@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainers.arguments import check_kinds, is_number
-from trainers.early_stopping import is_better, recorded
+from trainers.optim.early_stopping import is_better, recorded
 
 History = Sequence[Mapping[str, float]]
 """The metrics of each finished epoch, in order."""
