@@ -25,7 +25,7 @@ import trainers.ab
 from trainers.ab_merge import groups_of, merged_matrix, shares_by_loss
 from trainers.communication.communicator import Communicator
 from trainers.data.loading import Disjoint
-from trainers.lowrank import matrix_weights
+from trainers.lowrank.layers import matrix_weights
 
 SAMPLES = 48
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-3

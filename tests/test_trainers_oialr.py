@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.communication.communicator import Communicator
-from trainers.lowrank import MatrixWeight, matrix_weights
+from trainers.lowrank.layers import MatrixWeight, matrix_weights
 from trainers.strategy import Strategy
 
 SAMPLES = 48

@@ -17,7 +17,7 @@ from trainers.evaluation import evaluate
 from trainers.export import load_model, load_state, load_trained, save_model
 from trainers.local_sgd import LocalSGD, effective_batch_size
 from trainers.loop import Interrupted, Result, train
-from trainers.lowrank import merged
+from trainers.lowrank.layers import merged
 from trainers.oialr import OIALR
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.ftrl import Ftrl

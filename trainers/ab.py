@@ -27,8 +27,8 @@ from trainers.communication.communicator import (
     gradient_of,
     reconcile_buffers,
 )
-from trainers.decomposition import SharedWork, svd, svd_cost
-from trainers.lowrank import (
+from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
+from trainers.lowrank.layers import (
     SMALLEST_SIDE,
     MatrixWeight,
     factorise,
@@ -36,7 +36,7 @@ from trainers.lowrank import (
     matrix_weights,
     refuse_untrained,
 )
-from trainers.optimizer_state import Projection, exchange, holds_others, moments_of
+from trainers.lowrank.state_projection import Projection, exchange, holds_others, moments_of
 from trainers.strategy import (
     Setup,
     State,

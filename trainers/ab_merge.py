@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trainers.communication.communicator import Channel, Communicator
 from trainers.communication.topology import Ranks
-from trainers.decomposition import full_precision
-from trainers.lowrank import MatrixWeight
+from trainers.lowrank.decomposition import full_precision
+from trainers.lowrank.layers import MatrixWeight
 
 Nodes = tuple[Ranks, ...]
 

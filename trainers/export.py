@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.checkpoint import read_alone
-from trainers.lowrank import factorise, matrix_weights, product
+from trainers.lowrank.layers import factorise, matrix_weights, product
 from trainers.names import plain, plain_name
 
 _PRODUCTS = (("u", "sigma", "vt"), ("a", "b"))

@@ -17,8 +17,8 @@ from trainers.ab import AB
 from trainers.arguments import check_kinds, is_integer
 from trainers.communication.communicator import broadcast_tensors
 from trainers.ddp import DDP
-from trainers.decomposition import SharedWork, full_precision, svd, svd_cost
-from trainers.lowrank import (
+from trainers.lowrank.decomposition import SharedWork, full_precision, svd, svd_cost
+from trainers.lowrank.layers import (
     LARGEST_ASPECT,
     SMALLEST_SIDE,
     MatrixWeight,
@@ -27,7 +27,7 @@ from trainers.lowrank import (
     matrix_weights,
     refuse_untrained,
 )
-from trainers.optimizer_state import Projection, exchange, remove
+from trainers.lowrank.state_projection import Projection, exchange, remove
 from trainers.strategy import Method, Setup, State, Steps, Strategy, check_method, check_steps, steps_of
 
 
@@ -43,7 +43,7 @@ class OIALR:
     these layers included, is trained as ever; moments of the optimizer follow into the new coordinates.
 
     Eligible are trained weights of Linear, Conv1d, Conv2d and MultiheadAttention that no other layer shares
-    and whose shape allows it (``trainers.lowrank``), except those of the first or last layer of the model if
+    and whose shape allows it (``trainers.lowrank.layers``), except those of the first or last layer of the model if
     ``full_rank_first_layer`` or ``full_rank_last_layer``.
 
     - ``delay``: steps of full rank; a third of all "yields favorable results" (4.3). Table A.1 has 25 000 of

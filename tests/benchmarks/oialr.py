@@ -42,7 +42,7 @@ from two_nodes import RANKS, RANKS_PER_NODE, Alone, entered, settled
 
 import trainers
 import trainers.oialr
-from trainers.lowrank import factorise, matrix_weights, product
+from trainers.lowrank.layers import factorise, matrix_weights, product
 
 WIDTHS = (256, 512, 512, 512, 512, 10)
 SOURCE_STEPS, SOURCE_EVERY = 156_000, 1000

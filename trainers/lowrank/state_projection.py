@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.decomposition import full_precision
+from trainers.lowrank.decomposition import full_precision
 from trainers.optim.ftrl import Ftrl
 
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})

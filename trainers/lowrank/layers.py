@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, linear
 from torch.optim import Optimizer
 
-from trainers.decomposition import full_precision
+from trainers.lowrank.decomposition import full_precision
 from trainers.names import plain_name
 
 SMALLEST_SIDE = 16
