@@ -242,7 +242,7 @@ SETTINGS: dict[str, Callable[[], object]] = {
     "OIALR(synchronisation='DASO'): must be a method's settings. Pass DDP()": lambda: trainers.OIALR(
         synchronisation="DASO"  # type: ignore[arg-type]
     ),
-    "trainers.daso.DASO'>): must be a method's settings. Pass DASO()": lambda: trainers.OIALR(
+    "trainers.methods.daso.DASO'>): must be a method's settings. Pass DASO()": lambda: trainers.OIALR(
         synchronisation=trainers.DASO  # type: ignore[arg-type]
     ),
     "AB(merge_gain='1'): merge_gain must be a number": lambda: trainers.AB(

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 import trainers
 from trainers.communication.communicator import Channel, Communicator, broadcast_tensors
 from trainers.data.loading import Disjoint
-from trainers.strategy import Method, Setup, Strategy
+from trainers.methods.strategy import Method, Setup, Strategy
 
 STEPS_PER_EPOCH = 11
 EPOCHS = 2

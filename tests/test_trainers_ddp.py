@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.communication.communicator import Communicator, GradientAverager, broadcast_tensors
-from trainers.powersgd import PowerSGDAverager
+from trainers.methods.powersgd import PowerSGDAverager
 
 SAMPLES = 50
 

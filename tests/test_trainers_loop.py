@@ -22,8 +22,8 @@ from torch.utils.data import Dataset, TensorDataset
 import trainers
 from trainers.checkpoint import Checkpoint
 from trainers.communication.communicator import Communicator
+from trainers.methods.strategy import Setup, Strategy
 from trainers.optim.label_smoothing import smoothed
-from trainers.strategy import Setup, Strategy
 
 STEPS_PER_EPOCH = 5
 EPOCHS = 3

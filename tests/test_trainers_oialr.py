@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 import trainers
 from trainers.communication.communicator import Communicator
 from trainers.lowrank.layers import MatrixWeight, matrix_weights
-from trainers.strategy import Strategy
+from trainers.methods.strategy import Strategy
 
 SAMPLES = 48
 

@@ -27,8 +27,9 @@ from trainers.communication.rank_consistency import (
 )
 from trainers.communication.topology import Topology
 from trainers.data.loading import Assignment, Batch, Disjoint, length_of, load
-from trainers.ddp import DDP
 from trainers.evaluation import Metric, autocast, device_of, outputs_of, scores
+from trainers.methods.ddp import DDP
+from trainers.methods.strategy import Method, Setup, State, Strategy, check_method
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.early_stopping import EarlyStopping, recorded
 from trainers.optim.label_smoothing import smoothed
@@ -46,7 +47,6 @@ from trainers.settings import (
     check_optimizer,
     check_tensors,
 )
-from trainers.strategy import Method, Setup, State, Strategy, check_method
 
 
 class Interrupted(Exception):

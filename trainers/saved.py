@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.communication.rank_consistency import shown
+from trainers.methods.strategy import State
 from trainers.names import plain, plain_name
-from trainers.strategy import State
 
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
 _REMEDY = "Name another directory, or remove it to start anew."

@@ -23,7 +23,7 @@ from trainers.communication.communicator import (
     reconcile_buffers,
 )
 from trainers.communication.topology import Ranks
-from trainers.strategy import (
+from trainers.methods.strategy import (
     Setup,
     State,
     Steps,

@@ -18,7 +18,7 @@ from trainers.communication.communicator import (
     buckets,
     reconcile_buffers,
 )
-from trainers.strategy import Setup, State, Strategy, refuse_synchronised_norms
+from trainers.methods.strategy import Setup, State, Strategy, refuse_synchronised_norms
 
 _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trainers.communication.communicator import Channel, GradientAverager, average_summands, gradient_of
+from trainers.methods.strategy import State
 from trainers.randomness import derive
-from trainers.strategy import State
 
 
 class PowerSGDAverager:

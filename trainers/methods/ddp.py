@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from trainers.communication.communicator import GradientAverager, reconcile_buffers
-from trainers.powersgd import PowerSGDAverager
-from trainers.strategy import Setup, State, Strategy
+from trainers.methods.powersgd import PowerSGDAverager
+from trainers.methods.strategy import Setup, State, Strategy
 
 
 @dataclass(frozen=True, kw_only=True)

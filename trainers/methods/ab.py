@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.ab_merge import GroupExchange, groups_of
 from trainers.arguments import check_kinds, is_integer
 from trainers.communication.communicator import (
     Channel,
@@ -37,7 +36,8 @@ from trainers.lowrank.layers import (
     refuse_untrained,
 )
 from trainers.lowrank.state_projection import Projection, exchange, holds_others, moments_of
-from trainers.strategy import (
+from trainers.methods.ab_merge import GroupExchange, groups_of
+from trainers.methods.strategy import (
     Setup,
     State,
     Steps,

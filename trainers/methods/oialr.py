@@ -13,10 +13,8 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor, nn
 
-from trainers.ab import AB
 from trainers.arguments import check_kinds, is_integer
 from trainers.communication.communicator import broadcast_tensors
-from trainers.ddp import DDP
 from trainers.lowrank.decomposition import SharedWork, full_precision, svd, svd_cost
 from trainers.lowrank.layers import (
     LARGEST_ASPECT,
@@ -28,7 +26,18 @@ from trainers.lowrank.layers import (
     refuse_untrained,
 )
 from trainers.lowrank.state_projection import Projection, exchange, remove
-from trainers.strategy import Method, Setup, State, Steps, Strategy, check_method, check_steps, steps_of
+from trainers.methods.ab import AB
+from trainers.methods.ddp import DDP
+from trainers.methods.strategy import (
+    Method,
+    Setup,
+    State,
+    Steps,
+    Strategy,
+    check_method,
+    check_steps,
+    steps_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
