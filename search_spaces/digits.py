@@ -208,7 +208,7 @@ def _fit(
     import torch
 
     import trainers
-    from trainers.checkpoint import read_alone
+    from trainers.checkpoints.checkpoint import read_alone
 
     p: dict[str, Any] = dict(params)
     torch.manual_seed(seed)

@@ -6,12 +6,12 @@ Importing this package imports torch.
 
 from __future__ import annotations
 
+from trainers.checkpoints.export import load_model, load_state, load_trained, save_model
 from trainers.communication.communicator import CommunicationError
 from trainers.communication.topology import Topology
 from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
 from trainers.data.loading import Disjoint
 from trainers.evaluation import evaluate
-from trainers.export import load_model, load_state, load_trained, save_model
 from trainers.loop import Interrupted, Result, train
 from trainers.lowrank.layers import merged
 from trainers.methods.ab import AB

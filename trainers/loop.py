@@ -17,7 +17,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from trainers.checkpoint import Checkpoint
+from trainers.checkpoints.checkpoint import Checkpoint
+from trainers.checkpoints.contents import (
+    Best,
+    checked,
+    copied,
+    described,
+    fill_buffers,
+    fill_model,
+    fill_optimizer,
+    form_of,
+)
 from trainers.communication.communicator import Communicator, broadcast_tensors, refuse_sparse
 from trainers.communication.rank_consistency import (
     refuse_alone_among_many,
@@ -36,7 +46,6 @@ from trainers.optim.label_smoothing import smoothed
 from trainers.optim.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
-from trainers.saved import Best, checked, copied, described, fill_buffers, fill_model, fill_optimizer, form_of
 from trainers.settings import (
     OF_LAYERS,
     TOTALS,
