@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 import hpo
 import trainers
 from hpo.config.reader import read_file
-from search_spaces import alone, bigearthnet, losses, optimizers
+from search_spaces import alone, bigearthnet
+from search_spaces.building_blocks import losses, optimizers
 from search_spaces.networks.residual import ACTIVATIONS, ORDERS
 from search_spaces.readers.bigearthnet_format import CLASSES
 

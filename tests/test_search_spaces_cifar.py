@@ -20,7 +20,7 @@ import hpo
 import trainers
 from hpo.config import reader as config
 from search_spaces import alone, assignment, daso_intervals, vit_ab, vit_oialr
-from search_spaces.image_task import ImageTask
+from search_spaces.building_blocks.image_task import ImageTask
 from search_spaces.use import Trained, export
 
 MODULES = [vit_oialr, vit_ab, daso_intervals, assignment]

@@ -28,11 +28,11 @@ from search_spaces import (
     bigearthnet,
     daso_intervals,
     digits,
-    image_task,
     sources,
     vit_ab,
     vit_oialr,
 )
+from search_spaces.building_blocks import image_task
 from search_spaces.place import Place
 from search_spaces.readers import augmentation, cifar, published, small_images
 
