@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces import alone, sources
 from search_spaces import options as check
+from search_spaces import sources
 from search_spaces.building_blocks import optimizers
 from search_spaces.readers.bigearthnet_format import BANDS, CLASSES
+from search_spaces.standalone import alone
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.

@@ -26,7 +26,7 @@ from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import GO, Candidate, Offspring, TrialReport
 from hpo.space.restricted import restricted
-from search_spaces.use import of_campaign
+from search_spaces.standalone.use import of_campaign
 
 # --- what a configuration is worth --------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ import hpo
 import trainers
 from hpo.task.task import load_task
 from search_spaces import (
-    alone,
     assignment,
     autoformer,
     bigearthnet,
@@ -33,8 +32,9 @@ from search_spaces import (
     vit_oialr,
 )
 from search_spaces.building_blocks import image_task
-from search_spaces.place import Place
 from search_spaces.readers import augmentation, cifar, published, small_images
+from search_spaces.standalone import alone
+from search_spaces.standalone.place import Place
 
 IMAGES: list[ModuleType] = [vit_oialr, vit_ab, daso_intervals, assignment]
 ALL: list[ModuleType] = [*IMAGES, digits, autoformer, bigearthnet]

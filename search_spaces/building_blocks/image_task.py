@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import hpo
 from search_spaces import options as check
-from search_spaces import sources, use
+from search_spaces import sources
 from search_spaces.folds import Fold, check_folds, cross_validated
+from search_spaces.standalone import use
 
 if TYPE_CHECKING:
     import torch

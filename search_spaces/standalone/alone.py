@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import hpo
-from search_spaces import arguments as command
-from search_spaces.arguments import MakeTask, Request
-from search_spaces.place import Place, directory_of, joined
-from search_spaces.use import MakeNetwork, Trained, check_writable, export
+from search_spaces.standalone import arguments as command
+from search_spaces.standalone.arguments import MakeTask, Request
+from search_spaces.standalone.place import Place, directory_of, joined
+from search_spaces.standalone.use import MakeNetwork, Trained, check_writable, export
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hpo
-from search_spaces.use import Trained, of_campaign
+from search_spaces.standalone.use import Trained, of_campaign
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
