@@ -20,7 +20,8 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
 from hpo.search.kinds.evolution import TypedBreeder, make_breeder
 from hpo.search.kinds.vectorised import Brood
-from hpo.search.population import Member, Population, dominates
+from hpo.search.models.pareto import dominates
+from hpo.search.population import Member, Population
 
 KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
 """What breeds from losses alone; population-based training needs checkpoints."""

@@ -17,6 +17,7 @@ from hpo.journal import records as journal
 from hpo.results import pareto as fronts
 from hpo.results import reports
 from hpo.results import result as results
+from hpo.search.models.pareto import crowding
 
 _T = 1.7e9
 WAYS = {"gain": "maximize", "cost": "minimize"}
@@ -67,9 +68,9 @@ def home(path: Path, records: list[dict[str, object]], *, objectives=WAYS, **lau
 
 def test_crowding_is_debs():
     losses = [(0.0, 10.0), (1.0, 8.0), (2.0, 5.0), (2.5, 4.5), (10.0, 0.0)]
-    assert fronts.crowding(losses) == pytest.approx([math.inf, 0.7, 0.5, 1.3, math.inf])
-    assert fronts.crowding([(1.0, 1.0)] * 3) == [math.inf, 0.0, math.inf]
-    assert fronts.crowding([(1.0, 2.0)]) == [math.inf] and fronts.crowding([]) == []
+    assert crowding(losses) == pytest.approx([math.inf, 0.7, 0.5, 1.3, math.inf])
+    assert crowding([(1.0, 1.0)] * 3) == [math.inf, 0.0, math.inf]
+    assert crowding([(1.0, 2.0)]) == [math.inf] and crowding([]) == []
 
 
 def test_the_hypervolume_over_time_is_the_hand_worked_one(tmp_path):

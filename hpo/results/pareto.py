@@ -1,11 +1,11 @@
-"""Several objectives: which individuals no other dominates, how crowded they are, and the volume they dominate."""
+"""Several objectives: which individuals no other dominates, and the volume that they dominate."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
@@ -99,21 +99,6 @@ def knee(individuals: Sequence[Individual], objectives: Mapping[str, str]) -> In
         )
 
     return individuals[min(range(len(losses)), key=distance)]
-
-
-def crowding(losses: Sequence[Losses]) -> list[float]:
-    """The crowding distance of each (Deb et al. 2002, doi:10.1109/4235.996017, section III-B): the larger, the more
-    alone; infinite for the first and the last in any objective."""
-    distances = [0.0] * len(losses)
-    for objective in range(len(losses[0]) if losses else 0):
-        order = sorted(range(len(losses)), key=lambda index: losses[index][objective])
-        low, high = losses[order[0]][objective], losses[order[-1]][objective]
-        distances[order[0]] = distances[order[-1]] = inf
-        if not isfinite(high - low) or high == low:
-            continue
-        for before, index, after in zip(order, order[1:], order[2:]):
-            distances[index] += (losses[after][objective] - losses[before][objective]) / (high - low)
-    return distances
 
 
 def reference_losses(reference: Mapping[str, float], objectives: Mapping[str, str]) -> Losses | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from hpo.individual import COMPLETED, PRUNED
-from hpo.results.pareto import crowding
+from hpo.search.models.pareto import crowding, dominates
 
 _MOST_ENTERED = 256
 _BEYOND = 1_000_000
@@ -213,10 +213,3 @@ class Population:
         if self._reference is None or member.losses is None:
             return False
         return any(loss > limit for loss, limit in zip(member.losses, self._reference))
-
-
-def dominates(first: tuple[float, ...] | None, second: tuple[float, ...] | None) -> bool:
-    """Whether ``first`` is nowhere worse and somewhere better than ``second`` (all to be minimised)."""
-    if first is None or second is None:
-        return second is None and first is not None
-    return all(a <= b for a, b in zip(first, second)) and first != second
