@@ -41,6 +41,20 @@ def make_id(island: int, worker: int, sequence: int) -> str:
     return f"{island}-{worker}-{sequence}"
 
 
+KNOWN = "known"
+"""The operator of a known point, which was evaluated elsewhere."""
+
+
+def known_id(number: int) -> str:
+    """The id of the campaign's known point of this number, from 1; no evaluation has such an id."""
+    return f"{KNOWN}-{number}"
+
+
+def is_known(identity: str) -> bool:
+    """Whether the id is that of a known point."""
+    return identity.startswith(f"{KNOWN}-")
+
+
 @dataclass
 class Individual:
     """One row of a campaign's results. Times are Unix seconds; ``objectives`` is None unless completed (or

@@ -16,11 +16,11 @@ import hpo
 from hpo.config.layout import Layout
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FAILED
+from hpo.individual import COMPLETED, FAILED, is_known
 from hpo.islands import resume
 from hpo.journal import records as journal
 from hpo.journal.check import check
-from hpo.prior_results.points import KnownPoints, is_known, known_points
+from hpo.prior_results.points import KnownPoints, known_points
 from hpo.results import result as results
 from hpo.search.population import Member, Population
 

@@ -17,11 +17,10 @@ from typing import Any
 
 from hpo.config.layout import Layout
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar
+from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar, is_known, known_id
 from hpo.islands.coordinator.coordinator import Assignment, Tally
 from hpo.islands.messages import Start, report_fields
 from hpo.journal import records as journal
-from hpo.prior_results.points import is_known, name_of
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
@@ -59,7 +58,7 @@ def _validated(space: Codec, fields: Mapping[str, Any]) -> dict[str, Scalar]:
     try:
         return space.validate(fields["params"])
     except UsageError as error:
-        name = fields["id"] if "id" in fields else name_of(fields["number"])
+        name = fields["id"] if "id" in fields else known_id(fields["number"])
         rules = "; ".join(str(error).splitlines())
         raise Unfit(fields, f"the parameters of {name} do not fit the search space ({rules})") from None
 
@@ -210,7 +209,7 @@ def enter(
         complete = record["status"] == COMPLETED and record["objectives"] is not None
         loss = losses(record["objectives"]) if complete else None
         params = _validated(space, {"number": record["number"], "params": record["params"]})
-        member = Member(name_of(record["number"]), space.encode(params), loss, record["status"])
+        member = Member(known_id(record["number"]), space.encode(params), loss, record["status"])
         member.history = tuple(range(islands))
         (failed if loss is None else completed).append(member)
         if loss is not None and (earlier.tally.best is None or loss[0] < earlier.tally.best[0][0]):

@@ -20,7 +20,6 @@ from hpo.spelling import suggestion
 from hpo.task.metrics import as_number
 from hpo.text import excerpt
 
-OPERATOR = "known"
 BY_HAND = "the campaign's own list"
 DROP, REFUSE = "drop", "refuse"
 _LISTED = 6
@@ -30,16 +29,6 @@ if TYPE_CHECKING:
     from hpo.task.task import Task
 
 Allows = Callable[[Params], bool]
-
-
-def name_of(number: int) -> str:
-    """The id of the campaign's known point of this number, from 1; no evaluation has such an id."""
-    return f"{OPERATOR}-{number}"
-
-
-def is_known(identity: str) -> bool:
-    """Whether the id is that of a known point."""
-    return identity.startswith(f"{OPERATOR}-")
 
 
 @dataclass(frozen=True, kw_only=True)

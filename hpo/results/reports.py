@@ -7,9 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from hpo.errors import CampaignError
-from hpo.individual import Individual
+from hpo.individual import Individual, is_known
 from hpo.journal.records import storable
-from hpo.prior_results.points import is_known
 from hpo.results import pareto as fronts
 from hpo.results import result as results
 from hpo.results import tables

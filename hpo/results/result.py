@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, FINAL, LOST, RUNNING, STATUSES, Individual, Scalar
+from hpo.individual import COMPLETED, FINAL, KNOWN, LOST, RUNNING, STATUSES, Individual, Scalar, known_id
 from hpo.journal import directory as directories
 from hpo.journal import records as journal
-from hpo.prior_results import points as known
 from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.results.repeated import Repeated
 from hpo.text import excerpt
@@ -190,7 +189,7 @@ class _Fold:
 
 def _known(record: journal.Record) -> Individual:
     return Individual(
-        known.name_of(record["number"]),
+        known_id(record["number"]),
         -1,
         -1,
         record["number"],
@@ -198,7 +197,7 @@ def _known(record: journal.Record) -> Individual:
         status=record["status"],
         objectives=record["objectives"],
         metrics={"source": record["source"], "origin": record["origin"]},
-        operator=known.OPERATOR,
+        operator=KNOWN,
     )
 
 

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
-from hpo.prior_results.points import is_known
+from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, is_known
 from hpo.task.outcome import gist
 from hpo.terminal import one_line
 

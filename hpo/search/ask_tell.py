@@ -11,8 +11,8 @@ from hpo.arguments import checked_arguments
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
-from hpo.individual import COMPLETED, FAILED, Scalar, make_id
-from hpo.prior_results.points import name_of, single_point
+from hpo.individual import COMPLETED, FAILED, Scalar, known_id, make_id
+from hpo.prior_results.points import single_point
 from hpo.search.kinds import reevaluation
 from hpo.search.kinds.evolution import make_breeder
 from hpo.search.population import Member, Population
@@ -165,7 +165,7 @@ class Search:
         self._proposals.known.add(key)
         self._entered += 1
         losses = (self._sign * given["value"],) if given else None
-        member = Member(name_of(self._entered), self._space.encode(point.params), losses, point.status, (0,))
+        member = Member(known_id(self._entered), self._space.encode(point.params), losses, point.status, (0,))
         self._population.enter(member)
 
     def _allows(self, params: Mapping[str, Scalar]) -> bool:
