@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 MOST_SHOWN = 200
 """Characters."""
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
 
 
 def excerpt(value: object, *, as_json: bool = False) -> str:
@@ -23,3 +25,8 @@ def excerpt(value: object, *, as_json: bool = False) -> str:
 def cut(text: str) -> str:
     """``text``, or its beginning where it is too long."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} …"
+
+
+def without_password(name: str) -> str:
+    """``name``, of a URL without its password: what is shown and put on record is read by others."""
+    return _PASSWORD.sub(r"\1:***@", name)

@@ -26,10 +26,9 @@ from pydantic import (
 
 from hpo.config.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
 from hpo.errors import UsageError
-from hpo.prior_results.tables import without_password
 from hpo.space.parameters import is_unicode
 from hpo.spelling import suggestion
-from hpo.text import excerpt
+from hpo.text import excerpt, without_password
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")

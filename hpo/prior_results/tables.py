@@ -21,7 +21,7 @@ import orjson
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED, RUNNING
 from hpo.spelling import suggestion
-from hpo.text import cut, excerpt
+from hpo.text import cut, excerpt, without_password
 
 if TYPE_CHECKING:
     import optuna
@@ -30,7 +30,6 @@ TABLES = (".csv", ".json", ".parquet")
 """Suffixes of tables, as ``hpo export`` writes them."""
 PARAMS, OBJECTIVES, METRICS, VALUE = "params.", "objectives.", "metrics.", "value"
 _URL = re.compile(r"\w+(\+\w+)?://")
-_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
 _SQLITE = b"SQLite format 3\0"
 _STATES = {"COMPLETE": COMPLETED, "FAIL": FAILED, "PRUNED": PRUNED}
 _OF_EXPORTS = frozenset(
@@ -84,11 +83,6 @@ def read(source: object, study: str | None = None) -> Table:
         f"known points: {type(source).__name__} is no source of them. Name a file ({', '.join(TABLES)}), a campaign's "
         "directory or an Optuna storage, or give a study or a list of dictionaries."
     )
-
-
-def without_password(name: str) -> str:
-    """``name``, of a URL without its password: what is told and put on record is read by others."""
-    return _PASSWORD.sub(r"\1:***@", name)
 
 
 def _from_path(name: str, study: str | None) -> Table:
