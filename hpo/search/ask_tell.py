@@ -12,7 +12,6 @@ from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, known_id, make_id
-from hpo.prior_results.points import single_point
 from hpo.search.kinds import reevaluation
 from hpo.search.kinds.evolution import make_breeder
 from hpo.search.population import Member, Population
@@ -21,6 +20,7 @@ from hpo.search.protocols import Candidate
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
 from hpo.spelling import suggestion
+from hpo.task.known_point import single_point
 from hpo.task.metrics import as_number
 from hpo.task.task import checked_constraints
 from hpo.text import excerpt
