@@ -20,6 +20,7 @@ from pathlib import Path
 import orjson
 
 from hpo.arguments import checked_arguments
+from hpo.campaign.cleanup import keep_only_best
 from hpo.campaign.progress import Display
 from hpo.campaign.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
@@ -461,7 +462,7 @@ class Campaign:
             if display is not None and coordinator is not None:
                 display.finish(coordinator, end.reason, transport.now())
         if coordinator is not None and end.exit_code == 0:
-            Rooms(settings.directory).keep_only_best(settings.keep)
+            keep_only_best(settings.directory, settings.keep)
         return end
 
     def _tidy(self, layout: Layout, start: Start, earlier: resume.Earlier) -> None:
@@ -470,7 +471,7 @@ class Campaign:
         kinds = {settings.search_of(island).kind for island in range(layout.islands)}
         # Lineages may go on from any of the latest; a front keeps all until the end.
         if start.leg > 1 and "pbt" not in kinds and len(self.task.objectives) == 1:
-            Rooms(settings.directory).keep_only_best(settings.keep, needed=earlier.resting)
+            keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
 
 
 @contextmanager

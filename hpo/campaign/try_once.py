@@ -20,7 +20,6 @@ from hpo.campaign.crew_adapter import child_factory, inline_device
 from hpo.cluster import hosts
 from hpo.errors import CampaignError
 from hpo.evaluation.crew import Crew
-from hpo.evaluation.directories import OUTPUT
 from hpo.evaluation.evaluator_host import Follower
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
@@ -29,6 +28,7 @@ from hpo.search.protocols import GO, TrialReport, Verdict
 from hpo.task.outcome import Outcome
 from hpo.task.task import Task
 from hpo.task.trial import Job
+from hpo.task.trial_directory import OUTPUT
 
 _MOST_SHOWN = 1_000
 """Characters of a metric."""

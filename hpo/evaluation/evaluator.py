@@ -23,7 +23,6 @@ from hpo.evaluation import cuda
 from hpo.evaluation.control_socket import Channel, Message
 from hpo.evaluation.cuda import NoDevice, OwnDevice
 from hpo.evaluation.devices import is_mig, visible_devices, widen_affinity
-from hpo.evaluation.directories import OUTPUT, clear_directory, directory_unusable, refuse_link
 from hpo.evaluation.global_seeds import Seeder
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.evaluation.output_capture import Output
@@ -32,6 +31,7 @@ from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import Outcome, describe_exception
 from hpo.task.task import TaskSource
 from hpo.task.trial import Job, Trial, attempt
+from hpo.task.trial_directory import OUTPUT, clear_directory, directory_unusable, refuse_link
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store

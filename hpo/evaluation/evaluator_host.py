@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpo.evaluation.directories import OUTPUT
 from hpo.evaluation.evaluator_process import ChildProcess, Guard, Message, tail, wait_readable
+from hpo.task.trial_directory import OUTPUT
 
 _RETIREMENT_S = 10.0
 """How long an evaluator that is no longer needed may take to end by itself."""

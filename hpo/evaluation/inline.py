@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpo.evaluation.cuda import OwnDevice
-from hpo.evaluation.directories import clear_directory, directory_unusable, refuse_link
 from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Judge, TrialReport
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job, Trial, attempt
+from hpo.task.trial_directory import clear_directory, directory_unusable, refuse_link
 
 Message = dict[str, Any]
 

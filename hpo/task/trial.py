@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpo.errors import Interrupted, Pruned, UsageError
-from hpo.evaluation.directories import clear_directory
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, MOST_STEPS, PRUNED, Metric, Scalar
 from hpo.spelling import suggestion
 from hpo.task.metrics import as_number, keep
 from hpo.task.outcome import Outcome, describe_exception, judge
+from hpo.task.trial_directory import clear_directory
 from hpo.text import excerpt
 
 

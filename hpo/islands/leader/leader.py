@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.directories import Kept
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric, Scalar, make_id
 from hpo.islands.coordinator.coordinator import LOST, UNFIT
 from hpo.islands.coordinator.futility import fault
 from hpo.islands.leader.clockwork import Clockwork
 from hpo.islands.leader.migration import Migration, MigrationSettings
+from hpo.islands.leader.retention import Kept
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
