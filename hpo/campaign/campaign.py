@@ -24,10 +24,10 @@ from hpo.campaign.cleanup import keep_only_best
 from hpo.campaign.progress import Display
 from hpo.campaign.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
-from hpo.cluster.mpirun import tolerates_deaths
 from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, Place
+from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
 from hpo.evaluation.directories import Rooms
 from hpo.individual import Scalar

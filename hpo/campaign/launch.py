@@ -88,9 +88,9 @@ def _as_rank(file: Path, *, started_by_us: bool) -> int:
     # From the start: before there are handlers a signal ends the rank, and with it the job.
     with Signals() as signals:
         # Where MPI tolerates deaths it neither starts nor ends without those that died meanwhile.
-        with processes.bounded() if processes.tolerates_deaths() else nullcontext():
+        with processes.bounded() if config.tolerates_deaths() else nullcontext():
             transport = connect()
-        if processes.tolerates_deaths():
+        if config.tolerates_deaths():
             atexit.register(processes.set_alarm)
         try:
             campaign = Campaign.from_file(file)

@@ -26,18 +26,11 @@ START_S = 300
 """For MPI to connect all ranks, the slowest one's imports included."""
 END_S = 60
 """For MPI to take leave, once no message is under way."""
-_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 _LOOK_S = 0.5
 _REST_S = 10.0
 """Ranks that end of their own accord at the start, as all do where the campaign is refused, are all gone by then."""
 _STAY_S = 60.0
 """For an mpirun without ranks: what reads its output may be slow."""
-
-
-def tolerates_deaths() -> bool:
-    """Whether this process is a rank of an Open MPI that was started with fault tolerance (``--with-ft ulfm``). Under
-    any other a rank's death ends all others."""
-    return os.environ.get(_TOLERANT) == "1"
 
 
 @contextmanager

@@ -46,6 +46,7 @@ __all__ = [
     "read_file",
 ]
 
+_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 STARTED_BY = "HPO_STARTED_BY"
 """The environment variable by which ``hpo run`` tells the ranks that mpirun starts that it is watching."""
 TERMINAL = "HPO_TERMINAL_COLUMNS"
@@ -343,3 +344,9 @@ def _syntax(path: Path, message: str) -> str:
     place = f"{path}, line {found[2]}, column {found[3]}" if found else f"{path}"
     reason = (found[1] if found else message).rstrip(".")
     return f"{place}: not valid TOML: {reason}. Strings need quotes, lists brackets, and a key stands once."
+
+
+def tolerates_deaths() -> bool:
+    """Whether this process is a rank of an Open MPI that was started with fault tolerance (``--with-ft ulfm``). Under
+    any other a rank's death ends all others."""
+    return os.environ.get(_TOLERANT) == "1"

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hpo.cluster.mpirun import tolerates_deaths
+from hpo.config.reader import tolerates_deaths
 
 if TYPE_CHECKING:
     from mpi4py import MPI
