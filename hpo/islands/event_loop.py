@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpo.cluster.signals import Signals
 from hpo.errors import EXIT_RESUMABLE
 from hpo.islands.coordinator.coordinator import LOST, STOPPED, Coordinator
 from hpo.islands.leader.leader import Leader
@@ -40,6 +39,13 @@ _FASTEST_S = 0.0001
 _SLOWEST_S = 0.05
 _SHARE = 0.01
 _FOR_COORDINATOR = (Claim, Disbanded, Finished, Remark, Returned, StopRequest, Unfit)
+
+
+class StopRequests(Protocol):
+    """How often a stop was asked for by signals (see ``hpo.cluster.signals``)."""
+
+    @property
+    def count(self) -> int: ...
 
 
 class Member(Protocol):
@@ -78,7 +84,7 @@ class Node:
         form: Callable[[Form], Parts],
         coordinator_rank: int,
         coordinator: Coordinator | None,
-        signals: Signals,
+        signals: StopRequests,
         housekeeping: Callable[[float], None] = lambda now: None,
         on_bad_message: Callable[[int, str], None] = lambda source, text: None,
     ) -> None:
