@@ -21,7 +21,8 @@ from hpo.evaluation.evaluator_host import Follower
 from hpo.evaluation.inline import InlineCrew, InlineFollower
 from hpo.individual import Scalar
 from hpo.islands import resume
-from hpo.islands.coordinator.coordinator import Assignment, Coordinator
+from hpo.islands.coordinator.assignment import Assignment
+from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import Workforce
 from hpo.islands.event_loop import Parts

@@ -18,7 +18,7 @@ from typing import Any
 from hpo.config.layout import Layout
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar, is_known, known_id
-from hpo.islands.coordinator.coordinator import Assignment, Tally
+from hpo.islands.coordinator.assignment import Assignment, Tally
 from hpo.islands.messages import Start, report_fields
 from hpo.journal import records as journal
 from hpo.search.population import Member, Population

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hpo.config.layout import Place
 
 if TYPE_CHECKING:
-    from hpo.islands.coordinator.coordinator import Assignment
+    from hpo.islands.coordinator.assignment import Assignment
 
 
 @dataclass
