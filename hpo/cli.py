@@ -257,9 +257,9 @@ def _slurm(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     from hpo.campaign.campaign import request_stop
-    from hpo.results import result as results
+    from hpo.results.record import load
 
-    record = results.load(options.directory)
+    record = load(options.directory)
     if not record.alive:
         terminal.write(f"{options.directory}: no campaign is running there, so there is nothing to stop.")
         return 0
@@ -273,8 +273,9 @@ def _stop(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from hpo.results import result as results
     from hpo.results import tables
+    from hpo.results.record import load
 
-    record = results.load(options.directory)
+    record = load(options.directory)
     status = results.status(record)
     if options.json:
         terminal.write_json(json.dumps(status, indent=2))

@@ -21,7 +21,7 @@ from hpo.journal import records as journal
 from hpo.journal.check import check
 from hpo.journal.findings import DAMAGE, LOST, NOTE, Report
 from hpo.journal.repair import repair
-from hpo.results import result as results
+from hpo.results.record import CampaignRecord, load
 
 EVALUATIONS = 12
 SPACE = hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8), kind=hpo.Categorical("a", "b"))
@@ -36,7 +36,7 @@ def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
-def run(path: Path, evaluations: int, seed: int = 0, task: hpo.Task = TASK) -> results.CampaignRecord:
+def run(path: Path, evaluations: int, seed: int = 0, task: hpo.Task = TASK) -> CampaignRecord:
     campaign = hpo.Campaign(
         task, directory=path, evaluations=evaluations, seed=seed, isolation="inline", kind="random"
     )
@@ -78,7 +78,7 @@ def finals(path: Path) -> Finals:
     """What is on record of the individuals that are finished, each of them once."""
     return {
         one.id: (one.status, one.objectives, one.params, one.started, one.finished)
-        for one in results.load(path).individuals
+        for one in load(path).individuals
         if one.finished is not None
     }
 
@@ -283,7 +283,7 @@ def test_a_header_is_made_anew_from_the_name(home: Path, how: str) -> None:
     assert (made["leg"], made["island"], made["worker"], made["host"]) == (2, 0, 0, "unknown")
     assert path.read_bytes().split(b"\n", 1)[1] == rest
     assert finals(home) == before
-    record = results.load(home)
+    record = load(home)
     assert record.legs[1].started <= record.legs[1].updated < record.legs[1].started + 60
     goes_on(home)
 

@@ -17,6 +17,7 @@ from hpo.journal import records as journal
 from hpo.results import pareto as fronts
 from hpo.results import reports
 from hpo.results import result as results
+from hpo.results.record import CampaignRecord
 from hpo.search.models.pareto import crowding
 
 _T = 1.7e9
@@ -115,7 +116,7 @@ def test_three_objectives_against_counting_cells(points, ways):
         )
         for n, one in enumerate(points)
     ]
-    record = results.CampaignRecord(
+    record = CampaignRecord(
         directory=Path(), identity={"objectives": dict(zip(names, ways))}, individuals=individuals, legs=[],
         torn=[], seconds=0.0, alive=False,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from hpo.journal.check import check
 from hpo.journal.repair import repair
 from hpo.results import reports, tables
 from hpo.results import result as results
+from hpo.results.record import load
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY_KEY = re.findall(r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[
@@ -319,7 +320,7 @@ def _inspected(home: Path) -> None:
     """What a user does to a campaign of somebody else."""
 
     def inspect() -> None:
-        record = results.load(home)
+        record = load(home)
         tables.status(record, results.status(record))
         results.best(record, 3)
         results._json(results._columns(record.individuals, list(record.objectives)))

@@ -21,6 +21,7 @@ from hpo.individual import Metric
 from hpo.journal import records as journal
 from hpo.journal.check import check
 from hpo.results import result as results
+from hpo.results.record import load
 from hpo.task.metrics import MOST_CHARACTERS, MOST_NUMBERS, keep
 from hpo.task.outcome import Outcome, judge
 from hpo.task.trial import Trial, attempt
@@ -181,7 +182,7 @@ def test_a_journal_with_another_metric_is_damaged(home: Path, metric: object) ->
     path.write_bytes(b"".join(map(journal.encode, lines)))
     assert "'curve' is no single value" in str(check(home))
     with pytest.raises(hpo.JournalDamaged, match=f"line {place + 1}: .*'curve'"):
-        results.load(home)
+        load(home)
 
 
 LOGGING = """

@@ -20,7 +20,7 @@ from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.islands.transport import LocalTransport
 from hpo.journal.check import check
 from hpo.journal.records import read_directory
-from hpo.results import result as results
+from hpo.results.record import load
 from hpo.search.kinds.pbt import PbtBreeder, kept_for_others
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
@@ -341,7 +341,7 @@ def test_all_lineages_go_on_after_a_stop(tmp_path: Path) -> None:
     new = [identity for identity in after if identity not in before]
     assert len(new) == 6 and after[stopped] == before[stopped]
     # It was one lineage's turn, and each of the six has one more: those that are behind go on from a better one.
-    rows = {one.id: one for one in results.load(tmp_path / "run").individuals}
+    rows = {one.id: one for one in load(tmp_path / "run").individuals}
     turns = {identity: rows[identity].parents[-1] for identity in after if after[identity]}
     waited = set(before) - {turns[one] for one in before if one in turns}
     assert len(waited) == 6 and {turns[one] for one in new} == waited
@@ -378,7 +378,7 @@ def test_digits_train_on_from_a_parent(tmp_path: Path) -> None:
         tmp_path / "run", evaluations=8, pool=2, perturb=["lr"], isolation="warm", timeout=100, seed=1
     )
     hpo.Campaign(task, **campaign).run()
-    record = results.load(tmp_path / "run")
+    record = load(tmp_path / "run")
     rows = {one.id: one for one in record.individuals}
     assert {one.status for one in rows.values()} == {"completed"}, [one.error for one in rows.values()]
     assert not any("parent_checkpoint" in one.metrics for one in rows.values())

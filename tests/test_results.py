@@ -19,6 +19,7 @@ from hpo.journal import directory
 from hpo.journal import records as journal
 from hpo.results import result as results
 from hpo.results import tables
+from hpo.results.record import CampaignRecord, load
 
 _T = 1.7e9
 
@@ -86,8 +87,8 @@ class _Home:
                 for record in records:
                     writer.append(record)
 
-    def load(self) -> results.CampaignRecord:
-        return results.load(self.path)
+    def load(self) -> CampaignRecord:
+        return load(self.path)
 
     def statuses(self) -> dict[str, str]:
         return {one.id: one.status for one in self.load().individuals}
@@ -311,7 +312,7 @@ def test_status_before_the_first_leg_and_without_a_campaign(home: _Home, tmp_pat
     assert status["best"] is None
     assert (status["started"], status["updated"], status["seconds"]) == (None, None, 0)
     with pytest.raises(CampaignError, match="holds no campaign"):
-        results.load(tmp_path / "nowhere")
+        load(tmp_path / "nowhere")
 
 
 # Best -----------------------------------------------------------------------------------------------------
@@ -352,7 +353,7 @@ def _dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 def test_the_front_is_what_no_other_dominates(losses: list[tuple[float, ...]]) -> None:
     width = len(losses[0]) if losses else 2
     signs = [1.0 if index % 2 else -1.0 for index in range(width)]
-    record = results.CampaignRecord(
+    record = CampaignRecord(
         directory=Path(),
         identity={
             "objectives": {f"o{i}": "minimize" if sign > 0 else "maximize" for i, sign in enumerate(signs)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpo.evaluation.directories import Rooms
 from hpo.individual import FINAL
 from hpo.results import pareto as fronts
-from hpo.results import result as results
+from hpo.results.record import load
 
 
 def keep_only_best(directory: Path, keep: int, *, needed: Collection[str] = ()) -> None:
@@ -23,7 +23,7 @@ def keep_only_best(directory: Path, keep: int, *, needed: Collection[str] = ()) 
     if len(present) <= keep:
         return
 
-    record = results.load(directory)
+    record = load(directory)
     if repeated := fronts.repeated(record, own=True):
         # Of the best configurations what is there: the evaluation that looks best may have been let go of.
         held = ([one for one in each.individuals if rooms.holds(one.id)] for each in repeated)

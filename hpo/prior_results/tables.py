@@ -181,9 +181,9 @@ def _table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
 
 
 def _from_campaign(name: str, directory: Path) -> Table:
-    from hpo.results import result as results
+    from hpo.results.record import load
 
-    record = results.load(directory)
+    record = load(directory)
     return Table(
         name=name,
         exported=True,

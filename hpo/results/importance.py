@@ -21,7 +21,7 @@ from hpo.text import excerpt
 if TYPE_CHECKING:
     import pandas
 
-    from hpo.results.result import CampaignRecord
+    from hpo.results.record import CampaignRecord
 
 FEWEST = 20
 """Completed evaluations, and twice as many as there are parameters: fewer tell nothing."""

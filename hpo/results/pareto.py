@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pandas
 
     from hpo.individual import Individual
+    from hpo.results.record import CampaignRecord
     from hpo.results.repeated import Repeated
-    from hpo.results.result import CampaignRecord
 
 Losses = tuple[float, ...]
 """One number an objective, all to be minimised."""

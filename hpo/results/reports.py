@@ -13,14 +13,15 @@ from hpo.results import pareto as fronts
 from hpo.results import result as results
 from hpo.results import tables
 from hpo.results.importance import Importance, importance
+from hpo.results.record import CampaignRecord, load
 from hpo.results.repeated import Repeated
 
 
-def _top(record: results.CampaignRecord, top: int | None) -> list[Individual]:
+def _top(record: CampaignRecord, top: int | None) -> list[Individual]:
     return fronts.best(record, top if top or len(record.objectives) > 1 else 1)
 
 
-def _repeated(record: results.CampaignRecord) -> dict[str, Repeated]:
+def _repeated(record: CampaignRecord) -> dict[str, Repeated]:
     """By the id of that evaluation which stands for its configuration; empty where nothing was repeated."""
     return {one.individual.id: one for one in fronts.repeated(record)}
 
@@ -29,9 +30,9 @@ def best(directory: Path, top: int | None) -> str:
     """The text; ``top``: how many, None for one, or the whole front.
 
     Raises:
-        HpoError: as ``results.load``.
+        HpoError: as ``record_of_results.load``.
     """
-    record = results.load(directory)
+    record = load(directory)
     found = _top(record, top)
     if not found:
         return tables.nothing(record)
@@ -49,7 +50,7 @@ def best(directory: Path, top: int | None) -> str:
     return "\n".join([*filter(None, parts), *map(str, _importance(record).values())])
 
 
-def _importance(record: results.CampaignRecord) -> dict[str, Importance | CampaignError]:
+def _importance(record: CampaignRecord) -> dict[str, Importance | CampaignError]:
     """By objective; or, once, why there is none."""
     found: dict[str, Importance | CampaignError] = {}
     for name in record.objectives:
@@ -65,7 +66,7 @@ def best_json(directory: Path, top: int | None) -> str:
     say what the parameters are of, ``known`` for known points, with ``kind = "pbt"`` ``schedule``, with several
     objectives ``knee``; where configurations were evaluated again, their ``evaluations, failed, mean, error``; the
     first has ``campaign``, too: what is said of all together."""
-    record = results.load(directory)
+    record = load(directory)
     found = _top(record, top)
     several = len(record.objectives) > 1
     knee = fronts.knee(fronts.front(record), record.objectives) if several else None

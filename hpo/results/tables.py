@@ -12,8 +12,8 @@ from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.results.pareto import Hypervolume
+    from hpo.results.record import CampaignRecord
     from hpo.results.repeated import Repeated
-    from hpo.results.result import CampaignRecord
 
 
 _MOST = 3
