@@ -18,10 +18,11 @@ import hpo
 from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
-from hpo.search.kinds.evolution import TypedBreeder, make_breeder
+from hpo.search.kinds.evolution import TypedBreeder
 from hpo.search.kinds.vectorised import Brood
 from hpo.search.models.pareto import dominates
 from hpo.search.population import Member, Population
+from hpo.search.registry import make_breeder
 
 KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
 """What breeds from losses alone; population-based training needs checkpoints."""

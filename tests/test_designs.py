@@ -11,8 +11,8 @@ import hpo
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.search.kinds.designs import Designed, GridBreeder
-from hpo.search.kinds.evolution import make_breeder
 from hpo.search.population import Population
+from hpo.search.registry import make_breeder
 from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(

@@ -10,10 +10,10 @@ import pytest
 import hpo
 from hpo.config.settings import Kind, SearchSettings
 from hpo.individual import COMPLETED, FAILED
-from hpo.search.kinds.evolution import make_breeder
 from hpo.search.kinds.portfolio import PortfolioBreeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Offspring
+from hpo.search.registry import make_breeder
 from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(

@@ -19,12 +19,12 @@ from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
 from hpo.journal.check import check
 from hpo.search.early_stopping import EarlyStopping, PruningSettings
-from hpo.search.kinds.evolution import make_breeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.models.estimates import Estimate, estimates, exact
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import GO, Candidate, Offspring, TrialReport
+from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from search_spaces.standalone.use import of_campaign
 

@@ -44,7 +44,7 @@ from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
 from hpo.search import early_stopping as pruning
 from hpo.search.kinds import reevaluation
-from hpo.search.kinds.evolution import make_breeder
+from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, write

@@ -35,9 +35,9 @@ from hpo.journal import records as journal
 from hpo.journal.directory import Lock
 from hpo.results.pareto import reference_losses
 from hpo.search import early_stopping as pruning
-from hpo.search.kinds.evolution import make_breeder
 from hpo.search.kinds.pbt import kept_for_others
 from hpo.search.kinds.surrogate import INITIAL, first_of_worker
+from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write

@@ -13,10 +13,10 @@ from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, known_id, make_id
 from hpo.search.kinds import reevaluation
-from hpo.search.kinds.evolution import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import STUCK, Proposals
 from hpo.search.protocols import Candidate
+from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
 from hpo.spelling import suggestion

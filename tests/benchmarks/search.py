@@ -60,10 +60,10 @@ import peers
 import hpo
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED
-from hpo.search.kinds.evolution import make_breeder
 from hpo.search.models.estimates import estimates
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Candidate
+from hpo.search.registry import make_breeder
 from hpo.simulation import SimulatedOutcome, Simulation
 
 WORKERS = 8
