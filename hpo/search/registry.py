@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hpo.errors import UsageError
 from hpo.search.kinds.evolution import (
-    _INSTALL,
-    _PROPULATES,
+    INSTALL_PROPULATE,
+    PROPULATE_KINDS,
     CmaesBreeder,
     GeneticBreeder,
     NelderMeadBreeder,
     PsoBreeder,
     RandomBreeder,
     TypedBreeder,
-    _has_propulate,
+    has_propulate,
 )
 from hpo.search.protocols import Breeder
 from hpo.space.parameters import Categorical
@@ -56,12 +56,12 @@ def _breeder_of(
     space: SearchSpace, settings: SearchSettings, clock: Callable[[], float] | None, **thrift: Any
 ) -> Breeder:
     kind = settings.kind
-    if kind in _PROPULATES and not _has_propulate():
+    if kind in PROPULATE_KINDS and not has_propulate():
         from hpo.config.settings import Kind
 
-        others = ", ".join(f'"{one}"' for one in get_args(Kind) if one not in _PROPULATES)
+        others = ", ".join(f'"{one}"' for one in get_args(Kind) if one not in PROPULATE_KINDS)
         raise UsageError(
-            f'[search] kind = "{kind}" needs propulate, which is not installed. Run {_INSTALL}, or choose a kind that '
+            f'[search] kind = "{kind}" needs propulate, which is not installed. Run {INSTALL_PROPULATE}, or choose a kind that '
             f"does without it: {others}"
         )
     if kind in ("default", "evolution", "surrogate"):
@@ -112,7 +112,7 @@ def _portfolio(space: SearchSpace, settings: SearchSettings) -> Breeder:
         for kind in ("surrogate", "evolution")
     }
     numbers = [one for one in space.parameters.values() if not isinstance(one, Categorical) and not one.when]
-    if len(numbers) == len(space) > 1 and _has_propulate():
+    if len(numbers) == len(space) > 1 and has_propulate():
         breeders["cmaes"] = CmaesBreeder(space)
     if not missing("tpe"):
         breeders["tpe"] = OptunaBreeder(space, "tpe")

@@ -31,9 +31,9 @@ _INITIAL = 10
 """Random individuals before the default kind breeds, an island."""
 _PARTICLES = 5
 _MOST_PENDING = 256
-_PROPULATES = ("genetic", "cmaes", "pso", "nelder-mead")
+PROPULATE_KINDS = ("genetic", "cmaes", "pso", "nelder-mead")
 """The kinds whose propagators are Propulate's."""
-_INSTALL = "pip install --no-deps propulate==1.2.2"
+INSTALL_PROPULATE = "pip install --no-deps propulate==1.2.2"
 """Without its pins, which no propagator needs: numpy is all that they import."""
 _CMA_GENERATIONS = 2
 """How many generations' worth of the latest individuals an update of CMA-ES selects from."""
@@ -45,7 +45,7 @@ def _propagators() -> Any:
     if "propulate" not in sys.modules:
         spec = importlib.util.find_spec("propulate")
         if spec is None or spec.submodule_search_locations is None:
-            raise ImportError(f"propulate is not installed. Run {_INSTALL}")
+            raise ImportError(f"propulate is not installed. Run {INSTALL_PROPULATE}")
         package = types.ModuleType("propulate")
         package.__path__ = list(spec.submodule_search_locations)
         package.__spec__ = spec
@@ -64,7 +64,7 @@ def _propagators() -> Any:
     )
 
 
-def _has_propulate() -> bool:
+def has_propulate() -> bool:
     return importlib.util.find_spec("propulate") is not None
 
 
