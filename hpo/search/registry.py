@@ -61,8 +61,8 @@ def _breeder_of(
 
         others = ", ".join(f'"{one}"' for one in get_args(Kind) if one not in PROPULATE_KINDS)
         raise UsageError(
-            f'[search] kind = "{kind}" needs propulate, which is not installed. Run {INSTALL_PROPULATE}, or choose a kind that '
-            f"does without it: {others}"
+            f'[search] kind = "{kind}" needs propulate, which is not installed. Run {INSTALL_PROPULATE}, or choose a '
+            f"kind that does without it: {others}"
         )
     if kind in ("default", "evolution", "surrogate"):
         return _typed(space, settings, clock, **thrift)
