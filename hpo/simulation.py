@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from hpo.config.layout import Layout, Place, topology_matrix
+from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
@@ -38,7 +38,7 @@ from hpo.islands.messages import (
 )
 from hpo.islands.resume import Autopsy, Earlier, autopsy, fold, start_messages
 from hpo.search.early_stopping import PruningSettings
-from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
+from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.space.space import SearchSpace
 
 GRACE_S = 60.0
@@ -128,7 +128,7 @@ class SimulatedCrew:
         self._step = 0
         self._begun = 0.0
         self._asked = False
-        self._on_report: Judge = lambda report: GO
+        self._on_report: ReportHandler = lambda report: GO
         self.ready = True
         self.failed_starts = 0
         self.fit_for: float = math.inf
@@ -202,7 +202,7 @@ class SimulatedCrew:
         simulation.wake(self._rank, self._over)
         return None
 
-    def listen(self, on_report: Judge) -> None:
+    def listen(self, on_report: ReportHandler) -> None:
         self._on_report = on_report
 
     def receive(self, worker_rank: int, content: dict[str, object]) -> None:
@@ -425,7 +425,7 @@ class Simulation:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
-    def _autopsy(self, place: Place) -> Autopsy:
+    def _autopsy(self, place: WorkerPlacement) -> Autopsy:
         return autopsy(
             self.journals[place.leader].committed,
             space=self.space,

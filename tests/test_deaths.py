@@ -7,7 +7,7 @@ import random
 import pytest
 from test_protocol import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
 
-from hpo.config.layout import Place
+from hpo.config.layout import WorkerPlacement
 from hpo.individual import REEVALUATION
 from hpo.islands.coordinator.coordinator import DONE, Coordinator
 from hpo.islands.coordinator.worker_registry import Workforce
@@ -171,7 +171,7 @@ class Nowhere:
 
 def test_who_paused_untold_and_asked_to_go_on_counts_once():
     """Its leader has died between the claim and the news of the pause, which are told in this order."""
-    places = [Place(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
+    places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
     coordinator = Coordinator(
         transport=Nowhere(),
         workforce=Workforce(places),

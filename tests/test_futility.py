@@ -13,7 +13,7 @@ import pytest
 
 import hpo
 from hpo.campaign import launch
-from hpo.config.layout import Place
+from hpo.config.layout import WorkerPlacement
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
 from hpo.islands.coordinator.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
@@ -516,7 +516,9 @@ def test_hope_ends_with_the_worker_where_it_was(news: Message) -> None:
     transport = Listening()
     coordinator = Coordinator(
         transport=transport,  # type: ignore[arg-type]
-        workforce=Workforce([Place(index=one, island=0, worker=one, ranks=(one,)) for one in (0, 1)]),
+        workforce=Workforce(
+            [WorkerPlacement(index=one, island=0, worker=one, ranks=(one,)) for one in (0, 1)]
+        ),
         everyone=range(2),
         autopsy=lambda place: Autopsy(),
         census=Earlier,

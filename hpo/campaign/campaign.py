@@ -26,14 +26,14 @@ from hpo.campaign.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
 from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config
-from hpo.config.layout import Layout, Place
+from hpo.config.layout import Layout, WorkerPlacement
 from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
 from hpo.evaluation.directories import Rooms
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.coordinator.coordinator import FUTILE, LOST, STOPPED, UNFIT
-from hpo.islands.event_loop import Node, Parts
+from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.messages import End, Form, Hello, Start, decode, encode
 from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import directory
@@ -421,8 +421,8 @@ class Campaign:
                 closing=closing,
             )
 
-            def form(message: Form) -> Parts:
-                new = Place(
+            def form(message: Form) -> RankRoles:
+                new = WorkerPlacement(
                     index=len(layout.workers) + message.number - 1,
                     island=message.island,
                     worker=message.worker,
@@ -447,7 +447,7 @@ class Campaign:
                 closing.callback(display.close)
                 housekeeping = Housekeeping(lock, coordinator, display)
                 self._tidy(layout, start, earlier)
-            node = Node(
+            node = EventLoop(
                 transport=transport,
                 parts=mine,
                 form=form,

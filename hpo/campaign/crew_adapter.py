@@ -18,11 +18,11 @@ from hpo.evaluation.evaluator_process import ChildProcess, RankContext
 from hpo.evaluation.inline import InlineCrew, InlineFollower
 from hpo.islands.messages import Worker, encode
 from hpo.islands.transport import MpiTransport, Transport
-from hpo.search.protocols import Candidate, Judge
+from hpo.search.protocols import Candidate, ReportHandler
 from hpo.task.trial import Job
 
 if TYPE_CHECKING:
-    from hpo.config.layout import Place
+    from hpo.config.layout import WorkerPlacement
     from hpo.config.reader import Settings
     from hpo.task.outcome import Outcome
     from hpo.task.task import Task, TaskSource
@@ -87,7 +87,7 @@ class Staff:
     def receive(self, worker_rank: int, content: dict[str, Any]) -> None:
         self._crew.receive(worker_rank, content)
 
-    def listen(self, on_report: Judge) -> None:
+    def listen(self, on_report: ReportHandler) -> None:
         self._crew.listen(on_report)
 
     def request_checkpoint(self) -> None:
@@ -113,7 +113,7 @@ class Staff:
         self._crew.close(timeout_s)
 
 
-def _warner(place: Place) -> Callable[[str], None]:
+def _warner(place: WorkerPlacement) -> Callable[[str], None]:
     """Prints what evaluators warn of, once a launch: the first worker speaks for all, as hosts mostly are alike."""
     heard: list[str] = []
 
@@ -135,7 +135,7 @@ def make_crew(
     settings: Settings,
     *,
     transport: Transport,
-    place: Place,
+    place: WorkerPlacement,
     hosts: Sequence[str],
     source: TaskSource,
     objectives: tuple[str, ...],
@@ -164,7 +164,7 @@ def make_follower(
     settings: Settings,
     *,
     transport: Transport,
-    place: Place,
+    place: WorkerPlacement,
     worker_rank: int,
     hosts: Sequence[str],
     source: TaskSource,
@@ -180,7 +180,12 @@ def make_follower(
 
 
 def make_inline_crew(
-    *, transport: Transport, place: Place, hosts: Sequence[str], task: Task, stopping: Callable[[], bool]
+    *,
+    transport: Transport,
+    place: WorkerPlacement,
+    hosts: Sequence[str],
+    task: Task,
+    stopping: Callable[[], bool],
 ) -> InlineCrew:
     """Like ``make_crew``, for evaluations inside the ranks; collective over the worker where it has
     several."""
@@ -201,7 +206,7 @@ def make_inline_crew(
 
 
 def make_inline_follower(
-    *, transport: Transport, place: Place, worker_rank: int, hosts: Sequence[str], task: Task
+    *, transport: Transport, place: WorkerPlacement, worker_rank: int, hosts: Sequence[str], task: Task
 ) -> InlineFollower:
     """Like ``make_follower``, for evaluations inside the ranks; collective over the worker."""
     if not isinstance(transport, MpiTransport):

@@ -13,7 +13,7 @@ from hpo.campaign.progress import Display
 from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
-from hpo.config.layout import Layout, Place, topology_matrix
+from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.evaluation.crew import Crew
 from hpo.evaluation.devices import count_cores
 from hpo.evaluation.directories import Rooms
@@ -25,7 +25,7 @@ from hpo.islands.coordinator.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import Workforce
-from hpo.islands.event_loop import Parts
+from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import End, Start
@@ -61,7 +61,7 @@ class Assembly:
     closing: ExitStack
     writers: list[journal.JournalWriter] = field(default_factory=list)
 
-    def parts(self, place: Place, groups: list[list[int]], start: Start, number: int) -> Parts:
+    def parts(self, place: WorkerPlacement, groups: list[list[int]], start: Start, number: int) -> RankRoles:
         """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island;
         ``number``: of the workers that were formed after deaths, 0 for those of the layout."""
         settings, transport, signals, closing = self.settings, self.transport, self.signals, self.closing
@@ -87,7 +87,7 @@ class Assembly:
                     source=self._source,
                 )
             closing.callback(follower.close)
-            return Parts(members=place.ranks, leader=None, follower=follower, filenos=follower.filenos)
+            return RankRoles(members=place.ranks, leader=None, follower=follower, filenos=follower.filenos)
         writer = journal.JournalWriter(
             journal.journal_path(settings.directory, leg=start.leg, island=place.island, worker=place.worker),
             journal.header(leg=start.leg, island=place.island, worker=place.worker),
@@ -118,7 +118,7 @@ class Assembly:
         leader = self.leader(place, groups, staff, writer, start.hosts)
         leader.told_to_stop = lambda: signals.count > 0
         leader.begin(start)
-        return Parts(members=place.ranks, leader=leader, follower=None, filenos=crew.filenos)
+        return RankRoles(members=place.ranks, leader=leader, follower=None, filenos=crew.filenos)
 
     def coordinator(
         self,
@@ -158,7 +158,7 @@ class Assembly:
         def read(one: Path) -> list[journal.Record]:
             return list(journal.read_file(one)) if one.exists() else []
 
-        def autopsy(place: Place) -> resume.Autopsy:
+        def autopsy(place: WorkerPlacement) -> resume.Autopsy:
             path = journal.journal_path(
                 settings.directory, leg=start.leg, island=place.island, worker=place.worker
             )
@@ -219,7 +219,7 @@ class Assembly:
 
     def leader(
         self,
-        place: Place,
+        place: WorkerPlacement,
         groups: list[list[int]],
         crew: Staff,
         writer: journal.JournalWriter,

@@ -21,7 +21,7 @@ _MOST_IN_EXAMPLE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class WorkerPlacement:
     """One worker: its number in the campaign, its island, its number there, its world ranks in order."""
 
     index: int
@@ -40,7 +40,7 @@ class Layout:
     """All workers by number; those of an island are neighbours, and so are the ranks of a worker."""
 
     islands: int
-    workers: tuple[Place, ...]
+    workers: tuple[WorkerPlacement, ...]
 
     @classmethod
     def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int) -> Layout:
@@ -54,12 +54,12 @@ class Layout:
         if ranks < fewest or ranks % ranks_per_worker:
             raise UsageError(_misfit(ranks, islands, ranks_per_worker, fewest))
         share, extra = divmod(ranks // ranks_per_worker, islands)
-        places: list[Place] = []
+        places: list[WorkerPlacement] = []
         for island in range(islands):
             for worker in range(share + (island < extra)):
                 first = len(places) * ranks_per_worker
                 members = tuple(range(first, first + ranks_per_worker))
-                places.append(Place(index=len(places), island=island, worker=worker, ranks=members))
+                places.append(WorkerPlacement(index=len(places), island=island, worker=worker, ranks=members))
         return cls(islands=islands, workers=tuple(places))
 
     @property
@@ -67,11 +67,11 @@ class Layout:
         """The world ranks of all leaders, by worker."""
         return tuple(place.leader for place in self.workers)
 
-    def of_island(self, island: int) -> tuple[Place, ...]:
+    def of_island(self, island: int) -> tuple[WorkerPlacement, ...]:
         """The workers of one island."""
         return tuple(place for place in self.workers if place.island == island)
 
-    def place_of(self, rank: int) -> tuple[Place, int]:
+    def place_of(self, rank: int) -> tuple[WorkerPlacement, int]:
         """The worker of a world rank, and the rank inside that worker; IndexError for a rank outside."""
         ranks_per_worker = len(self.workers[0].ranks)
         if not 0 <= rank < len(self.workers) * ranks_per_worker:

@@ -21,7 +21,7 @@ from hpo.evaluation.devices import choose_backend
 from hpo.evaluation.evaluator_host import Follower
 from hpo.evaluation.evaluator_process import ChildProcess, Message
 from hpo.individual import CRASHED, FAILED, TIMEOUT
-from hpo.search.protocols import GO, Judge, TrialReport
+from hpo.search.protocols import GO, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Crew:
         send: Callable[[int, Message], None],
         objectives: tuple[str, ...],
         settings: EvaluationSettings,
-        on_report: Judge = lambda report: GO,
+        on_report: ReportHandler = lambda report: GO,
         on_warning: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float],
         failure_grace_s: float = 5.0,
@@ -176,7 +176,7 @@ class Crew:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def listen(self, on_report: Judge) -> None:
+    def listen(self, on_report: ReportHandler) -> None:
         """Have another decide on reports from now on."""
         self._on_report = on_report
 

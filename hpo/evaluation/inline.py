@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from hpo.evaluation.cuda import OwnDevice
 from hpo.individual import FAILED
-from hpo.search.protocols import GO, PAUSE, STOP, Judge, TrialReport
+from hpo.search.protocols import GO, PAUSE, STOP, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import clear_directory, directory_unusable, refuse_link
@@ -38,7 +38,7 @@ class InlineLink:
         size: int,
         comm: Communicator | None,
         device: OwnDevice | None,
-        on_report: Judge,
+        on_report: ReportHandler,
         stopping: Callable[[], bool],
         on_warning: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -53,7 +53,7 @@ class InlineLink:
         self._saves = False
         self._pause = False
 
-    def listen(self, on_report: Judge) -> None:
+    def listen(self, on_report: ReportHandler) -> None:
         """Have another decide on reports from now on."""
         self._on_report = on_report
 
@@ -112,7 +112,7 @@ class InlineCrew:
         size: int = 1,
         comm: Communicator | None = None,
         send: Callable[[int, Message], None] | None = None,
-        on_report: Judge = lambda report: GO,
+        on_report: ReportHandler = lambda report: GO,
         stopping: Callable[[], bool] = lambda: False,
         on_warning: Callable[[str], None] = lambda text: None,
         device: OwnDevice | None = None,
@@ -183,7 +183,7 @@ class InlineCrew:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def listen(self, on_report: Judge) -> None:
+    def listen(self, on_report: ReportHandler) -> None:
         """Have another decide on reports from now on."""
         self._link.listen(on_report)
 

@@ -59,7 +59,7 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class RankRoles:
     """What a rank is in its worker. ``members``: the worker's ranks, the leader first; ``filenos``: what to wait on
     beside messages."""
 
@@ -69,7 +69,7 @@ class Parts:
     filenos: Callable[[], Sequence[int]]
 
 
-class Node:
+class EventLoop:
     """The parts of one rank. ``form``: makes those of a new worker that this rank is to be in; ``housekeeping``:
     called each turn with the time, for what is not the protocol's (display, lock).
 
@@ -80,8 +80,8 @@ class Node:
         self,
         *,
         transport: Transport,
-        parts: Parts,
-        form: Callable[[Form], Parts],
+        parts: RankRoles,
+        form: Callable[[Form], RankRoles],
         coordinator_rank: int,
         coordinator: Coordinator | None,
         signals: StopRequests,
@@ -99,7 +99,7 @@ class Node:
         self._on_bad_message = on_bad_message
         self.end: End | None = None
 
-    def _take_part(self, parts: Parts) -> None:
+    def _take_part(self, parts: RankRoles) -> None:
         self._members = tuple(parts.members)
         self._leader = parts.leader
         self._follower = parts.follower

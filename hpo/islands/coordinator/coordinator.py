@@ -17,7 +17,7 @@ from itertools import islice
 from statistics import median
 from typing import Any, Protocol
 
-from hpo.config.layout import Place
+from hpo.config.layout import WorkerPlacement
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
 from hpo.islands.coordinator.assignment import Assignment, Tally
@@ -100,7 +100,7 @@ class Coordinator:
         transport: Transport,
         workforce: Workforce,
         everyone: Iterable[int],
-        autopsy: Callable[[Place], Autopsy],
+        autopsy: Callable[[WorkerPlacement], Autopsy],
         census: Callable[[], Census],
         evaluations: int | None,
         deadline: float | None = None,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpo.config.layout import Place
+from hpo.config.layout import WorkerPlacement
 
 if TYPE_CHECKING:
     from hpo.islands.coordinator.assignment import Assignment
@@ -23,7 +23,7 @@ class Broken:
     what it was evaluating, which nobody may begin before they have: it has one directory; ``open``: whether
     its leader's account of that is still to come."""
 
-    place: Place
+    place: WorkerPlacement
     waiting: set[int]
     held: list[Assignment] = field(default_factory=list)
     open: bool = True
@@ -33,7 +33,9 @@ class Workforce:
     """``places``: the workers at the start; ``hosts``: by rank, for new workers on as few hosts as can be.
     ``reforms``: whether new workers are made of the ranks that broken ones leave."""
 
-    def __init__(self, places: Iterable[Place], *, hosts: Sequence[str] = (), reforms: bool = True) -> None:
+    def __init__(
+        self, places: Iterable[WorkerPlacement], *, hosts: Sequence[str] = (), reforms: bool = True
+    ) -> None:
         self.places = {place.leader: place for place in places}
         """The workers that are whole and fit, by their leaders."""
         self.islands = 1 + max((place.island for place in self.places.values()), default=0)
@@ -57,7 +59,7 @@ class Workforce:
                 return leaders
         return []
 
-    def bury(self, dead: Iterable[int]) -> list[Place]:
+    def bury(self, dead: Iterable[int]) -> list[WorkerPlacement]:
         """These ranks are dead; the workers that break by it."""
         self.dead |= frozenset(dead)
         self.spares = [rank for rank in self.spares if rank not in self.dead]
@@ -105,14 +107,14 @@ class Workforce:
         self._broken = [broken for broken in self._broken if broken.waiting or broken.open]
         return [assignment for broken in done for assignment in broken.held]
 
-    def form(self) -> Place | None:
+    def form(self) -> WorkerPlacement | None:
         """A new worker of ranks that stand by; None while there are too few."""
         if not self._size or len(self.spares) < self._size:
             return None
         ranks = self._choose()
         self.spares = [rank for rank in self.spares if rank not in ranks]
         island = min(range(self.islands), key=lambda one: (len(self.leaders(one)), one))
-        place = Place(index=self._formed, island=island, worker=self._numbers[island], ranks=ranks)
+        place = WorkerPlacement(index=self._formed, island=island, worker=self._numbers[island], ranks=ranks)
         self._formed += 1
         self._numbers[island] += 1
         self.places[place.leader] = place

@@ -62,7 +62,7 @@ from hpo.search.protocols import (
 from hpo.task.outcome import gist
 
 if TYPE_CHECKING:
-    from hpo.config.layout import Place
+    from hpo.config.layout import WorkerPlacement
 
 COMMIT_INTERVAL_S = 0.02
 """Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
@@ -129,7 +129,7 @@ class Leader:
     def __init__(
         self,
         *,
-        place: Place,
+        place: WorkerPlacement,
         peers: Sequence[int],
         islands: Sequence[Sequence[int]],
         coordinator: int,

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpo.search.kinds.evolution import TypedBreeder
 from hpo.search.kinds.vectorised import Brood
-from hpo.search.models.ensemble import Judge, Panel, import_in_background
+from hpo.search.models.ensemble import AcquisitionFunction, Panel, import_in_background
 from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Offspring
@@ -66,7 +66,7 @@ class SurrogateBreeder(TypedBreeder):
         self._panel.learn(self._known.observe(population))
         return self._searched(self._fittest(population), self._panel.judge(self._known, rng), rng)
 
-    def _searched(self, pool: Sequence[Member], judge: Judge, rng: random.Random) -> Offspring:
+    def _searched(self, pool: Sequence[Member], judge: AcquisitionFunction, rng: random.Random) -> Offspring:
         """The lowest bound that is found."""
         import numpy
 
@@ -95,7 +95,7 @@ class SurrogateBreeder(TypedBreeder):
         ids = tuple(dict.fromkeys(pool[one].id for one in origins[index].tolist() if one >= 0))
         return Offspring(brood.genome(genomes[index].tolist()), self.operator, ids)
 
-    def _bounds(self, genomes: Any, judge: Judge) -> Any:
+    def _bounds(self, genomes: Any, judge: AcquisitionFunction) -> Any:
         """Infinite for what is not new."""
         import numpy
 

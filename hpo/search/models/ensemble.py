@@ -155,7 +155,7 @@ class _Process(_Grown):
         return process
 
 
-class Judge:
+class AcquisitionFunction:
     """The bound of each row by one model; what has the lowest is the most promising.
 
     ``caution``: so many standard deviations below the mean. ``failing``: gives the probability of failure, which
@@ -210,7 +210,7 @@ class Panel:
         weights = [math.exp(_SHARPNESS * (one - max(found))) for one in found]
         return [weight / sum(weights) for weight in weights]
 
-    def judge(self, known: Observations, rng: random.Random) -> Judge:
+    def judge(self, known: Observations, rng: random.Random) -> AcquisitionFunction:
         """One model, with a caution that is drawn anew: several workers propose from nearly the same knowledge."""
         (name,) = rng.choices(list(self._models), self.shares())
         grown = {
@@ -218,4 +218,4 @@ class Panel:
             for one, model in self._models.items()
         }
         failing = self._failures(known, rng) if known.failed else None
-        return Judge(grown[name], rng.expovariate(1.0 / _CAUTION[name]), failing)
+        return AcquisitionFunction(grown[name], rng.expovariate(1.0 / _CAUTION[name]), failing)
