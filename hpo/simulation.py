@@ -18,7 +18,7 @@ from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
-from hpo.islands.coordinator.worker_registry import Workforce
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import (
@@ -36,7 +36,7 @@ from hpo.islands.messages import (
     Unfit,
     decode,
 )
-from hpo.islands.resume import Autopsy, Earlier, autopsy, fold, start_messages
+from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
 from hpo.search.early_stopping import PruningSettings
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.space.space import SearchSpace
@@ -265,7 +265,7 @@ class Simulation:
         jitter: bool = False,
         keep_journals: bool = True,
         durable_starts: bool = False,
-        earlier: Earlier | None = None,
+        earlier: ResumeState | None = None,
         curve: Callable[[dict[str, Scalar]], Curve] | None = None,
         pruning: PruningSettings | None = None,
         steps: int | None = None,
@@ -299,7 +299,7 @@ class Simulation:
         self._message: Message | None = None
         self._kind = ""
         self.counter = Counter()
-        earlier = earlier or Earlier()
+        earlier = earlier or ResumeState()
         layout = Layout.plan(ranks=workers, islands=islands, ranks_per_worker=1)
         matrix = topology_matrix(topology, islands)
         groups = [[place.leader for place in layout.of_island(island)] for island in range(islands)]
@@ -341,10 +341,10 @@ class Simulation:
             configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
-            workforce=Workforce(layout.workers),
+            workforce=WorkerRegistry(layout.workers),
             everyone=range(workers),
-            autopsy=self._autopsy,
-            census=self._census,
+            dead_leader_record=self._dead_leader_record,
+            journal_totals=self._journal_totals,
             evaluations=evaluations,
             known=earlier.keys,
             assignments=earlier.pending,
@@ -417,7 +417,7 @@ class Simulation:
 
     def _tell_of_deaths(self) -> None:
         if 0 not in self.dead:
-            self.coordinator.bury(self.dead)
+            self.coordinator.handle_rank_deaths(self.dead)
             return
         self._orphaned = True
         for leader in self.leaders:
@@ -425,15 +425,15 @@ class Simulation:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
-    def _autopsy(self, place: WorkerPlacement) -> Autopsy:
-        return autopsy(
+    def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+        return dead_leader_record(
             self.journals[place.leader].committed,
             space=self.space,
             islands=self.islands,
             losses=lambda objectives: tuple(objectives.values()),
         )
 
-    def _census(self) -> Earlier:
+    def _journal_totals(self) -> ResumeState:
         return fold(
             (record for journal in self.journals for record in journal.committed),
             space=self.space,

@@ -18,7 +18,7 @@ from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
 from hpo.islands.coordinator.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
 from hpo.islands.coordinator.futility import Futility, fault
-from hpo.islands.coordinator.worker_registry import Workforce
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import (
     Claim,
     Finished,
@@ -31,7 +31,7 @@ from hpo.islands.messages import (
     decode,
     encode,
 )
-from hpo.islands.resume import Autopsy, Earlier, fold
+from hpo.islands.resume import DeadLeaderRecord, ResumeState, fold
 from hpo.search.early_stopping import EarlyStopping
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.search.protocols import Candidate, TrialReport
@@ -426,7 +426,7 @@ def test_crashes_and_time_outs_are_not_counted() -> None:
         assert end(simulation) == (IN_VAIN, 1) and finished(simulation, status) == 300
 
 
-def earlier_of(simulation: Simulation) -> Earlier:
+def earlier_of(simulation: Simulation) -> ResumeState:
     losses = lambda objectives: tuple(objectives.values())  # noqa: E731
     return fold(records_of(simulation), space=SPACE, islands=2, losses=losses)
 
@@ -516,12 +516,12 @@ def test_hope_ends_with_the_worker_where_it_was(news: Message) -> None:
     transport = Listening()
     coordinator = Coordinator(
         transport=transport,  # type: ignore[arg-type]
-        workforce=Workforce(
+        workforce=WorkerRegistry(
             [WorkerPlacement(index=one, island=0, worker=one, ranks=(one,)) for one in (0, 1)]
         ),
         everyone=range(2),
-        autopsy=lambda place: Autopsy(),
-        census=Earlier,
+        dead_leader_record=lambda place: DeadLeaderRecord(),
+        journal_totals=ResumeState,
         evaluations=20,
         futility=Futility(1),
     )

@@ -189,7 +189,7 @@ class Campaign:
                     found[-1].source = entry.recorded_as or found[-1].source
         return found
 
-    def _enter_known(self, earlier: resume.Earlier, islands: int) -> list[journal.Record]:
+    def _enter_known(self, earlier: resume.ResumeState, islands: int) -> list[journal.Record]:
         """Have ``earlier`` know the new known points; what is to go on record."""
         records: list[journal.Record] = []
         for known in self._known:
@@ -403,7 +403,7 @@ class Campaign:
         signals: Signals,
         start: Start,
         lock: Lock | None,
-        earlier: resume.Earlier | None,
+        earlier: resume.ResumeState | None,
         known: Sequence[journal.Record] = (),
     ) -> End:
         place, _ = layout.place_of(transport.rank)
@@ -465,7 +465,7 @@ class Campaign:
             keep_only_best(settings.directory, settings.keep)
         return end
 
-    def _tidy(self, layout: Layout, start: Start, earlier: resume.Earlier) -> None:
+    def _tidy(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> None:
         """Let go of what the leaders of earlier launches kept: each begins anew to count its best."""
         settings = self.settings
         kinds = {settings.search_of(island).kind for island in range(layout.islands)}

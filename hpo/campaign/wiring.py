@@ -24,7 +24,7 @@ from hpo.islands import resume
 from hpo.islands.coordinator.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
-from hpo.islands.coordinator.worker_registry import Workforce
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
@@ -123,7 +123,7 @@ class Assembly:
     def coordinator(
         self,
         start: Start,
-        earlier: resume.Earlier,
+        earlier: resume.ResumeState,
         points: Sequence[Mapping[str, Scalar]],
         known: Sequence[journal.Record],
     ) -> Coordinator:
@@ -158,16 +158,16 @@ class Assembly:
         def read(one: Path) -> list[journal.Record]:
             return list(journal.read_file(one)) if one.exists() else []
 
-        def autopsy(place: WorkerPlacement) -> resume.Autopsy:
+        def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
             path = journal.journal_path(
                 settings.directory, leg=start.leg, island=place.island, worker=place.worker
             )
             with resume.located(settings.directory):
-                return resume.autopsy(
+                return resume.dead_leader_record(
                     read(path), space=space, islands=layout.islands, losses=self.task.losses
                 )
 
-        def census() -> resume.Earlier:
+        def journal_totals() -> resume.ResumeState:
             records = journal.read_directory(settings.directory)
             with resume.located(settings.directory):
                 found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
@@ -181,15 +181,15 @@ class Assembly:
         job = slurm.job()
         return Coordinator(
             transport=transport,
-            workforce=Workforce(
+            workforce=WorkerRegistry(
                 layout.workers,
                 hosts=start.hosts,
                 # Inline, ranks of a worker share a communicator, and one cannot be made among the dead.
                 reforms=settings.evaluation.isolation != "inline",
             ),
             everyone=range(transport.size),
-            autopsy=autopsy,
-            census=census,
+            dead_leader_record=dead_leader_record,
+            journal_totals=journal_totals,
             evaluations=settings.evaluations,
             deadline=config.deadline(settings, transport.now()),
             known=earlier.keys,

@@ -155,11 +155,11 @@ class EventLoop:
         elif self._follower is not None and isinstance(message, Worker):
             self._follower.receive(message.content)
         elif self._follower is not None and isinstance(message, Lost):
-            self._mourn(frozenset(message.ranks))
+            self._handle_rank_deaths(frozenset(message.ranks))
         if isinstance(message, End):
             self.end = message
 
-    def _mourn(self, dead: frozenset[int]) -> None:
+    def _handle_rank_deaths(self, dead: frozenset[int]) -> None:
         if self._follower is not None and not dead.isdisjoint(self._members):
             self._follower.disband()
             self._disbanding = True
@@ -169,7 +169,7 @@ class EventLoop:
         if not failed:
             return
         if self._coordinator is not None:
-            self._coordinator.bury(failed)
+            self._coordinator.handle_rank_deaths(failed)
         elif self._coordinator_rank in failed:
             self._end_as_orphan(failed)
 

@@ -1,6 +1,6 @@
 """What a new launch must know of the earlier ones: a fold over their journals, of bounded size.
 
-Kept are the keys of all configurations (so that none is evaluated twice), the unfinished individuals, the
+RetentionPolicy are the keys of all configurations (so that none is evaluated twice), the unfinished individuals, the
 first free sequence numbers, and of each island what its leaders would know; not the records themselves, so
 that a launch after 100 000 evaluations needs no more memory than one after a hundred."""
 
@@ -64,7 +64,7 @@ def _validated(space: Codec, fields: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 @dataclass
-class Earlier:
+class ResumeState:
     """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
     saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known points
@@ -96,10 +96,10 @@ def fold(
     space: Codec,
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
-) -> Earlier:
+) -> ResumeState:
     """State of the campaign after ``records``; individuals of islands that no longer exist go to island
     number modulo ``islands``. Raises ``Unfit``."""
-    earlier = Earlier()
+    earlier = ResumeState()
     final: dict[str, int] = {}
     open_: dict[str, Mapping[str, Any]] = {}
     moves: dict[str, dict[tuple[int, int, int], tuple[int, int, bool]]] = {}
@@ -192,7 +192,7 @@ def fold(
 
 
 def enter(
-    earlier: Earlier,
+    earlier: ResumeState,
     known: Iterable[Mapping[str, Any]],
     *,
     space: Codec,
@@ -226,7 +226,7 @@ def enter(
 
 
 @dataclass
-class Autopsy:
+class DeadLeaderRecord:
     """What the journal of a leader that died says of its last launch.
 
     ``finished``: (key, id, status, losses, seconds) in the order in which they were told to the coordinator;
@@ -237,15 +237,15 @@ class Autopsy:
     populations: dict[int, Population] = field(default_factory=dict)
 
 
-def autopsy(
+def dead_leader_record(
     records: Sequence[Mapping[str, Any]],
     *,
     space: Codec,
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
-) -> Autopsy:
+) -> DeadLeaderRecord:
     """``records``: of one journal, whose writer writes no more."""
-    found = Autopsy()
+    found = DeadLeaderRecord()
     open_: dict[str, Mapping[str, Any]] = {}
     for record in records:
         if record["type"] == "started":
@@ -334,7 +334,7 @@ def _homes(
 
 def start_messages(
     layout: Layout,
-    earlier: Earlier,
+    earlier: ResumeState,
     leg: int,
     hosts: list[str],
     *,

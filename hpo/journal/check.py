@@ -61,7 +61,7 @@ class Inspection:
             for file in strange:
                 file.misfit = ""
         created = identity.get("created")
-        self._census(created if isinstance(created, (int, float)) else None)
+        self._journal_totals(created if isinstance(created, (int, float)) else None)
         for file in self.files:
             self._judge(file)
         self._individuals()
@@ -148,7 +148,7 @@ class Inspection:
             )
         return strays
 
-    def _census(self, created: float | None) -> None:
+    def _journal_totals(self, created: float | None) -> None:
         """Who is known, from all journals; those that contradict others and are older than the campaign are none
         of it."""
         while True:

@@ -22,7 +22,7 @@ from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
 from hpo.islands.coordinator.assignment import Assignment, Tally
 from hpo.islands.coordinator.futility import Futility
-from hpo.islands.coordinator.worker_registry import Broken, Workforce
+from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
@@ -65,7 +65,7 @@ _MOST_BARREN = 20_000
 _PIECE = 20_000
 
 
-class Autopsy(Protocol):
+class DeadLeaderRecord(Protocol):
     """What a dead leader's journal says (see ``hpo.islands.resume``)."""
 
     finished: list[tuple[str, str, str, list[float] | None, float]]
@@ -73,7 +73,7 @@ class Autopsy(Protocol):
     populations: dict[int, Population]
 
 
-class Census(Protocol):
+class JournalTotals(Protocol):
     """What all journals say together (see ``hpo.islands.resume``)."""
 
     populations: dict[int, Population]
@@ -87,8 +87,8 @@ class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the campaign.
 
     ``deadline``: Unix seconds. ``known``: keys of all admitted configurations. ``assignments``: to be given
-    out before anything bred. ``autopsy``: what the dead leader of a worker left; ``census``: what all journals say.
-    ``configurations``: all of a finite space that the constraints allow, or None.
+    out before anything bred. ``dead_leader_record``: what the dead leader of a worker left; ``journal_totals``: what
+    all journals say. ``configurations``: all of a finite space that the constraints allow, or None.
     ``stop_begun``: called once with the reason, when nothing more is admitted.
     ``ended``: called once, before anyone is told, to put the end on record.
     ``checkpoints``: whether the task saves when it is asked to; ``must_end``: Unix seconds at which all must be on
@@ -98,10 +98,10 @@ class Coordinator:
         self,
         *,
         transport: Transport,
-        workforce: Workforce,
+        workforce: WorkerRegistry,
         everyone: Iterable[int],
-        autopsy: Callable[[WorkerPlacement], Autopsy],
-        census: Callable[[], Census],
+        dead_leader_record: Callable[[WorkerPlacement], DeadLeaderRecord],
+        journal_totals: Callable[[], JournalTotals],
         evaluations: int | None,
         deadline: float | None = None,
         known: set[str] | None = None,
@@ -143,8 +143,8 @@ class Coordinator:
         self._outstanding: dict[int, dict[int, Assignment | str]] = {
             leader: {} for leader in workforce.places
         }
-        self._autopsy = autopsy
-        self._census = census
+        self._dead_leader_record = dead_leader_record
+        self._journal_totals = journal_totals
         # How many results each leader has told: of a dead one those after them are in its journal only.
         self._told: dict[int, int] = dict.fromkeys(self._outstanding, 0)
         self._formed = 0
@@ -349,7 +349,7 @@ class Coordinator:
 
     # --- deaths ---------------------------------------------------------------------------------------------
 
-    def bury(self, ranks: Iterable[int]) -> None:
+    def handle_rank_deaths(self, ranks: Iterable[int]) -> None:
         """These ranks are dead: tell the others, end their workers, and give what those had to others."""
         workforce = self._workforce
         dead = frozenset(ranks) - workforce.dead
@@ -357,7 +357,7 @@ class Coordinator:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
         inhabited = {place.island for place in workforce.places.values()}
-        hit = workforce.bury(dead)
+        hit = workforce.handle_rank_deaths(dead)
         news = encode(Lost(sorted(dead), [place.leader for place in hit]))
         for rank in self._everyone:
             self._transport.send(rank, news)
@@ -371,7 +371,7 @@ class Coordinator:
     def _open_journal(self, broken: Broken) -> None:
         """Count what a dead leader finished and had not told, and hold what it had begun."""
         leader = broken.place.leader
-        found = self._autopsy(broken.place)
+        found = self._dead_leader_record(broken.place)
         mine = self._outstanding[leader]
         tokens: dict[str, list[int]] = {}
         for token, item in mine.items():
@@ -402,7 +402,7 @@ class Coordinator:
     def _evacuate(self, island: int) -> None:
         """Nobody is left on ``island``: the next one that has somebody takes in all who lived there."""
         heirs = self._workforce.next_with_leaders(island)
-        population = self._census().populations.get(island) if heirs else None
+        population = self._journal_totals().populations.get(island) if heirs else None
         if population is not None:
             self._settle(population, heirs, owned=True)
 
@@ -432,18 +432,18 @@ class Coordinator:
             self._formed += 1
             self._outstanding[place.leader] = {}
             self._told[place.leader] = 0
-            census = self._census()
-            population = census.populations.get(place.island)
+            journal_totals = self._journal_totals()
+            population = journal_totals.populations.get(place.island)
             form = Form(
                 self._formed,
                 place.island,
                 place.worker,
                 list(place.ranks),
                 [self._workforce.leaders(island) for island in range(self._workforce.islands)],
-                census.sequence(place.island, place.worker),
+                journal_totals.sequence(place.island, place.worker),
                 [] if population is None else _wire(population),
                 [],
-                report_fields(census.reports.get(place.island, ())),
+                report_fields(journal_totals.reports.get(place.island, ())),
             )
             for rank in place.ranks:
                 self._send(rank, form)

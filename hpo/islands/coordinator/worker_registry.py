@@ -29,7 +29,7 @@ class Broken:
     open: bool = True
 
 
-class Workforce:
+class WorkerRegistry:
     """``places``: the workers at the start; ``hosts``: by rank, for new workers on as few hosts as can be.
     ``reforms``: whether new workers are made of the ranks that broken ones leave."""
 
@@ -59,7 +59,7 @@ class Workforce:
                 return leaders
         return []
 
-    def bury(self, dead: Iterable[int]) -> list[WorkerPlacement]:
+    def handle_rank_deaths(self, dead: Iterable[int]) -> list[WorkerPlacement]:
         """These ranks are dead; the workers that break by it."""
         self.dead |= frozenset(dead)
         self.spares = [rank for rank in self.spares if rank not in self.dead]

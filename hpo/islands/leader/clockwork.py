@@ -9,7 +9,7 @@ MOST_AHEAD = 64
 
 
 @dataclass
-class Clockwork:
+class EvaluationTimes:
     """Running means that decide how many individuals to claim ahead. Seconds."""
 
     cycle_s: float | None = None

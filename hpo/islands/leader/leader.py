@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric, Scalar, make_id
 from hpo.islands.coordinator.coordinator import LOST, UNFIT
 from hpo.islands.coordinator.futility import fault
-from hpo.islands.leader.clockwork import Clockwork
+from hpo.islands.leader.clockwork import EvaluationTimes
 from hpo.islands.leader.migration import Migration, MigrationSettings
-from hpo.islands.leader.retention import Kept
+from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
@@ -160,7 +160,7 @@ class Leader:
             journal=journal,
             clock=transport.now,
         )
-        self._kept = Kept(
+        self._kept = RetentionPolicy(
             settings.keep,
             latest=settings.lineages,
             order=lambda own: self._proposals.best_first(own, self.population),
@@ -189,7 +189,7 @@ class Leader:
         self._running: Candidate | None = None
         self._unpublished = _Unpublished()
         self._last_commit = 0.0
-        self.clockwork = Clockwork()
+        self.clockwork = EvaluationTimes()
         self._breeding_s = 0.0
         self._remarked: set[str] = set()
         self._stop: Stop | None = None
@@ -245,7 +245,7 @@ class Leader:
         elif isinstance(message, Stop):
             self._halt(message)
         elif isinstance(message, Lost):
-            self._mourn(frozenset(message.ranks), frozenset(message.leaders))
+            self._handle_rank_deaths(frozenset(message.ranks), frozenset(message.leaders))
         elif isinstance(message, Joined):
             self._welcome(message)
         elif isinstance(message, End):
@@ -478,7 +478,7 @@ class Leader:
                 self._remarked.add(name)
                 self._send(self._coordinator, Remark(name, sentence))
         if self._crew.failed_starts and outcome.status in (CRASHED, FAILED):
-            self._bench(candidate, outcome)
+            self._retry_or_withdraw(candidate, outcome)
             return
         final = outcome.status == FAILED or (
             outcome.status == CRASHED and candidate.retries >= self._settings.retries
@@ -555,7 +555,7 @@ class Leader:
             else:
                 self._unpublished.forgotten += self._kept.add(candidate.id, losses)
 
-    def _bench(self, candidate: Candidate, outcome: Outcome) -> None:
+    def _retry_or_withdraw(self, candidate: Candidate, outcome: Outcome) -> None:
         """Evaluators could not be started: that is not the individual's fault, and must not use up the
         budget.
 
@@ -639,7 +639,7 @@ class Leader:
 
     # --- deaths ---------------------------------------------------------------------------------------------
 
-    def _mourn(self, dead: frozenset[int], leaders: frozenset[int]) -> None:
+    def _handle_rank_deaths(self, dead: frozenset[int], leaders: frozenset[int]) -> None:
         """Tell nothing more to ``leaders``, whose workers lost ``dead`` ranks; if this worker did, it is over."""
         self._peers = tuple(rank for rank in self._peers if rank not in leaders)
         for departure in self._migration.lose(leaders):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Kept:
+class RetentionPolicy:
     """Whose checkpoints one leader leaves: those of the ``best`` of its own, and of the ``latest`` so many.
 
     The best are those of the lowest losses, or those that come first as ``order`` puts them, which gets pairs of loss
