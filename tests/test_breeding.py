@@ -18,8 +18,8 @@ import hpo
 from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
-from hpo.search.kinds.evolution import TypedBreeder
-from hpo.search.kinds.vectorised import Brood
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.pareto import dominates
 from hpo.search.population import Member, Population
 from hpo.search.registry import make_breeder
@@ -188,7 +188,7 @@ def test_mutation_changes_only_what_exists_and_steps_to_neighbours():
     population = Population()
     for number in range(20):
         population.add(Member(f"0-0-{number}", (0, 0.25, 2), (float(number),), COMPLETED))
-    breeder = TypedBreeder(space)
+    breeder = EvolutionBreeder(space)
     steps = set()
     for number in range(300):
         child = breeder.breed(population, random.Random(number))
@@ -212,7 +212,7 @@ def test_the_neighbourhood_of_failures_is_avoided():
         if label == "with":
             for number in range(20):
                 population.add(Member(f"0-1-{number}", (0.55 + number / 50,), None, FAILED))
-        breeder = TypedBreeder(space)
+        breeder = EvolutionBreeder(space)
         children = [breeder.breed(population, random.Random(n)) for n in range(400)]
         genes = [child.genome[0] for child in children if child.operator != "random"]
         share[label] = sum(gene > 0.55 for gene in genes) / len(genes)
@@ -285,7 +285,7 @@ def test_a_space_of_fixed_floats_is_finite(tmp_path: Path) -> None:
 
 
 def test_the_same_configuration_is_the_same_row_to_a_model() -> None:
-    brood = Brood(FIXED)
+    brood = VectorisedGenomes(FIXED)
     genomes = np.array([[0.5, 0.5, 0.1, 0.9, 0.2, 0], [0.5, 0.5, 0.8, 0.3, 0.7, 0]])
     rows = brood.rows(genomes)
     assert (rows[0] == rows[1]).all()

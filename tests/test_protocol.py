@@ -13,7 +13,7 @@ from hpo.individual import REEVALUATION
 from hpo.islands.coordinator.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
-from hpo.search.kinds.evolution import RandomBreeder, TypedBreeder
+from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.simulation import Report, Simulation, ideal_queue
 
@@ -34,7 +34,7 @@ def make(case, *, space=SPACE, goal=objective, **changes):
         "islands": islands,
         "evaluations": rng.randint(1, 80),
         "duration": lambda index: draws[index % 1000],
-        "breeder": lambda rank: TypedBreeder(space),
+        "breeder": lambda rank: EvolutionBreeder(space),
         "migration": 0.5,
         "copy": rng.random() < 0.5,
         "topology": rng.choice(["ring", "full"]),
@@ -53,7 +53,7 @@ def make_repeating(case, share, **changes):
     return make(
         case,
         goal=lambda params: objective(params) + noise.gauss(0, 1),
-        breeder=lambda rank: ReevaluatingBreeder(SPACE, TypedBreeder(SPACE), share),
+        breeder=lambda rank: ReevaluatingBreeder(SPACE, EvolutionBreeder(SPACE), share),
         **changes,
     )
 
@@ -289,7 +289,7 @@ def test_evolution_is_better_than_random_search():
         return min(record["objectives"]["value"] for record in finished(simulation))
 
     wins = sum(
-        best(lambda rank: TypedBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s)
+        best(lambda rank: EvolutionBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s)
         for s in range(10)
     )
     assert wins >= 8

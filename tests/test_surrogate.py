@@ -14,9 +14,9 @@ from scipy.stats import norm
 
 import hpo
 from hpo.individual import COMPLETED, FAILED, PRUNED
-from hpo.search.kinds.surrogate import SurrogateBreeder, ThriftyBreeder, first_of_worker
-from hpo.search.kinds.vectorised import Brood
-from hpo.search.models.ensemble import Forest, Panel, import_in_background
+from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate, first_of_worker
+from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.ensemble import Forest, ModelEnsemble, import_in_background
 from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
 from hpo.search.population import Member, Population
@@ -79,7 +79,7 @@ def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space,
 @settings(max_examples=25, deadline=None)
 @given(spaces(), st.integers(0, 1000))
 def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
-    brood = Brood(space)
+    brood = VectorisedGenomes(space)
     genomes = brood.drawn(8, np.random.default_rng(seed))
     rows = brood.rows(genomes)
     params = [space.decode(brood.genome(genome)) for genome in genomes.tolist()]
@@ -99,7 +99,7 @@ def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
 @settings(max_examples=25, deadline=None)
 @given(spaces(), st.integers(0, 1000))
 def test_children_are_genomes_of_their_parents(space, seed):
-    brood, generator = Brood(space), np.random.default_rng(seed)
+    brood, generator = VectorisedGenomes(space), np.random.default_rng(seed)
     parents = brood.drawn(4, generator)
     children, origins = brood.children(parents, 60, generator, 0.7, (0.01, 1 / 3))
     assert origins.shape == (60, 2) and set(origins.flat) <= {0, 1, 2, 3}
@@ -116,7 +116,7 @@ def test_integers_and_their_conditions_are_those_of_the_space():
     space = hpo.SearchSpace(
         n=hpo.Int(1, 1000, log=True), m=hpo.Int(-3, 4), inner=hpo.Float(0, 1, when={"m": (0, 2)})
     )
-    brood = Brood(space)
+    brood = VectorisedGenomes(space)
     genomes = brood.drawn(400, np.random.default_rng(0))
     exists = brood.active(genomes)
     for genome, there in zip(genomes.tolist(), exists[:, 2]):
@@ -128,9 +128,9 @@ def test_integers_and_their_conditions_are_those_of_the_space():
 
 def test_some_choices_only():
     space = hpo.SearchSpace(c=hpo.Categorical(*"abcd"), o=hpo.Ordinal(1, 2, 3), x=hpo.Float(0, 1))
-    brood = Brood(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
+    brood = VectorisedGenomes(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
     generator = np.random.default_rng(0)
-    parents = Brood(space).drawn(50, generator)
+    parents = VectorisedGenomes(space).drawn(50, generator)
     for genomes in (brood.drawn(50, generator), brood.children(parents, 50, generator, 0.7, (0.01, 0.3))[0]):
         assert set(genomes[:, 0]) == {0, 2} and set(genomes[:, 1]) == {0, 2}
 
@@ -221,7 +221,7 @@ def test_lengths_tell_what_matters():
 
 def test_the_model_that_foretells_judges():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    panel = Panel(Brood(space))
+    panel = ModelEnsemble(VectorisedGenomes(space))
     assert panel.shares() == [0.5, 0.5]
     losses = [random.Random(~number).random() for number in range(40)]
     panel._foretold = [(one, [one, random.Random(i).random()]) for i, one in enumerate(losses)]
@@ -232,7 +232,7 @@ def test_the_model_that_foretells_judges():
 
 def test_pruned_ones_are_no_better_than_the_median_and_count_anew_when_they_go_on():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    population, known = Population(), Observations(Brood(space))
+    population, known = Population(), Observations(VectorisedGenomes(space))
     for number in range(5):
         population.add(Member(f"0-0-{number}", (number / 5,), (float(number),), COMPLETED))
     population.add(Member("0-1-0", (0.9,), None, PRUNED, progress=(2, 0.5)))
@@ -282,7 +282,7 @@ def test_failures_guide_away():
 
 def test_what_is_remembered_is_bounded_and_holds_the_best():
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
-    known, population, rng = Observations(Brood(space)), Population(), random.Random(0)
+    known, population, rng = Observations(VectorisedGenomes(space)), Population(), random.Random(0)
     for number in range(3000):
         genome = space.sample(rng)
         failed = number % 3 == 0
@@ -304,7 +304,7 @@ def bred_by_default(seconds, individuals, **settings):
         now[0] += 0.01
         return now[0]
 
-    breeder, population, bred = ThriftyBreeder(space, clock=clock, **settings), Population(), []
+    breeder, population, bred = TimeBudgetedSurrogate(space, clock=clock, **settings), Population(), []
     for number in range(individuals):
         child = breeder.breed(population, random.Random(number))
         bred.append(child.operator)
@@ -356,7 +356,7 @@ def test_an_import_that_takes_too_long_is_waited_for_once(monkeypatch):
     monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", lambda: thread)
     space = hpo.SearchSpace(x=hpo.Float(-1, 1))
     population = populated(space, range(9))
-    breeder = ThriftyBreeder(space, clock=lambda: 0.0, background=True, random_rate=0.0)
+    breeder = TimeBudgetedSurrogate(space, clock=lambda: 0.0, background=True, random_rate=0.0)
     assert breeder.breed(population, random.Random(0)).operator == "random"
     assert thread.waited == [], "nothing is to be judged yet"
     population.add(Member("0-1-0", (0.5,), (0.0,), COMPLETED))
@@ -424,7 +424,7 @@ def test_the_first_are_not_bred_ahead_of_what_they_could_know():
             evaluations=60,
             duration=lambda number: 0.001,
             latency_s=0.002,
-            breeder=lambda rank: ThriftyBreeder(
+            breeder=lambda rank: TimeBudgetedSurrogate(
                 space, clock=lambda: simulation.time, first=50, random_rate=0.0
             ),
         )

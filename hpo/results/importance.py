@@ -111,7 +111,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     import numpy
 
     from hpo.results.pareto import with_losses
-    from hpo.search.kinds.vectorised import Brood
+    from hpo.search.kinds.vectorised import VectorisedGenomes
     from hpo.search.models.observations import normal_scores
 
     names = list(record.objectives)
@@ -134,7 +134,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
         raise CampaignError(
             "importance of parameters: all evaluations have the same result, so none matters."
         )
-    brood = Brood(space)
+    brood = VectorisedGenomes(space)
     try:
         genomes = [space.encode(space.validate(one.params)) for _, one in chosen]
     except UsageError as error:

@@ -103,7 +103,7 @@ class Proposals:
                 child = breeder.breed(population, rng)
             else:
                 child = Offspring(self._space.sample(rng), "random")
-            if (genome := self._space.confined(child.genome)) is not child.genome:
+            if (genome := self._space.project_to_allowed(child.genome)) is not child.genome:
                 child = replace(child, genome=genome)
             params = self._space.decode(child.genome)
             if not self._allows(params):

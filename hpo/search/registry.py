@@ -10,11 +10,11 @@ from hpo.search.kinds.evolution import (
     INSTALL_PROPULATE,
     PROPULATE_KINDS,
     CmaesBreeder,
+    EvolutionBreeder,
     GeneticBreeder,
     NelderMeadBreeder,
     PsoBreeder,
     RandomBreeder,
-    TypedBreeder,
     has_propulate,
 )
 from hpo.search.protocols import Breeder
@@ -38,7 +38,7 @@ def make_breeder(
 
     ``clock``: seconds, by which the default kind sees how long evaluations take, and whether to think longer than
     evolution does is worth it; without one it does not. ``workers``: of the island, who share the first individuals.
-    ``first``, ``background``: as of ``hpo.search.kinds.surrogate.ThriftyBreeder``; None: its own."""
+    ``first``, ``background``: as of ``hpo.search.kinds.surrogate.TimeBudgetedSurrogate``; None: its own."""
     thrift = {} if first is None else {"first": first}
     breeder = _breeder_of(space, settings, clock, background=background, **thrift)
     if settings.reevaluate:
@@ -124,7 +124,7 @@ def _typed(
 ) -> Breeder:
     """Late, for its libraries: ``hpo.search.kinds.surrogate``. ``thrift``: what the default kind alone
     takes."""
-    from hpo.search.kinds.surrogate import SurrogateBreeder, ThriftyBreeder
+    from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate
 
     own: dict[str, Any] = {
         "pool": settings.pool,
@@ -134,5 +134,5 @@ def _typed(
     if settings.kind == "surrogate":
         return SurrogateBreeder(space, **own)
     if settings.kind == "default" and clock is not None:
-        return ThriftyBreeder(space, clock=clock, **thrift, **own)
-    return TypedBreeder(space, **own)
+        return TimeBudgetedSurrogate(space, clock=clock, **thrift, **own)
+    return EvolutionBreeder(space, **own)

@@ -43,7 +43,7 @@ class RestrictedSpace(SearchSpace):
             genome[place] = rng.choice(indices)
         return tuple(genome)
 
-    def confined(self, genome: Genome) -> Genome:
+    def project_to_allowed(self, genome: Genome) -> Genome:
         if all(int(genome[place]) in indices for place, indices in self._allowed.items()):
             return genome
         genes = list(genome)

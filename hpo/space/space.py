@@ -132,7 +132,7 @@ class SearchSpace:
         """A genome drawn uniformly from the cube."""
         return tuple([rng.random() if count is None else rng.randrange(count) for count in self._counts])
 
-    def confined(self, genome: Genome) -> Genome:
+    def project_to_allowed(self, genome: Genome) -> Genome:
         """``genome``, or what stands for it where not all choices are allowed (see ``hpo.space.restricted``)."""
         return genome
 

@@ -34,7 +34,7 @@ import numpy
 import hpo
 from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.early_stopping import PruningSettings
-from hpo.search.kinds.evolution import RandomBreeder, TypedBreeder
+from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.search.kinds.surrogate import SurrogateBreeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring
@@ -62,7 +62,7 @@ RULES = {
 
 
 BREEDERS: dict[str, Callable[[hpo.SearchSpace], Breeder]] = {
-    "evolution": TypedBreeder,
+    "evolution": EvolutionBreeder,
     "surrogate": SurrogateBreeder,
 }
 

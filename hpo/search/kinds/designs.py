@@ -122,10 +122,12 @@ class GridBreeder:
 
     def _remaining(self) -> list[Genome]:
         if self._left is None:
-            encode, confined = self._space.encode, self._space.confined
+            encode, project_to_allowed = self._space.encode, self._space.project_to_allowed
             found = (encode(params) for params in self._grid.enumerate())
             restricted = isinstance(self._space, RestrictedSpace)
-            self._left = [genome for genome in found if not restricted or confined(genome) == genome]
+            self._left = [
+                genome for genome in found if not restricted or project_to_allowed(genome) == genome
+            ]
             self._places = {genome: place for place, genome in enumerate(self._left)}
         return self._left
 

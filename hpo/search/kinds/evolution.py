@@ -202,7 +202,7 @@ class _CubeBreeder(RandomBreeder):
             inside = _reflect(float(value))
             genome.append(inside if count is None else min(count - 1, int(inside * count)))
         # Here, not only when it is proposed: what flies is known again by its genome.
-        return self._space.confined(tuple(genome))
+        return self._space.project_to_allowed(tuple(genome))
 
     def _member(self, member: Member, generation: int = -1, rank: int = -1) -> Any:
         one = _individual(self._point(member.genome), self._cube)
@@ -363,7 +363,7 @@ class NelderMeadBreeder(_CubeBreeder):
         return offspring
 
 
-class TypedBreeder(RandomBreeder):
+class EvolutionBreeder(RandomBreeder):
     """Steady-state evolution with operators that know what a parameter is.
 
     Parents by binary tournament among the best fifth; uniform crossover; about 1.2 parameters mutated:
@@ -423,7 +423,7 @@ class TypedBreeder(RandomBreeder):
             mutated = [rng.choice(open_)]
         for index in mutated:
             genes[index] = self._mutate(index, genes[index], rng)
-        return Offspring(self._space.confined(tuple(genes)), "evolution", parents)
+        return Offspring(self._space.project_to_allowed(tuple(genes)), "evolution", parents)
 
     @staticmethod
     def _tournament(pool: Sequence[Member], rng: random.Random) -> Member:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Scalar
-from hpo.search.kinds.evolution import TypedBreeder
+from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import parents_first
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Genome, Offspring
@@ -44,7 +44,7 @@ def missing(kind: str) -> list[str]:
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
-class OptunaBreeder(TypedBreeder):
+class OptunaBreeder(EvolutionBreeder):
     """One of Optuna's samplers: ``tpe`` (multivariate, Watanabe 2023, arXiv:2304.11127), ``gp`` (Matérn 5/2, log
     expected improvement) or ``optuna-cmaes`` (Hansen's CMA-ES on the numbers that always exist, TPE for the rest).
 
@@ -201,7 +201,7 @@ class OptunaBreeder(TypedBreeder):
         if self.operator == "optuna-cmaes":
             attributes = self._study._storage.get_trial(trial._trial_id).system_attrs
             self._generation = int(attributes.get(_GENERATION, self._generation))
-        genome = self._space.confined(proposed)
+        genome = self._space.project_to_allowed(proposed)
         if genome != proposed or genome in self._used:
             self._study.tell(trial, state=TrialState.FAIL)
         else:

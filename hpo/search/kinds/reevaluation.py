@@ -112,7 +112,7 @@ class ReevaluatingBreeder:
                 continue
             genome = tuple(member.genome)
             self._ids.add(member.id)
-            if self._space.confined(genome) == genome:
+            if self._space.project_to_allowed(genome) == genome:
                 self._known.setdefault(genome, {})[member.id] = member.losses[0]
         failed = {member.id for member in population.failures if member.status in FAULTS}
         for genome in list(self._begun):

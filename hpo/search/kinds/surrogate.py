@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpo.search.kinds.evolution import TypedBreeder
-from hpo.search.kinds.vectorised import Brood
-from hpo.search.models.ensemble import AcquisitionFunction, Panel, import_in_background
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.ensemble import AcquisitionFunction, ModelEnsemble, import_in_background
 from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Offspring
@@ -37,10 +37,10 @@ _IMPORT_LIMIT_S = 30.0
 """How long breeding waits for the import, once: with cold files of a cluster it takes several seconds."""
 
 
-class SurrogateBreeder(TypedBreeder):
+class SurrogateBreeder(EvolutionBreeder):
     """Draws many children, 40 in a hundred at random and the others as the typed evolution does, breeds from the most
     promising of them in four rounds, and proposes the one of the lowest confidence bound of all: mean less k standard
-    deviations of a model's prediction (``hpo.search.models.ensemble.Panel``), with k drawn anew each time.
+    deviations of a model's prediction (``hpo.search.models.ensemble.ModelEnsemble``), with k drawn anew each time.
 
     Among the most promising are always some of each value of one unordered parameter, for else children of the
     leading value crowd out those of others whose own parameters are not tuned yet; and while the best stalls, half of
@@ -53,9 +53,9 @@ class SurrogateBreeder(TypedBreeder):
         self, space: SearchSpace, *, pool: int | None = None, crossover: float = 0.7, random_rate: float = 0.1
     ) -> None:
         super().__init__(space, pool=pool, crossover=crossover, random_rate=random_rate)
-        self._brood = Brood(space)
+        self._brood = VectorisedGenomes(space)
         self._known = Observations(self._brood)
-        self._panel = Panel(self._brood)
+        self._panel = ModelEnsemble(self._brood)
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         best = population.best
@@ -134,7 +134,7 @@ def _promising(genomes: Any, bounds: Any, niche: int | None) -> Any:
     return order[(place < _NICHE) | (numpy.arange(len(order)) < _PARENTS // 2)]
 
 
-class ThriftyBreeder(SurrogateBreeder):
+class TimeBudgetedSurrogate(SurrogateBreeder):
     """Screens the first individuals of the campaign, and later ones as long as that takes no more than a twentieth of
     the time since the first individual, all of which would else go to evaluations; beyond that, it is the typed
     evolution.
@@ -182,9 +182,9 @@ class ThriftyBreeder(SurrogateBreeder):
             if self._imported(population):
                 self._screened += 1
                 return super().breed(population, rng)
-            return TypedBreeder.breed(self, population, rng)
+            return EvolutionBreeder.breed(self, population, rng)
         if self._spent > _SHARE_OF_TIME * (now - self._began):
-            return TypedBreeder.breed(self, population, rng)
+            return EvolutionBreeder.breed(self, population, rng)
         offspring = super().breed(population, rng)
         self._spent += self._clock() - now
         return offspring

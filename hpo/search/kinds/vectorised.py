@@ -1,4 +1,4 @@
-"""Children of typed evolution by the hundred, as arrays: what ``TypedBreeder`` does one at a time, for models that
+"""Children of typed evolution by the hundred, as arrays: what ``EvolutionBreeder`` does one at a time, for models that
 judge many before one is proposed."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MUTATED = 1.2
 """Parameters that mutate in a child, in the mean."""
 
 
-class Brood:
+class VectorisedGenomes:
     """Draws genomes and tells them apart. Arrays of genomes have a row each and a column a parameter; ``generator`` is
     a ``numpy.random.Generator``."""
 
@@ -179,15 +179,15 @@ def parents_first(space: SearchSpace) -> list[str]:
 
 
 def _confined_choices(space: SearchSpace) -> dict[int, Any]:
-    """By column what stands for each choice, where not all are allowed (see ``SearchSpace.confined``)."""
+    """By column what stands for each choice, where not all are allowed (see ``SearchSpace.project_to_allowed``)."""
     import numpy
 
-    allowed = list(space.confined(tuple(p.neutral for p in space.parameters.values())))
+    allowed = list(space.project_to_allowed(tuple(p.neutral for p in space.parameters.values())))
     found = {}
     for column, parameter in enumerate(space.parameters.values()):
         if isinstance(parameter, Categorical):
             genomes = [(*allowed[:column], index, *allowed[column + 1 :]) for index in range(parameter.count)]
-            instead = [space.confined(genome)[column] for genome in genomes]
+            instead = [space.project_to_allowed(genome)[column] for genome in genomes]
             if instead != list(range(parameter.count)):
                 found[column] = numpy.array(instead)
     return found

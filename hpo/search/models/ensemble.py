@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from hpo.search.kinds.vectorised import Brood
+from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
 
@@ -131,7 +131,7 @@ class _Failures(_Grown):
 
 
 class _Process(_Grown):
-    def __init__(self, brood: Brood) -> None:
+    def __init__(self, brood: VectorisedGenomes) -> None:
         super().__init__()
         self._columns = brood.columns
         self._parameters: Any = None
@@ -170,12 +170,12 @@ class AcquisitionFunction:
         return bounds if self._failing is None else bounds + _AVERSION * self._failing(rows)[0]
 
 
-class Panel:
+class ModelEnsemble:
     """A forest, which knows ranks only and takes jumps and choices as they come, and a Gaussian process, which sees the
     shape of smooth functions. Each proposal is judged by one of them, drawn by how well it foretold the latest 60 that
     arrived: by the rank correlation of what it said of them before with what they turned out to be."""
 
-    def __init__(self, brood: Brood) -> None:
+    def __init__(self, brood: VectorisedGenomes) -> None:
         self._models: dict[str, _Grown] = {"forest": _Losses(), "gaussian": _Process(brood)}
         self._failures = _Failures()
         self._foretold: list[tuple[float, list[float]]] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hpo.individual import COMPLETED, PRUNED
-from hpo.search.kinds.vectorised import Brood
+from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.population import Member, Population
 
 _MOST_BEST, _MOST_LATEST, _MOST_FAILED = 300, 120, 80
@@ -54,7 +54,7 @@ class Observations:
     """Rows and losses of what populations have shown. It remembers more than one of them does: the best 300, the
     latest 120, the last 80 pruned and the last 80 failed."""
 
-    def __init__(self, brood: Brood) -> None:
+    def __init__(self, brood: VectorisedGenomes) -> None:
         self._brood = brood
         # By id, in order of arrival.
         self.completed: dict[str, tuple[Any, float]] = {}
