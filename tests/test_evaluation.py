@@ -20,8 +20,8 @@ import pytest
 
 import hpo
 from hpo.evaluation.crew import Crew
-from hpo.evaluation.evaluator_host import Follower
-from hpo.evaluation.evaluator_process import ChildProcess, RankContext, wait_readable
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task.outcome import Outcome, gist
 from hpo.task.task import TaskSource
@@ -69,14 +69,14 @@ class Bench:
         )
         self.followers = [self._follower(rank) for rank in range(1, size)]
 
-    def _follower(self, rank: int) -> Follower:
-        return Follower(
+    def _follower(self, rank: int) -> EvaluatorHost:
+        return EvaluatorHost(
             worker_rank=rank,
             child_factory=lambda: self.child(rank),
             send=lambda message: self._queue.append(("crew", message["worker_rank"], carried(message))),
         )
 
-    def child(self, rank: int) -> ChildProcess:
+    def child(self, rank: int) -> EvaluatorProcess:
         context = RankContext(
             worker_rank=rank,
             size=self.size,
@@ -86,7 +86,7 @@ class Bench:
             source=self.source,
             interface=self.interface,
         )
-        return ChildProcess(context, self.environment)
+        return EvaluatorProcess(context, self.environment)
 
     def _on_report(self, report: TrialReport) -> Verdict:
         self.reports.append((report.id, report.step, report.value))
@@ -480,7 +480,7 @@ def test_waiting_for_the_device_is_no_failed_start(single: Bench) -> None:
 
 def test_a_process_that_never_goes_is_not_waited_for(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpo.evaluation.evaluator_host._RETIREMENT_S", 0.1)
-    monkeypatch.setattr(ChildProcess, "kill", lambda child: None)
+    monkeypatch.setattr(EvaluatorProcess, "kill", lambda child: None)
     single.settings.isolation = "fresh"
     single.environment["CUDA_VISIBLE_DEVICES"] = "0"
     former = single.run("linger").metrics["pid"]

@@ -29,7 +29,7 @@ from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement
 from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
-from hpo.evaluation.directories import Rooms
+from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.coordinator.coordinator import FUTILE, LOST, STOPPED, UNFIT
@@ -311,7 +311,7 @@ class Campaign:
                         islands=layout.islands,
                         losses=self.task.losses,
                     )
-                earlier.avoid(Rooms(settings.directory).taken())
+                earlier.avoid(EvaluationDirectories(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
             except HpoError as error:
@@ -326,7 +326,7 @@ class Campaign:
                 leg,
                 hosts,
                 lineages={one for one in range(layout.islands) if settings.search_of(one).kind == "pbt"},
-                holds=Rooms(settings.directory).holds,
+                holds=EvaluationDirectories(settings.directory).holds,
             )
             for rank in others:
                 transport.send(rank, encode(starts[rank]))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection
 from pathlib import Path
 
-from hpo.evaluation.directories import Rooms
+from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import FINAL
 from hpo.results import pareto as fronts
 from hpo.results.record import load
@@ -18,7 +18,7 @@ def keep_only_best(directory: Path, keep: int, *, needed: Collection[str] = ()) 
 
     Each leader has kept the best of its own; which of them are the best of all is known only now.
     """
-    rooms = Rooms(directory)
+    rooms = EvaluationDirectories(directory)
     present = rooms.present()
     if len(present) <= keep:
         return

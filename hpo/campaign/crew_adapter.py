@@ -12,10 +12,10 @@ from hpo.config import reader as config
 from hpo.evaluation.crew import Crew
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import own_device
-from hpo.evaluation.directories import Rooms
-from hpo.evaluation.evaluator_host import Follower
-from hpo.evaluation.evaluator_process import ChildProcess, RankContext
-from hpo.evaluation.inline import InlineCrew, InlineFollower
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext
+from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.messages import Worker, encode
 from hpo.islands.transport import MpiTransport, Transport
 from hpo.search.protocols import Candidate, ReportHandler
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _ORPHANS_TOLD = 3
 
 
-class Staff:
+class CrewAdapter:
     """The crew of one worker, as its leader sees it: takes candidates, gives outcomes."""
 
-    def __init__(self, crew: Crew | InlineCrew, rooms: Rooms, seed: int) -> None:
+    def __init__(self, crew: Crew | InlineCrew, rooms: EvaluationDirectories, seed: int) -> None:
         self._crew = crew
         self._rooms = rooms
         self._seed = seed
@@ -168,10 +168,10 @@ def make_follower(
     worker_rank: int,
     hosts: Sequence[str],
     source: TaskSource,
-) -> Follower:
+) -> EvaluatorHost:
     """What rank ``worker_rank`` of the worker at ``place`` does: keep its evaluator, and speak with its
     leader."""
-    return Follower(
+    return EvaluatorHost(
         worker_rank=worker_rank,
         child_factory=child_factory(settings, place.ranks, worker_rank, hosts, source),
         send=lambda message: transport.send(place.leader, encode(Worker(message))),
@@ -207,11 +207,11 @@ def make_inline_crew(
 
 def make_inline_follower(
     *, transport: Transport, place: WorkerPlacement, worker_rank: int, hosts: Sequence[str], task: Task
-) -> InlineFollower:
+) -> InlineHost:
     """Like ``make_follower``, for evaluations inside the ranks; collective over the worker."""
     if not isinstance(transport, MpiTransport):
         raise TypeError("a worker of several ranks needs MPI")
-    return InlineFollower(
+    return InlineHost(
         worker_rank=worker_rank,
         size=len(place.ranks),
         evaluate=task.evaluate,
@@ -234,7 +234,7 @@ def inline_device(hosts: Sequence[str], rank: int) -> OwnDevice:
 
 def child_factory(
     settings: Settings, ranks: Sequence[int], worker_rank: int, hosts: Sequence[str], source: TaskSource
-) -> Callable[[], ChildProcess]:
+) -> Callable[[], EvaluatorProcess]:
     """Starts the evaluator of worker rank ``worker_rank``. ``ranks``: the worker's, ``hosts``: by world
     rank."""
     mine = hosts[ranks[worker_rank]]
@@ -247,4 +247,4 @@ def child_factory(
         source=source,
         interface=settings.evaluation.interface,
     )
-    return lambda: ChildProcess(context, config.environment())
+    return lambda: EvaluatorProcess(context, config.environment())

@@ -20,7 +20,7 @@ from hpo.campaign.crew_adapter import child_factory, inline_device
 from hpo.cluster import hosts
 from hpo.errors import CampaignError
 from hpo.evaluation.crew import Crew
-from hpo.evaluation.evaluator_host import Follower
+from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
 from hpo.results import tables
@@ -122,7 +122,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
         clock=time.time,
     )
     followers = {
-        rank: Follower(
+        rank: EvaluatorHost(
             worker_rank=rank,
             child_factory=child_factory(settings, ranks, rank, hosts, source),
             send=lambda message, rank=rank: to_crew.append((rank, message)),  # type: ignore[misc]

@@ -8,7 +8,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpo.campaign.crew_adapter import Staff, make_crew, make_follower, make_inline_crew, make_inline_follower
+from hpo.campaign.crew_adapter import (
+    CrewAdapter,
+    make_crew,
+    make_follower,
+    make_inline_crew,
+    make_inline_follower,
+)
 from hpo.campaign.progress import Display
 from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
@@ -16,9 +22,9 @@ from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.evaluation.crew import Crew
 from hpo.evaluation.devices import count_cores
-from hpo.evaluation.directories import Rooms
-from hpo.evaluation.evaluator_host import Follower
-from hpo.evaluation.inline import InlineCrew, InlineFollower
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.coordinator.assignment import Assignment
@@ -68,7 +74,7 @@ class Assembly:
         inline = settings.evaluation.isolation == "inline"
         worker_rank = place.ranks.index(transport.rank)
         if worker_rank:
-            follower: Follower | InlineFollower
+            follower: EvaluatorHost | InlineHost
             if inline:
                 follower = make_inline_follower(
                     transport=transport,
@@ -114,7 +120,7 @@ class Assembly:
                 epoch=number * _EPOCHS,
             )
         closing.callback(crew.close, 10.0)
-        staff = Staff(crew, Rooms(settings.directory), settings.seed)
+        staff = CrewAdapter(crew, EvaluationDirectories(settings.directory), settings.seed)
         leader = self.leader(place, groups, staff, writer, start.hosts)
         leader.told_to_stop = lambda: signals.count > 0
         leader.begin(start)
@@ -171,7 +177,7 @@ class Assembly:
             records = journal.read_directory(settings.directory)
             with resume.located(settings.directory):
                 found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
-            found.avoid(Rooms(settings.directory).taken())
+            found.avoid(EvaluationDirectories(settings.directory).taken())
             return found
 
         checkpoints = settings.evaluation.checkpoints
@@ -211,7 +217,7 @@ class Assembly:
             ended=ended,
             futility=Futility(
                 settings.evaluation.first_failures,
-                printed=Rooms(settings.directory).printed,
+                printed=EvaluationDirectories(settings.directory).printed,
                 patience_s=settings.evaluation.start_timeout_s,
                 workers=len(layout.workers),
             ),
@@ -221,7 +227,7 @@ class Assembly:
         self,
         place: WorkerPlacement,
         groups: list[list[int]],
-        crew: Staff,
+        crew: CrewAdapter,
         writer: journal.JournalWriter,
         hosts: Sequence[str],
     ) -> Leader:
@@ -277,7 +283,7 @@ class Assembly:
                 else 0,
                 reference=reference_losses(search.reference, objectives),
             ),
-            forget=Rooms(settings.directory).forget,
+            forget=EvaluationDirectories(settings.directory).forget,
         )
 
     @property

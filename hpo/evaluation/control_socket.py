@@ -21,7 +21,7 @@ _VERDICT_S = 60.0
 """How long a report waits for an answer. Then it goes on: a slow disk of the campaign must not fail a training."""
 
 
-class Channel:
+class ControlSocket:
     """The socket to the control rank, numbered ``descriptor``; JSON objects come and go, one a line.
 
     A thread reads it, so that its closing is noticed during any work; the kernel kills this process too when

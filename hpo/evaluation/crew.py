@@ -1,11 +1,11 @@
 """Evaluations as a worker's leader sees them: evaluators are started, fed, timed out, killed and replaced.
 
-The leader of a worker runs a Crew, its other ranks a Follower each; every rank has one evaluator process.
-Crew and Follower speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls
+The leader of a worker runs a Crew, its other ranks a EvaluatorHost each; every rank has one evaluator process.
+Crew and EvaluatorHost speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls
 ``poll`` when one of ``filenos`` is readable, or at ``deadline``.
 
-    Crew ── spawn, join, job, probe, leave, exit, kill ──► Follower of each rank (its own too) ──► evaluator
-    Crew ◄── ready, joined, report, finished, warning, broken, alive, died ── Follower ◄── evaluator
+    Crew ── spawn, join, job, probe, leave, exit, kill ──► EvaluatorHost of each rank (its own too) ──► evaluator
+    Crew ◄── ready, joined, report, finished, warning, broken, alive, died ── EvaluatorHost ◄── evaluator
 
 A spawn opens a new *epoch*. All messages carry theirs, so that what an earlier evaluator said late is
 recognised.
@@ -18,8 +18,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
 from hpo.evaluation.devices import choose_backend
-from hpo.evaluation.evaluator_host import Follower
-from hpo.evaluation.evaluator_process import ChildProcess, Message
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.evaluator_process import EvaluatorProcess, Message
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.search.protocols import GO, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Crew:
     """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
 
-    ``send(worker_rank, message)`` reaches the Follower of another rank, and ``receive`` takes what it says.
+    ``send(worker_rank, message)`` reaches the EvaluatorHost of another rank, and ``receive`` takes what it says.
     ``on_report`` answers each report at once; ``on_warning`` gets what the user is to read.
     """
 
@@ -40,7 +40,7 @@ class Crew:
         self,
         *,
         size: int,
-        child_factory: Callable[[], ChildProcess],
+        child_factory: Callable[[], EvaluatorProcess],
         send: Callable[[int, Message], None],
         objectives: tuple[str, ...],
         settings: EvaluationSettings,
@@ -62,7 +62,7 @@ class Crew:
         self._clock = clock
         self._failure_grace_s = failure_grace_s
         self._straggler_s = straggler_s
-        self._own = Follower(
+        self._own = EvaluatorHost(
             worker_rank=0,
             child_factory=child_factory,
             send=lambda message: self.receive(0, message),
@@ -119,7 +119,7 @@ class Crew:
         self._dispatch()
 
     def receive(self, worker_rank: int, message: Message) -> None:
-        """Take what the Follower of a rank sent."""
+        """Take what the EvaluatorHost of a rank sent."""
         if message["epoch"] != self._epoch:
             return
         kind = message["type"]

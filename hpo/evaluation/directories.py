@@ -13,7 +13,7 @@ from hpo.task.trial_directory import OUTPUT, clear_directory, refuse_link
 _ID = re.compile(r"(0|[1-9]\d{0,8})-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,14})")
 
 
-class Rooms:
+class EvaluationDirectories:
     """The directories of all individuals of the campaign in ``directory``."""
 
     def __init__(self, directory: Path) -> None:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import HpoError
 from hpo.evaluation import cuda
-from hpo.evaluation.control_socket import Channel, Message
+from hpo.evaluation.control_socket import ControlSocket, Message
 from hpo.evaluation.cuda import NoDevice, OwnDevice
 from hpo.evaluation.devices import is_mig, visible_devices, widen_affinity
 from hpo.evaluation.global_seeds import Seeder
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
-from hpo.evaluation.output_capture import Output
+from hpo.evaluation.output_capture import OutputCapture
 from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import Outcome, describe_exception
@@ -178,12 +178,12 @@ class Group:
         return bool(agreed)
 
 
-class ChildLink:
+class EvaluatorLink:
     """A trial's way to the campaign through the control rank, and to the other ranks through the group."""
 
     comm: object | None = None
 
-    def __init__(self, channel: Channel, group: Group | None, rank: int, device: OwnDevice) -> None:
+    def __init__(self, channel: ControlSocket, group: Group | None, rank: int, device: OwnDevice) -> None:
         self._channel = channel
         self._group = group
         self._rank = rank
@@ -226,13 +226,13 @@ class ChildLink:
 class Evaluator:
     """Serves one rank: takes orders from the channel until it is told to exit."""
 
-    def __init__(self, channel: Channel, hello: Message) -> None:
+    def __init__(self, channel: ControlSocket, hello: Message) -> None:
         self._channel = channel
         self._rank: int = hello["worker_rank"]
         self._size: int = hello["size"]
         self._local_rank: int = hello["local_rank"]
         self._label: str = hello["label"]
-        self._output = Output()
+        self._output = OutputCapture()
         self._seeder = Seeder()
         self._device = OwnDevice(
             "cpu" if hello["device"] is None else f"cuda:{hello['device']}",
@@ -240,7 +240,7 @@ class Evaluator:
             visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         )
         self._group = Group(hello, self._device) if self._size > 1 else None
-        self._link = ChildLink(channel, self._group, self._rank, self._device)
+        self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
         self._task = TaskSource.from_json(hello["source"]).load()
         self._objectives = tuple(self._task.objectives)
         self._modules = 0
@@ -351,7 +351,7 @@ def main(arguments: list[str]) -> int:
     if len(os.sched_getaffinity(0)) == 1:
         widen_affinity()  # one core is mpirun's default, not a wish
     faulthandler.enable(file=2, all_threads=False)
-    channel = Channel(int(arguments[0]))
+    channel = ControlSocket(int(arguments[0]))
     hello = channel.receive(_HELLO_S)
     try:
         evaluator = Evaluator(channel, hello)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpo.evaluation.evaluator_process import ChildProcess, Guard, Message, tail, wait_readable
+from hpo.evaluation.evaluator_process import EvaluatorProcess, Guard, Message, tail, wait_readable
 from hpo.task.trial_directory import OUTPUT
 
 _RETIREMENT_S = 10.0
@@ -19,14 +19,14 @@ _POLL_S = 0.02
 """How often to look where the kernel cannot wake us."""
 
 
-class Follower:
+class EvaluatorHost:
     """Keeps the evaluator of one rank for the Crew of its worker, to which it speaks by ``send``."""
 
     def __init__(
         self,
         *,
         worker_rank: int,
-        child_factory: Callable[[], ChildProcess],
+        child_factory: Callable[[], EvaluatorProcess],
         send: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -35,8 +35,8 @@ class Follower:
         self._send = send
         self._clock = clock
         self._epoch = -1
-        self._child: ChildProcess | None = None
-        self._leaving: list[tuple[float, ChildProcess]] = []
+        self._child: EvaluatorProcess | None = None
+        self._leaving: list[tuple[float, EvaluatorProcess]] = []
         # That a new evaluator is ready, and until when to keep it to ourselves.
         self._held: tuple[float, Message] | None = None
         self._hold_until = 0.0
@@ -91,7 +91,7 @@ class Follower:
             (_, message), self._held = self._held, None
             self._tell(message)
         if cause is not None:
-            error = self._obituary(child, cause)
+            error = self._exit_description(child, cause)
             self._drop(kill=True)
             self._tell({"type": "died", "error": error})
         return bool(messages) or cause is not None
@@ -160,7 +160,7 @@ class Follower:
     def _bury(self) -> None:
         if not self._leaving:
             return
-        staying: list[tuple[float, ChildProcess]] = []
+        staying: list[tuple[float, EvaluatorProcess]] = []
         for when, child in self._leaving:
             child.receive()  # what it still says concerns nobody
             if child.ended() is None:
@@ -179,11 +179,11 @@ class Follower:
     def _watch(self) -> None:
         self._guard.watch(self._children())
 
-    def _children(self) -> list[ChildProcess]:
+    def _children(self) -> list[EvaluatorProcess]:
         leaving = [child for _, child in self._leaving]
         return leaving if self._child is None else [*leaving, self._child]
 
-    def _obituary(self, child: ChildProcess, cause: str) -> str:
+    def _exit_description(self, child: EvaluatorProcess, cause: str) -> str:
         printed = child.spooled() if self._output is None else tail(self._output, self._printed)
         self._output = None
         # Lines of their own: the first one alone stands for the error where there is room for one.

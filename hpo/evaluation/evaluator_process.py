@@ -77,7 +77,7 @@ class RankContext:
         )
 
 
-class ChildProcess:
+class EvaluatorProcess:
     """A running evaluator. The kernel ends it when the thread that made it ends, so make it in the main one.
 
     Raises OSError when no process can be started.
@@ -243,7 +243,7 @@ class Guard:
     def __init__(self) -> None:
         self._shell: subprocess.Popen[bytes] | None = None
 
-    def watch(self, children: Iterable[ChildProcess]) -> None:
+    def watch(self, children: Iterable[EvaluatorProcess]) -> None:
         """From now on these, and no others, are to be killed."""
         line = " ".join(str(child.pid) for child in children).encode() + b"\n"
         try:

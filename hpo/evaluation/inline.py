@@ -100,7 +100,7 @@ class InlineCrew:
     """Has the face of ``hpo.evaluation.crew.Crew``, and evaluates in ``start``.
 
     ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
-    message)`` to the InlineFollower of another rank. ``stopping``: whether the campaign wants to stop; it is
+    message)`` to the InlineHost of another rank. ``stopping``: whether the campaign wants to stop; it is
     asked during an evaluation, when nobody can call ``request_checkpoint``.
     """
 
@@ -174,7 +174,7 @@ class InlineCrew:
         self._finish(0, *self._link.attempt(self._evaluate, trial, self._objectives))
 
     def receive(self, worker_rank: int, message: Message) -> None:
-        """Take what the InlineFollower of a rank sent."""
+        """Take what the InlineHost of a rank sent."""
         if self.busy and message["type"] == "finished" and message["turn"] == self._turn:
             self._finish(worker_rank, Outcome.from_json(message["outcome"]), message["unusable"])
 
@@ -228,8 +228,8 @@ class InlineCrew:
             self._outcomes.append(next(failed, self._finished[0]))
 
 
-class InlineFollower:
-    """Has the face of ``hpo.evaluation.crew.Follower``, and evaluates in ``receive``."""
+class InlineHost:
+    """Has the face of ``hpo.evaluation.crew.EvaluatorHost``, and evaluates in ``receive``."""
 
     def __init__(
         self,

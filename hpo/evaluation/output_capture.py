@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-class Output:
+class OutputCapture:
     """Where descriptors 1 and 2 lead: to the evaluation's file, or back to where they led at the start."""
 
     def __init__(self) -> None:
