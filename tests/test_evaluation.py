@@ -23,7 +23,7 @@ from hpo.evaluation.crew import Crew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
-from hpo.task.outcome import Outcome, gist
+from hpo.task.outcome import Outcome, summary_line
 from hpo.task.task import TaskSource
 from hpo.task.trial import Job
 
@@ -393,7 +393,9 @@ def test_death_of_an_evaluator_is_a_crash(bench: Bench, what: str, rank: int, er
     if what.startswith("segfault"):
         assert f"in _{what}" in outcome.error, "the stack is missing"
         assert "Extension modules" not in outcome.error
-    assert gist(outcome.error).endswith(("work.", "output.", "host.")), "the first line alone is whole"
+    assert summary_line(outcome.error).endswith(("work.", "output.", "host.")), (
+        "the first line alone is whole"
+    )
     assert bench.run("complete").status == "completed"
 
 

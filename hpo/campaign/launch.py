@@ -24,7 +24,7 @@ from hpo.cluster.mpi_startup import connect
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
-from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError, UsageError
+from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, UsageError
 from hpo.islands.coordinator.coordinator import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import MpiTransport, Transport
@@ -114,7 +114,7 @@ def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> i
     if transport.rank:
         return 0
     if started_by_us:
-        error.exit_code += EXIT_TOLD
+        error.exit_code += EXIT_REPORTED
     raise error
 
 
@@ -362,8 +362,8 @@ class Supervisor:
         if self._asked:
             self._forward()
         code = self._wait()
-        if code in (EXIT_TOLD + 1, EXIT_TOLD + 2):
-            return code - EXIT_TOLD, False
+        if code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2):
+            return code - EXIT_REPORTED, False
         end = last_end(self._directory, since=leg)
         if self._live and end is None:
             # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
@@ -373,7 +373,7 @@ class Supervisor:
             return EXIT_RESUMABLE, False
         if end is not None:
             return end[1], end[0] == LOST
-        if code == EXIT_TOLD + EXIT_RESUMABLE:
+        if code == EXIT_REPORTED + EXIT_RESUMABLE:
             return EXIT_RESUMABLE, True
         if not self._begun.exists():
             if code is not None and code < 0:

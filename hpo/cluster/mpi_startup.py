@@ -8,7 +8,7 @@ import sys
 import traceback
 
 from hpo.config import reader as config
-from hpo.errors import EXIT_RESUMABLE, EXIT_TOLD, CampaignError, HpoError
+from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError
 from hpo.islands.transport import LocalTransport, MpiTransport, Transport
 from hpo.terminal import write
 
@@ -44,7 +44,7 @@ def give_up(transport: MpiTransport, error: BaseException) -> None:
     """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
     code = HpoError.exit_code
     if config.launcher().started_by_hpo:
-        code += EXIT_TOLD
+        code += EXIT_REPORTED
     if isinstance(error, HpoError):
         text = str(error)
     elif isinstance(error, KeyboardInterrupt):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, is_known
-from hpo.task.outcome import gist
+from hpo.task.outcome import summary_line
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def errors(record: CampaignRecord) -> list[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for one in record.individuals:
         if one.status in FINAL - {COMPLETED, PRUNED}:
-            found.setdefault((one.status, gist(one.error or "")), []).append(one.id)
+            found.setdefault((one.status, summary_line(one.error or "")), []).append(one.id)
     ordered = sorted(found.items(), key=lambda entry: -len(entry[1]))
     lines = [
         f"{len(ids)} {status}, {ids[-1]} the latest: {one_line(told)}"

@@ -136,7 +136,7 @@ def describe_exception(error: BaseException) -> str:
     return _encodable(text)
 
 
-def gist(error: str) -> str:
+def summary_line(error: str) -> str:
     """The line that says what went wrong: of a traceback the exception's first, else the first."""
     lines = error.rpartition("Traceback (most recent call last):")[2].splitlines()
     told = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")

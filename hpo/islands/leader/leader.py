@@ -59,7 +59,7 @@ from hpo.search.protocols import (
     TrialReport,
     Verdict,
 )
-from hpo.task.outcome import gist
+from hpo.task.outcome import summary_line
 
 if TYPE_CHECKING:
     from hpo.config.layout import WorkerPlacement
@@ -532,7 +532,7 @@ class Leader:
                 losses,
                 now - candidate.started,
                 self._stopping.reported(candidate.id),
-                fault(outcome.status, resumed=candidate.resumed, error=gist(outcome.error or "")),
+                fault(outcome.status, resumed=candidate.resumed, error=summary_line(outcome.error or "")),
             ]
         )
         if outcome.status != INTERRUPTED:
