@@ -105,7 +105,7 @@ class DASO:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
-        return _Cycling(self, setup)
+        return _DASOStrategy(self, setup)
 
 
 @dataclass(kw_only=True)
@@ -156,7 +156,7 @@ class _Saved(TypedDict):
     sums: list[Tensor]
 
 
-class _Cycling(Strategy):
+class _DASOStrategy(Strategy):
     def __init__(self, method: DASO, setup: Setup) -> None:
         self._method = method
         self._setup = setup

@@ -126,7 +126,7 @@ class LocalSGD:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
-        return _Households(self, setup)
+        return _LocalSGDStrategy(self, setup)
 
 
 @dataclass(kw_only=True)
@@ -150,7 +150,7 @@ class _Saved(TypedDict):
     world_every: int
 
 
-class _Households(Strategy):
+class _LocalSGDStrategy(Strategy):
     def __init__(self, method: LocalSGD, setup: Setup) -> None:
         self._method = method
         self._setup = setup
