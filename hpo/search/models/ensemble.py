@@ -67,6 +67,8 @@ def _import_libraries() -> None:
             importlib.import_module(name)
     except ImportError:
         pass  # The first model raises it again, in the thread that needs it.
+    except RuntimeError:
+        pass  # The campaign has ended meanwhile: a Python that is ending lets no library register for its end.
 
 
 class Forest:
