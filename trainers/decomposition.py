@@ -34,7 +34,7 @@ def full_precision() -> Iterator[None]:
         finally:
             torch.set_float32_matmul_precision(allowed)
         return
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:
