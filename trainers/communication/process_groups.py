@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -17,6 +19,13 @@ _FIRST = 10**9
 
 _made = 0
 """Times that this process took part in making groups apart."""
+
+_HOLDS_INTERPRETER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""torch 2.6 keeps Python's interpreter lock while gloo's threads end, 2.13 does not. A thread that has a tensor of
+its last collective to let go needs that lock: both wait for ever."""
+
+_SETTLE_S = 0.2
+"""How long gloo's threads get to do so before, where they could not later."""
 
 _PATIENCE_S = 5.0
 """How long an error waits for groups to be given back, before it goes on its way."""
@@ -62,6 +71,8 @@ def give_back(groups: list[dist.ProcessGroup | None]) -> None:
     def destroyed() -> None:
         while groups:
             dist.destroy_process_group(groups[0])
+            if _HOLDS_INTERPRETER:
+                time.sleep(_SETTLE_S)
             del groups[0]
 
     if sys.exc_info()[0] is None:
