@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _HOME = {
-    "Float": "space",
-    "Int": "space",
-    "Categorical": "space",
-    "Ordinal": "space",
-    "SearchSpace": "space",
-    "Task": "task",
-    "Trial": "trial",
-    "Campaign": "campaign",
-    "Result": "results",
-    "Search": "search",
-    "known_points": "known",
+    "Float": "space.space",
+    "Int": "space.space",
+    "Categorical": "space.space",
+    "Ordinal": "space.space",
+    "SearchSpace": "space.space",
+    "Task": "task.task",
+    "Trial": "task.trial",
+    "Campaign": "campaign.campaign",
+    "Result": "results.result",
+    "Search": "search.ask_tell",
+    "known_points": "prior_results.points",
     "HpoError": "errors",
     "UsageError": "errors",
     "CampaignError": "errors",
@@ -52,7 +52,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hpo.campaign import Campaign
+    from hpo.campaign.campaign import Campaign
     from hpo.errors import (
         CampaignError,
         HpoError,
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
         SpaceExhausted,
         UsageError,
     )
-    from hpo.known import known_points
-    from hpo.results import Result
-    from hpo.search import Search
-    from hpo.space import Categorical, Float, Int, Ordinal, SearchSpace
-    from hpo.task import Task
-    from hpo.trial import Trial
+    from hpo.prior_results.points import known_points
+    from hpo.results.result import Result
+    from hpo.search.ask_tell import Search
+    from hpo.space.space import Categorical, Float, Int, Ordinal, SearchSpace
+    from hpo.task.task import Task
+    from hpo.task.trial import Trial
 
 
 def __getattr__(name: str) -> object:

@@ -10,19 +10,31 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hpo import __version__, terminal
+from hpo.cluster.signals import Signals
 from hpo.errors import EXIT_RESUMABLE, HpoError
-from hpo.signals import Signals
+from hpo.text import excerpt
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 _EXIT_CODES = "exit codes: 0 done, 1 error of the environment, 2 usage, 75 stopped early and resumable"
 
 
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        super()._print_message(terminal.visible(message), file)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hpo",
         description="Asynchronous evolutionary search for hyperparameters and architectures, coupled to training.",
         epilog=_EXIT_CODES,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(
@@ -48,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     run.add_argument(
         "--ranks",
-        type=int,
+        type=_whole,
         metavar="N",
         help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)",
     )
@@ -115,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_slurm(command: argparse.ArgumentParser) -> None:
-    from hpo.slurm import EITHER, FLAGS, STARTS, VALUED
+    from hpo.cluster.slurm import EITHER, FLAGS, STARTS, VALUED
 
     command.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     shown = {
@@ -154,10 +166,18 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
     command.add_argument("--requeue", action="store_true", help=argparse.SUPPRESS)
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # also of so many digits that Python refuses to read them
+        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1") from None
+
+
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1")
-    return int(text)
+    number = _whole(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1")
+    return number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,10 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
     except HpoError as error:
-        print(f"hpo: {error}", file=sys.stderr)
+        terminal.write(f"hpo: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        from hpo import config
+        from hpo.config import reader as config
 
         if config.launcher().speaks:
             sentence = "interrupted. Nothing that was recorded is lost: give the same command again"
@@ -202,21 +222,21 @@ def _finish_output() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with Signals(patience=1):
-        from hpo import launch
+    with Signals(patience=1) as signals:
+        from hpo.campaign import launch
 
-        return launch.run(options.file, options.ranks, options.hostfile)
+        return launch.run(options.file, options.ranks, options.hostfile, signals)
 
 
 def _try(options: argparse.Namespace) -> int:
     with Signals(patience=1):
-        from hpo import attempt
+        from hpo.campaign import try_once as attempt
 
         return attempt.attempt(options.file)
 
 
 def _slurm(options: argparse.Namespace) -> int:
-    from hpo import slurm
+    from hpo.cluster import slurm
 
     given = {
         name.removeprefix("sbatch "): None if value is True else str(value)
@@ -236,50 +256,61 @@ def _slurm(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from hpo import results
-    from hpo.campaign import request_stop
+    from hpo.campaign.campaign import request_stop
+    from hpo.results.record import load
 
-    record = results.load(options.directory)
+    record = load(options.directory)
     if not record.alive:
-        print(f"{options.directory}: no campaign is running there, so there is nothing to stop.")
+        terminal.write(f"{options.directory}: no campaign is running there, so there is nothing to stop.")
         return 0
     request_stop(options.directory)
-    print(
+    terminal.write(
         f"{options.directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`."
     )
     return 0
 
 
 def _status(options: argparse.Namespace) -> int:
-    from hpo import results, tables
+    from hpo.results import result as results
+    from hpo.results import tables
+    from hpo.results.record import load
 
-    record = results.load(options.directory)
+    record = load(options.directory)
     status = results.status(record)
-    print(json.dumps(status, indent=2) if options.json else tables.status(record, status))
+    if options.json:
+        terminal.write_json(json.dumps(status, indent=2))
+    else:
+        terminal.write(tables.status(record, status))
     return 0
 
 
 def _best(options: argparse.Namespace) -> int:
-    from hpo import reports
+    from hpo.results import reports
 
-    print((reports.best_json if options.json else reports.best)(options.directory, options.top))
+    if options.json:
+        terminal.write_json(reports.best_json(options.directory, options.top))
+    else:
+        terminal.write(reports.best(options.directory, options.top))
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
-    from hpo.check import check
-    from hpo.repair import repair
+    from hpo.journal.check import check
+    from hpo.journal.repair import repair
 
     report = (repair if options.repair else check)(options.directory)
-    print(json.dumps(report.to_json(), indent=2) if options.json else report)
+    if options.json:
+        terminal.write_json(json.dumps(report.to_json(), indent=2))
+    else:
+        terminal.write(report)
     return report.exit_code
 
 
 def _export(options: argparse.Namespace) -> int:
-    from hpo import results
+    from hpo.results import result as results
 
     count = results.export(options.directory, options.path)
-    print(f"{options.path}: {count} individuals" if count is not None else f"{options.path} written")
+    terminal.write(f"{options.path}: {count} individuals")
     return 0
 
 

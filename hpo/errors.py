@@ -5,7 +5,7 @@ from __future__ import annotations
 
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
-EXIT_TOLD = 64
+EXIT_REPORTED = 64
 """Added to the exit code of a rank that has said why it ends, so that ``hpo run`` need not guess."""
 
 

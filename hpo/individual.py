@@ -9,6 +9,9 @@ MOST_STEPS = 2**53
 
 Scalar = str | int | float | bool | None
 
+Metric = Scalar | list[int | float]
+"""What a task may log beside its objectives (see ``hpo.task.metrics``)."""
+
 RUNNING = "running"
 COMPLETED = "completed"
 PRUNED = "pruned"
@@ -38,10 +41,24 @@ def make_id(island: int, worker: int, sequence: int) -> str:
     return f"{island}-{worker}-{sequence}"
 
 
+KNOWN = "known"
+"""The operator of a known point, which was evaluated elsewhere."""
+
+
+def known_id(number: int) -> str:
+    """The id of the campaign's known point of this number, from 1; no evaluation has such an id."""
+    return f"{KNOWN}-{number}"
+
+
+def is_known(identity: str) -> bool:
+    """Whether the id is that of a known point."""
+    return identity.startswith(f"{KNOWN}-")
+
+
 @dataclass
 class Individual:
     """One row of a campaign's results. Times are Unix seconds; ``objectives`` is None unless completed (or
-    pruned)."""
+    pruned). ``inherits``: the individual from whose checkpoint it went on, if from any."""
 
     id: str
     island: int
@@ -50,7 +67,7 @@ class Individual:
     params: dict[str, Scalar]
     status: str = RUNNING
     objectives: dict[str, float] | None = None
-    metrics: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
     started: float | None = None
     finished: float | None = None
     operator: str = "random"
@@ -58,6 +75,7 @@ class Individual:
     migrations: tuple[tuple[int, int], ...] = ()
     retries: int = 0
     error: str | None = None
+    inherits: str = ""
 
     @property
     def value(self) -> float | None:

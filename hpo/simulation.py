@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from hpo.coordinator import Coordinator
-from hpo.futility import Futility
-from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
-from hpo.island import Leader, LeaderSettings
-from hpo.layout import Layout, Place, topology_matrix
-from hpo.messages import (
+from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.leader.leader import Leader, LeaderSettings
+from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.messages import (
     Claim,
     Counter,
     Disbanded,
@@ -27,22 +29,21 @@ from hpo.messages import (
     Finished,
     Message,
     Records,
+    Remark,
     Returned,
     Start,
     StopRequest,
     Unfit,
     decode,
 )
-from hpo.migration import MigrationSettings
-from hpo.pruning import PruningSettings
-from hpo.resume import Autopsy, Earlier, autopsy, fold, start_messages
-from hpo.seams import GO, PAUSE, STOP, Breeder, Candidate, Judge, TrialReport
-from hpo.space import SearchSpace
-from hpo.workforce import Workforce
+from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
+from hpo.search.early_stopping import PruningSettings
+from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
+from hpo.space.space import SearchSpace
 
 GRACE_S = 60.0
 
-_FOR_COORDINATOR = (Claim, Disbanded, Finished, Returned, StopRequest, Unfit)
+_FOR_COORDINATOR = (Claim, Disbanded, Finished, Remark, Returned, StopRequest, Unfit)
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class SimulatedOutcome:
 
     status: str
     objectives: dict[str, float] | None
-    metrics: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
     error: str | None = None
+    remarks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class SimulatedCrew:
         self._step = 0
         self._begun = 0.0
         self._asked = False
-        self._on_report: Judge = lambda report: GO
+        self._on_report: ReportHandler = lambda report: GO
         self.ready = True
         self.failed_starts = 0
         self.fit_for: float = math.inf
@@ -200,7 +202,7 @@ class SimulatedCrew:
         simulation.wake(self._rank, self._over)
         return None
 
-    def listen(self, on_report: Judge) -> None:
+    def listen(self, on_report: ReportHandler) -> None:
         self._on_report = on_report
 
     def receive(self, worker_rank: int, content: dict[str, object]) -> None:
@@ -263,7 +265,7 @@ class Simulation:
         jitter: bool = False,
         keep_journals: bool = True,
         durable_starts: bool = False,
-        earlier: Earlier | None = None,
+        earlier: ResumeState | None = None,
         curve: Callable[[dict[str, Scalar]], Curve] | None = None,
         pruning: PruningSettings | None = None,
         steps: int | None = None,
@@ -297,7 +299,7 @@ class Simulation:
         self._message: Message | None = None
         self._kind = ""
         self.counter = Counter()
-        earlier = earlier or Earlier()
+        earlier = earlier or ResumeState()
         layout = Layout.plan(ranks=workers, islands=islands, ranks_per_worker=1)
         matrix = topology_matrix(topology, islands)
         groups = [[place.leader for place in layout.of_island(island)] for island in range(islands)]
@@ -339,10 +341,10 @@ class Simulation:
             configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
-            workforce=Workforce(layout.workers),
+            workforce=WorkerRegistry(layout.workers),
             everyone=range(workers),
-            autopsy=self._autopsy,
-            census=self._census,
+            dead_leader_record=self._dead_leader_record,
+            journal_totals=self._journal_totals,
             evaluations=evaluations,
             known=earlier.keys,
             assignments=earlier.pending,
@@ -415,7 +417,7 @@ class Simulation:
 
     def _tell_of_deaths(self) -> None:
         if 0 not in self.dead:
-            self.coordinator.bury(self.dead)
+            self.coordinator.handle_rank_deaths(self.dead)
             return
         self._orphaned = True
         for leader in self.leaders:
@@ -423,15 +425,15 @@ class Simulation:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
-    def _autopsy(self, place: Place) -> Autopsy:
-        return autopsy(
+    def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+        return dead_leader_record(
             self.journals[place.leader].committed,
             space=self.space,
             islands=self.islands,
             losses=lambda objectives: tuple(objectives.values()),
         )
 
-    def _census(self) -> Earlier:
+    def _journal_totals(self) -> ResumeState:
         return fold(
             (record for journal in self.journals for record in journal.committed),
             space=self.space,

@@ -57,6 +57,7 @@ check() {
 check "ruff check" ruff check --output-format concise .
 check "ruff format" ruff format --check .
 check "mypy" mypy
+check "imports" lint-imports --no-logo --no-cache
 
 # Output first to files: what failed is told before pytest's summaries, which come last.
 logs=$(mktemp -d)

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces import alone
 from search_spaces import options as check
-from search_spaces.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
+from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
+from search_spaces.standalone import alone
 
 if TYPE_CHECKING:
     import trainers
     from hpo.individual import Scalar
-    from trainers.data import Assignment
+    from trainers.data.loading import Assignment
 
 _COPYING = ("coarse", "medium-coarse", "fine-grained")
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces import alone, sources, use
 from search_spaces import options as check
+from search_spaces import sources
+from search_spaces.standalone import alone, use
 
 if TYPE_CHECKING:
     import torch

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces import alone, optimizers, sources
 from search_spaces import options as check
+from search_spaces import sources
+from search_spaces.building_blocks import optimizers
 from search_spaces.readers.bigearthnet_format import BANDS, CLASSES
+from search_spaces.standalone import alone
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
@@ -280,7 +282,7 @@ def _fit(
     import torch
 
     import trainers
-    from search_spaces.losses import LOSSES
+    from search_spaces.building_blocks.losses import LOSSES
 
     p: dict[str, Any] = dict(params)
     epochs = options.most_epochs

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import hpo
-from search_spaces import alone, sources
 from search_spaces import options as check
+from search_spaces import sources
 from search_spaces.folds import Fold, check_folds, cross_validated
+from search_spaces.standalone import alone
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
@@ -208,7 +209,7 @@ def _fit(
     import torch
 
     import trainers
-    from trainers.checkpoint import read_alone
+    from trainers.checkpoints.checkpoint import read_alone
 
     p: dict[str, Any] = dict(params)
     torch.manual_seed(seed)

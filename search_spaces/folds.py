@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpo
-from hpo.trial import Job
+from hpo.task.trial import Job
 from search_spaces import options as check
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class _Teams(_Team):
     def close(self) -> None:
         import torch.distributed as dist
 
-        from trainers.process_groups import give_back
+        from trainers.communication.process_groups import give_back
 
         groups: list[dist.ProcessGroup | None] = [self._group, self._control]
         # gloo waits where the last reference goes.

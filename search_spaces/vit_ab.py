@@ -14,9 +14,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces import alone
 from search_spaces import options as check
-from search_spaces.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
+from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
+from search_spaces.standalone import alone
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,12 +8,17 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gloo
 from terminal import Terminal
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # Under nohup or in a shell's background they are ignored, and by all that the tests start, which test them.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

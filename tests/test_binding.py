@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo.binding import (
+from hpo.evaluation.devices import (
     bind_device,
     child_environment,
     choose_backend,

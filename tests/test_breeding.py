@@ -8,16 +8,21 @@ import math
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 import hpo
-from hpo.breeding import TypedBreeder, make_breeder
+from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED
-from hpo.population import Member, Population, dominates
-from hpo.settings import Kind, SearchSettings
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.pareto import dominates
+from hpo.search.population import Member, Population
+from hpo.search.registry import make_breeder
 
 KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
 """What breeds from losses alone; population-based training needs checkpoints."""
@@ -111,8 +116,8 @@ import random, sys
 from propulate.utils import get_default_propagator
 from propulate.population import Individual
 import hpo
-from hpo.breeding import GeneticBreeder
-from hpo.population import Member, Population
+from hpo.search.kinds.evolution import GeneticBreeder
+from hpo.search.population import Member, Population
 space = hpo.SearchSpace(a=hpo.Float(0, 1), b=hpo.Int(0, 9), c=hpo.Categorical("x", "y", "z"))
 rng = random.Random(5)
 population = Population()
@@ -140,7 +145,7 @@ print("equal")
 def test_propulate_is_loaded_without_what_no_propagator_needs_and_stays_usable():
     code = """
 import sys
-from hpo.breeding import _propagators
+from hpo.search.kinds.evolution import _propagators
 assert _propagators() is _propagators()
 assert "GPy" not in sys.modules and "propulate" not in sys.modules
 import propulate
@@ -183,7 +188,7 @@ def test_mutation_changes_only_what_exists_and_steps_to_neighbours():
     population = Population()
     for number in range(20):
         population.add(Member(f"0-0-{number}", (0, 0.25, 2), (float(number),), COMPLETED))
-    breeder = TypedBreeder(space)
+    breeder = EvolutionBreeder(space)
     steps = set()
     for number in range(300):
         child = breeder.breed(population, random.Random(number))
@@ -207,7 +212,7 @@ def test_the_neighbourhood_of_failures_is_avoided():
         if label == "with":
             for number in range(20):
                 population.add(Member(f"0-1-{number}", (0.55 + number / 50,), None, FAILED))
-        breeder = TypedBreeder(space)
+        breeder = EvolutionBreeder(space)
         children = [breeder.breed(population, random.Random(n)) for n in range(400)]
         genes = [child.genome[0] for child in children if child.operator != "random"]
         share[label] = sum(gene > 0.55 for gene in genes) / len(genes)
@@ -240,3 +245,47 @@ def test_several_objectives_rank_by_domination():
     assert [member.id for member in population.best] == ["a", "c", "b", "d"]  # the ends before the middle
     assert dominates((1.0, 1.0), (1.0, 2.0)) and not dominates((1.0, 1.0), (1.0, 1.0))
     assert not dominates((1.0, 3.0), (2.0, 2.0))
+
+
+FIXED = hpo.SearchSpace(
+    x=hpo.Float(0, 1),
+    y=hpo.Float(0, 1),
+    fixed=hpo.Float(0.1, 0.1),
+    rate=hpo.Float(1e-3, 1e-3, log=True),
+    number=hpo.Int(3, 3),
+    choice=hpo.Categorical("only"),
+)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_parameters_of_one_value_do_no_harm(kind: str, tmp_path: Path) -> None:
+    task = hpo.Task(FIXED, lambda trial: trial.params["x"] ** 2 + trial.params["y"])
+    for evaluations in 25, 30:
+        result = hpo.Campaign(
+            task, directory=tmp_path / "run", evaluations=evaluations, kind=kind, isolation="inline"
+        ).run()
+    assert len(result.individuals) == 30
+    assert {one.status for one in result.individuals} == {"completed"}
+    fixed = {"fixed": 0.1, "rate": 1e-3, "number": 3, "choice": "only"}
+    for one in result.individuals:
+        assert {name: one.params[name] for name in fixed} == fixed
+    assert len({one.params["x"] for one in result.individuals}) > 4
+    if kind == "random":
+        assert result.importance().shares["fixed"].total < 0.1
+
+
+def test_a_space_of_fixed_floats_is_finite(tmp_path: Path) -> None:
+    space = hpo.SearchSpace(a=hpo.Float(2, 2), b=hpo.Int(1, 3), c=hpo.Float(-1, -1, when={"b": 2}))
+    assert space.size == 3
+    assert list(space.enumerate()) == [{"a": 2.0, "b": 1}, {"a": 2.0, "b": 2, "c": -1.0}, {"a": 2.0, "b": 3}]
+    task = hpo.Task(space, lambda trial: trial.params["b"])
+    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=10, isolation="inline").run()
+    assert result.reason == "exhausted" and len(result.individuals) == 3
+    assert list(result.dataframe()["params.a"]) == [2.0] * 3
+
+
+def test_the_same_configuration_is_the_same_row_to_a_model() -> None:
+    brood = VectorisedGenomes(FIXED)
+    genomes = np.array([[0.5, 0.5, 0.1, 0.9, 0.2, 0], [0.5, 0.5, 0.8, 0.3, 0.7, 0]])
+    rows = brood.rows(genomes)
+    assert (rows[0] == rows[1]).all()

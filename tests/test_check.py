@@ -14,11 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hpo
-from hpo import cli, directory, journal, results
-from hpo.check import check
+from hpo import cli
 from hpo.errors import CampaignError
-from hpo.findings import DAMAGE, LOST, NOTE, Report
-from hpo.repair import repair
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.check import check
+from hpo.journal.findings import DAMAGE, LOST, NOTE, Report
+from hpo.journal.repair import repair
+from hpo.results.record import CampaignRecord, load
 
 EVALUATIONS = 12
 SPACE = hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8), kind=hpo.Categorical("a", "b"))
@@ -33,7 +36,7 @@ def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
-def run(path: Path, evaluations: int, seed: int = 0, task: hpo.Task = TASK) -> results.CampaignRecord:
+def run(path: Path, evaluations: int, seed: int = 0, task: hpo.Task = TASK) -> CampaignRecord:
     campaign = hpo.Campaign(
         task, directory=path, evaluations=evaluations, seed=seed, isolation="inline", kind="random"
     )
@@ -75,7 +78,7 @@ def finals(path: Path) -> Finals:
     """What is on record of the individuals that are finished, each of them once."""
     return {
         one.id: (one.status, one.objectives, one.params, one.started, one.finished)
-        for one in results.load(path).individuals
+        for one in load(path).individuals
         if one.finished is not None
     }
 
@@ -280,7 +283,7 @@ def test_a_header_is_made_anew_from_the_name(home: Path, how: str) -> None:
     assert (made["leg"], made["island"], made["worker"], made["host"]) == (2, 0, 0, "unknown")
     assert path.read_bytes().split(b"\n", 1)[1] == rest
     assert finals(home) == before
-    record = results.load(home)
+    record = load(home)
     assert record.legs[1].started <= record.legs[1].updated < record.legs[1].started + 60
     goes_on(home)
 
@@ -326,6 +329,41 @@ def test_records_that_are_whole_and_make_no_sense(home: Path) -> None:
     repaired(home)
     assert path.read_bytes() == b"".join([*lines, journal.encode({"type": "news"})])
     assert finals_of(path.read_bytes().splitlines(keepends=True)) == before
+
+
+@pytest.mark.parametrize(
+    ("params", "rule"),
+    [
+        ({"x": 7.0, "n": 3, "kind": "b"}, "x = 7.0: must be a number from -5.0 to 5.0"),
+        ({"x": "rm", "n": 3, "kind": "b"}, "x = 'rm': must be a number"),
+        ({"x": 0.5, "n": 3.5, "kind": "b"}, "n = 3.5: must be a whole number"),
+        ({"x": 0.5, "n": True, "kind": "b"}, "n = True: must be a whole number"),
+        ({"x": 0.5, "n": 3, "kind": "c"}, "kind = 'c': must be one of"),
+        ({"x": 0.5, "n": 3}, "kind is missing"),
+        ({"x": 0.5, "n": 3, "kind": "b", "z": 1}, "'z' is no parameter"),
+        ({"x": 0.5, "n": 3, "kind": ["b"]}, "a parameter or a parent is no single value"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["started", "finished"])
+def test_parameters_that_do_not_fit_the_space_reach_no_task(
+    home: Path, kind: str, params: dict[str, object], rule: str
+) -> None:
+    path = journal_of(home, 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = next(
+        number for number in reversed(range(len(lines))) if journal.decode(lines[number])["type"] == kind
+    )
+    lines[place] = journal.encode({**journal.decode(lines[place]), "params": params})
+    path.write_bytes(b"".join(lines))
+    before = files(home)
+    with pytest.raises(hpo.JournalDamaged) as caught:
+        run(home, EVALUATIONS + 3)
+    assert files(home) == before  # nothing was evaluated
+    assert (caught.value.path, caught.value.line) == (path, place + 1)
+    assert rule in str(caught.value) and "`hpo check DIR`" in str(caught.value)
+    assert check(home).exit_code == 1
+    repaired(home)
+    goes_on(home)
 
 
 def finals_of(lines: list[bytes]) -> set[str]:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from terminal import Terminal, wait_until
 
-from hpo import cli, directory
+import hpo
+from hpo import cli
+from hpo.journal import directory
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int, *words: str, lines: int = 1) -> None:
@@ -120,7 +122,7 @@ def test_all_that_is_wrong_with_a_file_is_told_at_once(terminal: Terminal) -> No
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ("x=hpo.Float(2.0, 1.0)", ["Float(2.0, 1.0)", "low must be below high", "Use Float(1.0, 2.0)"]),
+        ("x=hpo.Float(2.0, 1.0)", ["Float(2.0, 1.0)", "low must not be above high", "Write Float(1.0, 2.0)"]),
         ("x=hpo.Float(0.0, 1.0, log=True)", ["needs low > 0", "Raise low or drop log=True"]),
         ("x=hpo.Int(0, 8, log=True)", ["Int(0, 8, log=True)", "low"]),
         ("x=hpo.Categorical()", ["Categorical()"]),
@@ -171,6 +173,41 @@ def test_ranks_that_do_not_fit(terminal: Terminal, layout: str, ranks: int, word
     terminal.campaign(f"[layout]\n{layout}")
     refused(terminal.hpo("run", "c.toml", "--ranks", ranks), 2, *words)
     assert not (terminal.directory / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        ("islands = 3000", 3000),
+        ("ranks_per_worker = 1000000", 10**6),
+        ("islands = 1000000\nranks_per_worker = 1000000", 10**12),
+    ],
+)
+def test_a_layout_of_many_more_ranks_than_cores_is_refused(
+    terminal: Terminal, layout: str, ranks: int
+) -> None:
+    terminal.task()
+    terminal.campaign(f"[layout]\n{layout}")
+    remedy = f"or insist on this one: --ranks {ranks}" if ranks <= 10**6 else "Choose a smaller layout"
+    words = [f"need {ranks} ranks", "at most 4 for each of the", "cores on this host", remedy]
+    refused(terminal.hpo("run", "c.toml"), 2, "c.toml: [layout]", *words)
+    terminal.write("hosts", "node1 slots=2\n")
+    refused(terminal.hpo("run", "c.toml", "--hostfile", "hosts"), 2, "each of the 2 slots in the hostfile")
+    if "ranks_per_worker" in layout:
+        refused(terminal.hpo("try", "c.toml"), 2, "ranks_per_worker = 1000000", "Choose a smaller worker")
+    assert not (terminal.directory / "run").exists()
+
+
+def test_ranks_that_are_asked_for_are_not_refused_for_lack_of_cores(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.task(0.01)
+    terminal.campaign("[layout]\nislands = 5", evaluations=10)
+    environment = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_CPUS_PER_NODE": "1"}
+    done = terminal.start("run", "c.toml", environment=environment).wait()
+    refused(done, 2, "need 5 ranks", "each of the 1 CPUs in this Slurm job", "--ranks 5")
+    done = terminal.hpo("run", "c.toml", "--ranks", 5)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["layout", "file", "task"])
@@ -303,6 +340,7 @@ def test_what_was_edited_is_named_on_resume(
             "run holds another campaign",
             *words,
             "Undo the change",
+            'known = ["run"]',
         )
     assert terminal.records("finished") == before
 
@@ -324,6 +362,12 @@ def test_a_second_command_on_a_directory_in_use_is_refused(terminal: Terminal) -
     wait_until(lambda: len(terminal.side()) > count, "another evaluation of the first command")
     first.signal(signal.SIGINT)
     assert first.wait().returncode == 75
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"hpo {hpo.__version__}\n"
 
 
 def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:

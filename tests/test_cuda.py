@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpo import cuda
-from hpo.cuda import NoDevice, OwnDevice
+from hpo.evaluation import cuda
+from hpo.evaluation.cuda import NoDevice, OwnDevice
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -204,7 +204,7 @@ def test_a_function_is_compiled_anew_for_each_trial() -> None:
     script = """
 import torch
 import torch._dynamo
-from hpo import cuda
+from hpo.evaluation import cuda
 
 torch._dynamo.config.automatic_dynamic_shapes = False
 limit, fail = "recompile_limit", "fail_on_recompile_limit_hit"

@@ -10,9 +10,9 @@ import pytest
 from terminal import Terminal
 
 import hpo
-from hpo.breeding import RandomBreeder
-from hpo.coordinator import DEADLINE, DONE, STOPPED
-from hpo.resume import fold
+from hpo.islands.coordinator.coordinator import DEADLINE, DONE, STOPPED
+from hpo.islands.resume import fold
+from hpo.search.kinds.evolution import RandomBreeder
 from hpo.simulation import GRACE_S, Simulation
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5))

@@ -7,12 +7,12 @@ import random
 import pytest
 from test_protocol import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
 
-from hpo.coordinator import DONE, Coordinator
+from hpo.config.layout import WorkerPlacement
 from hpo.individual import REEVALUATION
-from hpo.layout import Place
-from hpo.messages import Claim
-from hpo.resume import Autopsy, Earlier
-from hpo.workforce import Workforce
+from hpo.islands.coordinator.coordinator import DONE, Coordinator
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.messages import Claim
+from hpo.islands.resume import DeadLeaderRecord, ResumeState
 
 
 def kill_at_random(simulation, rng, ranks, *, within):
@@ -171,16 +171,16 @@ class Nowhere:
 
 def test_who_paused_untold_and_asked_to_go_on_counts_once():
     """Its leader has died between the claim and the news of the pause, which are told in this order."""
-    places = [Place(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
+    places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
     coordinator = Coordinator(
         transport=Nowhere(),
-        workforce=Workforce(places),
+        workforce=WorkerRegistry(places),
         everyone=range(2),
-        autopsy=lambda place: Autopsy(finished=[("key", "0-1-0", "pruned", None, 1.0)]),
-        census=Earlier,
+        dead_leader_record=lambda place: DeadLeaderRecord(finished=[("key", "0-1-0", "pruned", None, 1.0)]),
+        journal_totals=ResumeState,
         evaluations=2,
     )
     coordinator.receive(1, Claim([[0, "key"]], False))
     coordinator.receive(1, Claim([[1, "key", "0-1-0"]], False))
-    coordinator.bury([1])
+    coordinator.handle_rank_deaths([1])
     assert (coordinator.tally.counts["pruned"], coordinator.running, coordinator.remaining) == (1, 0, 1)

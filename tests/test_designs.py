@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 
 import hpo
-from hpo.breeding import make_breeder
-from hpo.designs import Designed, GridBreeder
+from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
-from hpo.population import Population
-from hpo.settings import SearchSettings
+from hpo.search.kinds.designs import Designed, GridBreeder
+from hpo.search.population import Population
+from hpo.search.registry import make_breeder
 from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(
@@ -101,6 +101,12 @@ def test_values_that_conditions_name_are_on_the_grid():
     assert sorted(map(repr, bred)) == sorted(
         map(repr, [{"n": 0}, {"n": 100}, {"n": 37, "x": 0.0}, {"n": 37, "x": 1.0}])
     )
+
+
+def test_a_value_that_a_condition_names_is_not_looked_for_in_a_huge_range():
+    space = hpo.SearchSpace(n=hpo.Int(0, 2**40), x=hpo.Ordinal(1, 2, when={"n": 12345}))
+    breeder = GridBreeder(space, 3)
+    assert breeder.patience == 5  # three values of n and the named one, which has x too
 
 
 @pytest.mark.parametrize("evaluations", [27, 60])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo import directory
 from hpo.errors import CampaignError
+from hpo.journal import directory
 
 _IDENTITY: dict[str, object] = {
     "task": "search_spaces.digits:task",
@@ -129,7 +129,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 _HOLD = (
     "import sys, pathlib\n"
-    "from hpo import directory\n"
+    "from hpo.journal import directory\n"
     "lock = directory.acquire(pathlib.Path(sys.argv[1]))\n"
     "print('held', flush=True)\n"
     "sys.stdin.read()\n"
@@ -261,7 +261,7 @@ def test_a_lock_that_another_is_taking_over_is_left_to_it(tmp_path: Path) -> Non
 def test_of_many_that_find_a_dead_holders_lock_one_gets_it(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
-        "from hpo import directory\n"
+        "from hpo.journal import directory\n"
         "from hpo.errors import CampaignError\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"

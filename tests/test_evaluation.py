@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo.child import ChildProcess, RankContext, wait_readable
-from hpo.evaluation import Crew
-from hpo.follower import Follower
-from hpo.outcome import Outcome
-from hpo.seams import GO, PAUSE, STOP, TrialReport, Verdict
-from hpo.task import TaskSource
-from hpo.trial import Job
+from hpo.evaluation.crew import Crew
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
+from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
+from hpo.task.outcome import Outcome, summary_line
+from hpo.task.task import TaskSource
+from hpo.task.trial import Job
 
 LIMIT_S = 60.0
 SOURCE = TaskSource(reference="evaluated.py:task", base=str(Path(__file__).parent))
@@ -69,14 +69,14 @@ class Bench:
         )
         self.followers = [self._follower(rank) for rank in range(1, size)]
 
-    def _follower(self, rank: int) -> Follower:
-        return Follower(
+    def _follower(self, rank: int) -> EvaluatorHost:
+        return EvaluatorHost(
             worker_rank=rank,
             child_factory=lambda: self.child(rank),
             send=lambda message: self._queue.append(("crew", message["worker_rank"], carried(message))),
         )
 
-    def child(self, rank: int) -> ChildProcess:
+    def child(self, rank: int) -> EvaluatorProcess:
         context = RankContext(
             worker_rank=rank,
             size=self.size,
@@ -86,7 +86,7 @@ class Bench:
             source=self.source,
             interface=self.interface,
         )
-        return ChildProcess(context, self.environment)
+        return EvaluatorProcess(context, self.environment)
 
     def _on_report(self, report: TrialReport) -> Verdict:
         self.reports.append((report.id, report.step, report.value))
@@ -373,6 +373,8 @@ def test_group_that_the_task_destroyed_is_formed_again(bench: Bench) -> None:
         (1, "exit", 0, "exited with code 7"),
         (1, "exit_zero", 0, "exited in the middle of its work"),
         (1, "segfault", 0, "was killed by SIGSEGV"),
+        (1, "segfault_beside_many_modules", 0, "was killed by SIGSEGV"),
+        (1, "exit_after_blanks", 0, "exited with code 7"),
         (1, "killed", 0, "was killed by SIGKILL, most likely by the out-of-memory killer"),
         (2, "exit", 0, "exited with code 7"),
         (2, "segfault", 1, "was killed by SIGSEGV"),
@@ -385,9 +387,15 @@ def test_death_of_an_evaluator_is_a_crash(bench: Bench, what: str, rank: int, er
     if bench.size > 1:
         assert outcome.error.startswith(f"worker rank {rank} on {socket.gethostname()} ")
     if what == "exit":
-        assert "It last printed:\nlast words" in outcome.error
-    if what == "segfault":
-        assert "in _segfault" in outcome.error, "the stack is missing"
+        assert outcome.error.endswith(".\nIt last printed:\nlast words")
+    if what == "exit_after_blanks":
+        assert "last printed" not in outcome.error
+    if what.startswith("segfault"):
+        assert f"in _{what}" in outcome.error, "the stack is missing"
+        assert "Extension modules" not in outcome.error
+    assert summary_line(outcome.error).endswith(("work.", "output.", "host.")), (
+        "the first line alone is whole"
+    )
     assert bench.run("complete").status == "completed"
 
 
@@ -473,8 +481,8 @@ def test_waiting_for_the_device_is_no_failed_start(single: Bench) -> None:
 
 
 def test_a_process_that_never_goes_is_not_waited_for(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpo.follower._RETIREMENT_S", 0.1)
-    monkeypatch.setattr(ChildProcess, "kill", lambda child: None)
+    monkeypatch.setattr("hpo.evaluation.evaluator_host._RETIREMENT_S", 0.1)
+    monkeypatch.setattr(EvaluatorProcess, "kill", lambda child: None)
     single.settings.isolation = "fresh"
     single.environment["CUDA_VISIBLE_DEVICES"] = "0"
     former = single.run("linger").metrics["pid"]

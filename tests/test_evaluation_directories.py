@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import hpo
-from hpo.inline import InlineCrew
-from hpo.rooms import Rooms
-from hpo.trial import Job
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.inline import InlineCrew
+from hpo.task.trial import Job
 
 
 def evaluate(trial: hpo.Trial) -> float:
@@ -74,7 +74,7 @@ def test_an_individual_whose_directory_was_moved_and_linked_is_left_alone(tmp_pa
     result = campaign(tmp_path / "run", 40)
     assert len(result.individuals) == 40 and result.best is not None and result.best.id != best.id
     assert (tmp_path / "archive" / "weights").read_text() == best.id
-    rooms = Rooms(tmp_path / "run")
+    rooms = EvaluationDirectories(tmp_path / "run")
     rooms.forget(best.id)
     assert not rooms.holds(best.id) and (tmp_path / "archive" / "weights").exists()
 

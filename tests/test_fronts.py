@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpo
-from hpo import directory, fronts, journal, reports, results
 from hpo.errors import UsageError
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.results import pareto as fronts
+from hpo.results import reports
+from hpo.results import result as results
+from hpo.results.record import CampaignRecord
+from hpo.search.models.pareto import crowding
 
 _T = 1.7e9
 WAYS = {"gain": "maximize", "cost": "minimize"}
@@ -63,9 +69,9 @@ def home(path: Path, records: list[dict[str, object]], *, objectives=WAYS, **lau
 
 def test_crowding_is_debs():
     losses = [(0.0, 10.0), (1.0, 8.0), (2.0, 5.0), (2.5, 4.5), (10.0, 0.0)]
-    assert fronts.crowding(losses) == pytest.approx([math.inf, 0.7, 0.5, 1.3, math.inf])
-    assert fronts.crowding([(1.0, 1.0)] * 3) == [math.inf, 0.0, math.inf]
-    assert fronts.crowding([(1.0, 2.0)]) == [math.inf] and fronts.crowding([]) == []
+    assert crowding(losses) == pytest.approx([math.inf, 0.7, 0.5, 1.3, math.inf])
+    assert crowding([(1.0, 1.0)] * 3) == [math.inf, 0.0, math.inf]
+    assert crowding([(1.0, 2.0)]) == [math.inf] and crowding([]) == []
 
 
 def test_the_hypervolume_over_time_is_the_hand_worked_one(tmp_path):
@@ -105,12 +111,12 @@ def test_three_objectives_against_counting_cells(points, ways):
     names = ["a", "b", "c"]
     signs = [-1.0 if way == "maximize" else 1.0 for way in ways]
     individuals = [
-        hpo.results.Individual(
+        hpo.results.result.Individual(
             f"0-0-{n}", 0, 0, n, {}, "completed", {k: s * v for k, s, v in zip(names, signs, one)}, finished=n
         )
         for n, one in enumerate(points)
     ]
-    record = results.CampaignRecord(
+    record = CampaignRecord(
         directory=Path(), identity={"objectives": dict(zip(names, ways))}, individuals=individuals, legs=[],
         torn=[], seconds=0.0, alive=False,
     )  # fmt: skip

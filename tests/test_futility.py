@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 import hpo
-from hpo import launch
-from hpo.breeding import RandomBreeder
-from hpo.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
+from hpo.campaign import launch
+from hpo.config.layout import WorkerPlacement
 from hpo.errors import EXIT_RESUMABLE
-from hpo.futility import Futility, fault
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
-from hpo.layout import Place
-from hpo.messages import (
+from hpo.islands.coordinator.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
+from hpo.islands.coordinator.futility import Futility, fault
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.messages import (
     Claim,
     Finished,
     Grant,
@@ -31,11 +31,11 @@ from hpo.messages import (
     decode,
     encode,
 )
-from hpo.pruning import EarlyStopping
-from hpo.resume import Autopsy, Earlier, fold
-from hpo.seams import Candidate
+from hpo.islands.resume import DeadLeaderRecord, ResumeState, fold
+from hpo.search.early_stopping import EarlyStopping
+from hpo.search.kinds.evolution import RandomBreeder
+from hpo.search.protocols import Candidate, TrialReport
 from hpo.simulation import SimulatedOutcome, Simulation
-from hpo.workforce import Workforce
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
@@ -205,10 +205,10 @@ def test_who_has_reported_a_finite_value_is_remembered() -> None:
     place = {"sequence": 0, "genome": (), "params": {}, "key": "", "operator": "random", "home": (0, 0)}
     stopping.start(Candidate(token=0, id="0-0-0", **place))  # type: ignore[arg-type]
     assert not stopping.reported("0-0-0")
-    stopping.report("0-0-0", 1, float("nan"))
+    stopping.report(TrialReport("0-0-0", 1, float("nan")))
     assert not stopping.reported("0-0-0")
-    stopping.report("0-0-0", 2, 0.5)
-    stopping.report("0-0-0", 3, float("nan"))
+    stopping.report(TrialReport("0-0-0", 2, 0.5))
+    stopping.report(TrialReport("0-0-0", 3, float("nan")))
     assert stopping.reported("0-0-0") and not stopping.reported("0-0-1")
     stopping.start(Candidate(token=1, id="0-0-1", **place))  # type: ignore[arg-type]
     assert not stopping.reported("0-0-1")
@@ -426,7 +426,7 @@ def test_crashes_and_time_outs_are_not_counted() -> None:
         assert end(simulation) == (IN_VAIN, 1) and finished(simulation, status) == 300
 
 
-def earlier_of(simulation: Simulation) -> Earlier:
+def earlier_of(simulation: Simulation) -> ResumeState:
     losses = lambda objectives: tuple(objectives.values())  # noqa: E731
     return fold(records_of(simulation), space=SPACE, islands=2, losses=losses)
 
@@ -516,10 +516,12 @@ def test_hope_ends_with_the_worker_where_it_was(news: Message) -> None:
     transport = Listening()
     coordinator = Coordinator(
         transport=transport,  # type: ignore[arg-type]
-        workforce=Workforce([Place(index=one, island=0, worker=one, ranks=(one,)) for one in (0, 1)]),
+        workforce=WorkerRegistry(
+            [WorkerPlacement(index=one, island=0, worker=one, ranks=(one,)) for one in (0, 1)]
+        ),
         everyone=range(2),
-        autopsy=lambda place: Autopsy(),
-        census=Earlier,
+        dead_leader_record=lambda place: DeadLeaderRecord(),
+        journal_totals=ResumeState,
         evaluations=20,
         futility=Futility(1),
     )

@@ -16,10 +16,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpo import config, directory, journal, messages, reports, results, tables
-from hpo.check import check
+from hpo.config import reader as config
 from hpo.errors import CampaignError, HpoError, UsageError
-from hpo.repair import repair
+from hpo.islands import messages
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.check import check
+from hpo.journal.repair import repair
+from hpo.results import reports, tables
+from hpo.results import result as results
+from hpo.results.record import load
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY_KEY = re.findall(r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[
@@ -314,7 +320,7 @@ def _inspected(home: Path) -> None:
     """What a user does to a campaign of somebody else."""
 
     def inspect() -> None:
-        record = results.load(home)
+        record = load(home)
         tables.status(record, results.status(record))
         results.best(record, 3)
         results._json(results._columns(record.individuals, list(record.objectives)))

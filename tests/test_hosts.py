@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from terminal import Terminal
 
-from hpo import launch
+from hpo.campaign import launch
+from hpo.cluster.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
+from hpo.config.layout import Layout
 from hpo.errors import UsageError
-from hpo.hosts import Fleet, Host, left, read_hostfile, silent
-from hpo.layout import Layout
 
 FOUR = tuple(Host(f"n{number}", 4) for number in range(4))
 
@@ -72,13 +73,54 @@ def test_a_hostfile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "# none\n", "a slots=0\n", "a slot=4\n", "a 4\n", "a slots=4 x\n", "-x\n"]
+    "text",
+    [
+        "",
+        "# none\n",
+        "a slots=0\n",
+        "a slot=4\n",
+        "a 4\n",
+        "a slots=4 x\n",
+        "-x\n",
+        f"a slots=1{'0' * 5000}\n",
+    ],
 )
 def test_a_hostfile_that_is_wrong(tmp_path: Path, text: str) -> None:
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(UsageError, match="slots=4"):
         read_hostfile(path)
+
+
+@pytest.mark.parametrize(
+    ("listed", "environ", "expected"),
+    [
+        (FOUR, {}, (16, "slots in the hostfile")),
+        (FOUR, {"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "4"}, (16, "slots in the hostfile")),
+        (None, {"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "4(x3),2"}, (14, "tasks in this Slurm job")),
+        (
+            None,
+            {"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "72(x2)"},
+            (144, "CPUs in this Slurm job"),
+        ),
+        (None, {"SLURM_JOB_ID": "1"}, (len(os.sched_getaffinity(0)), "cores on this host")),
+        (None, {"SLURM_TASKS_PER_NODE": "4"}, (len(os.sched_getaffinity(0)), "cores on this host")),
+    ],
+)
+def test_what_there_is_for_ranks_to_run_on(
+    listed: tuple[Host, ...] | None, environ: dict[str, str], expected: tuple[int, str]
+) -> None:
+    assert room(listed, environ) == expected
+
+
+def test_more_than_four_ranks_for_each_are_refused() -> None:
+    check_room(8, "islands = 8", (2, "cores on this host"), "Choose a smaller layout")
+    with pytest.raises(UsageError) as caught:
+        check_room(9, "islands = 9", (2, "cores on this host"), "Choose a smaller layout")
+    assert str(caught.value) == (
+        "islands = 9 need 9 ranks, and by itself hpo starts at most 4 for each of the 2 cores on this host. "
+        "Choose a smaller layout"
+    )
 
 
 def test_hosts_are_asked_at_once_and_in_bounded_time() -> None:

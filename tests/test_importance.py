@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import hpo
-from hpo import reports, results
 from hpo.errors import CampaignError, UsageError
-from hpo.importance import MOST, described_space, importance
 from hpo.individual import Individual
+from hpo.results import reports
+from hpo.results.importance import MOST, described_space, importance
+from hpo.results.record import CampaignRecord
 
 SPACE = hpo.SearchSpace(
     a=hpo.Float(1e-4, 1.0, log=True),
@@ -35,7 +36,7 @@ def record(count, values, *, space=SPACE, ways=None, seed=0, status=lambda numbe
         found = values(params, number) if state == "completed" else None
         individuals.append(Individual(f"0-0-{number}", 0, 0, number, params, state, found))
     ways = ways or {"value": "minimize"}
-    return results.CampaignRecord(
+    return CampaignRecord(
         directory=Path(), identity={"space": space.describe(), "objectives": ways}, individuals=individuals,
         legs=[], torn=[], seconds=0.0, alive=False,
     )  # fmt: skip

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo.cuda import OwnDevice
-from hpo.inline import InlineCrew, InlineFollower
-from hpo.outcome import Outcome
-from hpo.seams import GO, STOP, TrialReport, Verdict
-from hpo.staff import inline_device
-from hpo.trial import Job
+from hpo.campaign.crew_adapter import inline_device
+from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.inline import InlineCrew, InlineHost
+from hpo.search.protocols import GO, STOP, TrialReport, Verdict
+from hpo.task.outcome import Outcome
+from hpo.task.trial import Job
 
 
 class ThreadedComm:
@@ -154,7 +154,7 @@ def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> 
         on_report=lambda report: STOP if report.value >= 2 else GO,
         stopping=lambda: True,
     )
-    follower = InlineFollower(
+    follower = InlineHost(
         worker_rank=1, size=2, evaluate=evaluate, objectives=("value",), comm=comm.of(1), send=to_crew.append
     )
     crew.start(job(tmp_path))

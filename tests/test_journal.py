@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpo import journal
 from hpo.errors import CampaignError, JournalDamaged
+from hpo.journal import records as journal
 
 _RECORDS: list[dict[str, object]] = [
     {
@@ -310,7 +310,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_it_committed(tmp_path: Path) -
     """The child says what it has committed; killed in the midst of it, no such record may be missing."""
     child = (
         "import sys, pathlib\n"
-        "from hpo import journal\n"
+        "from hpo.journal import records as journal\n"
         "path = journal.journal_path(pathlib.Path(sys.argv[1]), leg=1, island=0, worker=0)\n"
         "writer = journal.JournalWriter(path, journal.header(leg=1, island=0, worker=0))\n"
         "sequence = 0\n"

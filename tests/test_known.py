@@ -13,14 +13,17 @@ import pandas
 import pytest
 
 import hpo
-from hpo import journal, results, resume
-from hpo.check import check
+from hpo.config.layout import Layout
+from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FAILED
-from hpo.known import KnownPoints, is_known, known_points
-from hpo.layout import Layout
-from hpo.population import Member, Population
-from hpo.settings import KnownSettings
+from hpo.individual import COMPLETED, FAILED, is_known
+from hpo.islands import resume
+from hpo.journal import records as journal
+from hpo.journal.check import check
+from hpo.prior_results.points import KnownPoints, known_points
+from hpo.results import result as results
+from hpo.results.record import load
+from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),
@@ -147,7 +150,7 @@ def test_an_earlier_campaign_comes_back_exactly(earlier, tmp_path, suffix):
         source = tmp_path / f"table{suffix}"
         results.export(earlier, source)
     found = known_points(source, SPACE, default={"momentum": 0.0})
-    there = results.load(earlier).individuals
+    there = load(earlier).individuals
     if suffix in ("", ".json", ".csv"):  # a parquet column has one type: choices of several become text
         assert [one.params for one in found] == [one.params for one in there]
     assert [one.origin for one in found] == [one.id for one in there]
@@ -174,7 +177,7 @@ def test_a_slightly_different_space(earlier):
         wide=SPACE.parameters["wide"],
     )
     found = known_points(earlier, other, default={"depth": 2})
-    there = [one for one in results.load(earlier).individuals if float(one.params["lr"]) >= 1e-3]
+    there = [one for one in load(earlier).individuals if float(one.params["lr"]) >= 1e-3]
     assert found.left_out["with a lr that is not allowed here"] == 60 - len(there) > 0
     assert len(found) + found.left_out["the same configuration again"] == len(there)
     assert all(one.params["depth"] == 2 and "width" not in one.params for one in found)
@@ -315,7 +318,7 @@ def test_a_campaign_knows_them_and_does_not_evaluate_them(earlier, tmp_path, cap
 
 def test_more_can_be_added_when_it_goes_on(tmp_path, capsys):
     campaign(tmp_path / "run", evaluations=5)
-    there = results.load(tmp_path / "run").individuals
+    there = load(tmp_path / "run").individuals
     table = write(
         tmp_path / "points.csv",
         f"""lr,width,optimizer,wide,value

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpo.config.layout import Layout, smallest, topology_matrix
 from hpo.errors import UsageError
-from hpo.layout import Layout, smallest, topology_matrix
 
 COUNTS = st.integers(1, 12)
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 from test_protocol import SPACE, make, records_of
 
-from hpo.coordinator import DONE
-from hpo.messages import StopRequest, encode
-from hpo.resume import fold
+from hpo.islands.coordinator.coordinator import DONE
+from hpo.islands.messages import StopRequest, encode
+from hpo.islands.resume import fold
 from hpo.simulation import Simulation
 
 SEEDS = 10_000

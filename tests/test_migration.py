@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo import migration
 from hpo.individual import COMPLETED
-from hpo.migration import Migration, MigrationSettings
-from hpo.population import Member
+from hpo.islands.leader import migration
+from hpo.islands.leader.migration import Migration, MigrationSettings
+from hpo.search.population import Member
 
 HERE, ISLANDS = 0, [[0, 1], [2], [3, 4]]
 

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from terminal import wait_until
 
-from hpo.mpirun import _session, bounded, end_rest, wait
+from hpo.cluster.mpirun import _session, bounded, end_rest, wait
 
 WAITS = """
 import ctypes, signal
-from hpo.mpirun import bounded
+from hpo.cluster.mpirun import bounded
 
 with bounded(1):
     {first}
@@ -101,36 +101,49 @@ for one in ranks:
 def test_an_mpirun_whose_ranks_have_gone_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    monkeypatch.setattr("hpo.mpirun._REST_S", 1.5)
-    monkeypatch.setattr("hpo.mpirun._STAY_S", 1.5)
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 1.5)
+    monkeypatch.setattr("hpo.cluster.mpirun._STAY_S", 1.5)
     if begun:
         (tmp_path / "begun").touch()
     # It is seen with its ranks, and then without.
-    assert wait(start([3, 3], "time.sleep(100)"), 2, tmp_path / "begun") == -signal.SIGKILL
+    assert wait(start([3, 3], "time.sleep(100)"), 2, tmp_path / "begun") is None
 
 
 def test_ranks_of_which_one_is_missing_end_unless_they_have_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpo.mpirun._REST_S", 0.6)
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.6)
     mpirun = start([60], "sys.exit(7)")
-    assert wait(mpirun, 2, tmp_path / "begun") == -signal.SIGKILL
+    assert wait(mpirun, 2, tmp_path / "begun") is None
     wait_until(lambda: not _session(mpirun.pid), "the end of its rank", seconds=10)
     (tmp_path / "begun").touch()
     assert wait(start([2], "sys.exit(7)"), 2, tmp_path / "begun") == 7
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_mpirun_that_does_not_end_in_time_ends_with_all_its_session(tmp_path: Path, begun: bool) -> None:
+    if begun:
+        (tmp_path / "begun").touch()
+    mpirun = start([100, 100], "pass")
+    try:
+        wait_until(lambda: len(_session(mpirun.pid)) == 3, "the start of its ranks")
+        assert wait(mpirun, 2, tmp_path / "begun", kill_at=lambda: 0.0) is None
+        assert mpirun.poll() == -signal.SIGKILL and _session(mpirun.pid) == []
+    finally:
+        end_rest(mpirun.pid)
+
+
 def test_an_mpirun_that_hides_its_ranks_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpo.mpirun._REST_S", 0.1)
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.1)
     mpirun = subprocess.Popen(["sleep", "2"], start_new_session=True)
     assert wait(mpirun, 2, tmp_path / "begun") == 0
 
 
 def test_ranks_of_other_hosts_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpo.mpirun._REST_S", 0.1)
-    monkeypatch.setattr("hpo.mpirun._STAY_S", 0.1)
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.1)
+    monkeypatch.setattr("hpo.cluster.mpirun._STAY_S", 0.1)
     assert wait(start([2], "sys.exit(7)", here=1), 2, tmp_path / "begun") == 7
     (tmp_path / "begun").touch()
     assert wait(start([1], "time.sleep(1); sys.exit(7)", here=1), 2, tmp_path / "begun") == 7

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from hpo import network
 from hpo.errors import CampaignError
+from hpo.evaluation import network
 
 
 def test_one_host_is_the_loopback_whatever_the_interface() -> None:

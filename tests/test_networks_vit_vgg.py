@@ -7,7 +7,7 @@ from torch import nn
 import trainers
 from search_spaces.networks.vgg import VGG16, cifar_vgg16
 from search_spaces.networks.vit import DropPath, ViT
-from trainers.lowrank import matrix_weights
+from trainers.lowrank.layers import matrix_weights
 
 
 def count(network: nn.Module) -> int:

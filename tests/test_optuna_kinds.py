@@ -13,8 +13,8 @@ from test_surrogate import populated
 import hpo
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED
-from hpo.optuna_kinds import OPTUNA_KINDS, OptunaBreeder
-from hpo.population import Member, Population
+from hpo.search.kinds.optuna_samplers import OPTUNA_KINDS, OptunaBreeder
+from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(
     momentum=hpo.Float(0.0, 0.99, when={"optimizer": "sgd"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -11,8 +12,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+import hpo
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
+
+SPACE = hpo.SearchSpace(x=Float(0.0, 1.0))
+TASK = hpo.Task(SPACE, lambda trial: 0.0)
 
 GENES = st.one_of(
     st.floats(0.0, 1.0),
@@ -115,7 +120,7 @@ def test_the_ends_of_a_range_stay_as_given(parameter: Float) -> None:
     decode, encode = parameter.decoder(), parameter.encoder()
     for gene, end in ((0.0, parameter.low), (1.0, parameter.high)):
         assert same(decode(gene), end)
-        assert encode(end) == gene
+        assert encode(end) == (gene if parameter.low < parameter.high else parameter.neutral)
         assert same(parameter.canonical(end), end)
 
 
@@ -276,8 +281,8 @@ def test_a_float_takes_whole_numbers_and_numpys() -> None:
 @pytest.mark.parametrize(
     ("define", "value", "rule", "remedy"),
     [
-        (lambda: Float(0.1, 0.01), "Float(0.1, 0.01)", "low must be below high", "Use Float(0.01, 0.1)"),
-        (lambda: Float(1, 1), "Float(1, 1)", "low must be below high", "Use Categorical"),
+        (lambda: Float(0.1, 0.01), "Float(0.1, 0.01)", "must not be above high", "Write Float(0.01, 0.1)"),
+        (lambda: Float(0, 0, log=True), "Float(0, 0, log=True)", "needs low > 0", "drop log=True"),
         (lambda: Float(0, 1, log=True), "Float(0, 1, log=True)", "needs low > 0", "drop log=True"),
         (lambda: Float(-1, 1, log=True), "Float(-1, 1, log=True)", "needs low > 0", "Raise low"),
         (lambda: Float(1e-310, 1, log=True), "1e-310", "below 1e-300", "Raise low"),
@@ -346,3 +351,69 @@ def test_random_float_definitions_are_refused_or_exact() -> None:
         for _ in range(5):
             assert survives(parameter, parameter.decoder()(rng.random())), parameter
     assert 0 < refused < 2900
+
+
+@pytest.mark.parametrize("value", [1, 0.0, -0.0, -2.5, 1e300, 5e-324])
+@pytest.mark.parametrize("log", [False, True])
+def test_a_range_may_be_one_value(value: float, log: bool) -> None:
+    if log and value < 1e-300:
+        return
+    parameter = Float(value, value, log=log)
+    assert same(parameter.low, float(value) + 0.0) and parameter.count == 1
+    assert list(parameter.values()) == [parameter.low]
+    assert same(parameter.canonical(value), parameter.low) and survives(parameter, parameter.low)
+    for gene in (0.0, 0.3, 1.0, -7.0, math.inf):
+        assert same(parameter.decoder()(gene), parameter.low)
+    with pytest.raises(ValueError, match="a gene must be a number"):
+        parameter.decoder()(math.nan)
+
+
+@pytest.mark.parametrize("choices", [(8, 4, 16), (1.0, 3, 2), (3, 1, 2)])
+def test_numbers_in_order_ascend_or_descend(choices: tuple[float, ...]) -> None:
+    remedy = f"Write Ordinal({', '.join(map(repr, sorted(choices)))})"
+    with pytest.raises(UsageError, match=re.escape(remedy)):
+        Ordinal(*choices)
+    for order in sorted(choices), sorted(choices, reverse=True):
+        assert list(Ordinal(*order).choices) == order
+    assert Ordinal(*map(str, choices)).choices == tuple(map(str, choices))
+    assert Ordinal(*choices, "auto").choices == (*choices, "auto")
+    assert Categorical(*choices).choices == choices
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Int(0, 10, step=2), ["Int: 'step' is no keyword", "Ordinal(0, 2, 4"]),
+        (lambda: Float(0, 1, step=0.1), ["Float: 'step'", "Ordinal(0, 2, 4"]),
+        (lambda: Float(0, 1, logs=True), ["Float: 'logs' is no keyword", 'Did you mean "log"?']),
+        (lambda: Float(0), ["Float: missing a required argument: 'high'", "Write Float("]),
+        (lambda: Int(0, 1, True), ["Int: too many positional arguments"]),
+        (lambda: Categorical("a", "b", wen={"x": 1}), ["Categorical: 'wen'", 'Did you mean "when"?']),
+        (lambda: Ordinal(1, 2, wen={"x": 1}), ["Ordinal: 'wen'", 'Did you mean "when"?']),
+        (lambda: hpo.SearchSpace(1, 2), ["SearchSpace: too many positional arguments"]),
+        (
+            lambda: hpo.Task(SPACE, print, metric="f1"),
+            ["Task: 'metric'", "evaluate returns the value itself"],
+        ),
+        (lambda: hpo.Task(SPACE, print, objective={}), ["Task: 'objective'", 'Did you mean "objectives"?']),
+        (lambda: hpo.Task(SPACE), ["Task: missing a required argument: 'evaluate'"]),
+        (lambda: hpo.Campaign(TASK), ["Campaign: missing a required argument: 'directory'"]),
+        (lambda: hpo.Campaign(TASK, "run"), ["Campaign: too many positional arguments"]),
+        (lambda: hpo.Campaign(TASK, directory="run", evaluatons=3), ["evaluatons", '"evaluations"']),
+        (lambda: hpo.Search(), ["Search: missing a required argument: 'space'"]),
+        (lambda: hpo.Search(SPACE, sed=1), ["sed"]),
+    ],
+)
+def test_arguments_that_a_constructor_does_not_take(build: Callable[[], object], words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        build()
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def test_a_direction_beside_objectives_is_refused_whichever_it_is() -> None:
+    for direction in "minimize", "maximize":
+        with pytest.raises(UsageError, match="Remove direction"):
+            hpo.Task(SPACE, print, direction, objectives={"f1": "maximize"})
+    assert hpo.Task(SPACE, print).objectives == {"value": "minimize"}
+    assert hpo.Task(SPACE, print, objectives={"f1": "maximize"}).objectives == {"f1": "maximize"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,19 +11,20 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo import results
-from hpo.assembly import Assembly
-from hpo.check import check
+from hpo import cli
+from hpo.campaign.wiring import Assembly
+from hpo.cluster.signals import Signals
+from hpo.config.layout import Layout
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
-from hpo.journal import read_directory
-from hpo.layout import Layout
-from hpo.pbt import PbtBreeder, kept_for_others
-from hpo.population import Member, Population
-from hpo.proposals import key_of
-from hpo.signals import Signals
+from hpo.islands.transport import LocalTransport
+from hpo.journal.check import check
+from hpo.journal.records import read_directory
+from hpo.results.record import load
+from hpo.search.kinds.pbt import PbtBreeder, kept_for_others
+from hpo.search.population import Member, Population
+from hpo.search.proposals import key_of
 from hpo.simulation import MemoryJournal
-from hpo.transport import LocalTransport
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),
@@ -235,6 +237,47 @@ def test_lineages_train_on(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run" / "evaluations").glob("*/state"))) == 3
 
 
+def test_the_result_is_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "run"
+    result = hpo.Campaign(CLIMB, **settings(home)).run()
+    parents = inherited(home)
+    line = result.schedule()
+    assert line[-1] is result.best and len(line) > 2 and not parents[line[0].id]
+    assert [parents[one.id] for one in line[1:]] == [one.id for one in line[:-1]]
+    assert [one.metrics["steps"] for one in line] == [10 * number for number in range(1, len(line) + 1)]
+    assert result.schedule(line[1].id) == line[:2]
+    with pytest.raises(hpo.UsageError, match="9-9-9: there is no such individual"):
+        result.schedule("9-9-9")
+    capsys.readouterr()
+    assert cli.main(["best", str(home), "--json"]) == 0
+    [entry] = json.loads(capsys.readouterr().out)
+    assert [(one["id"], one["value"]) for one in entry["schedule"]] == [(one.id, one.value) for one in line]
+    params: dict[str, object] = {}
+    for one, shown in zip(line, entry["schedule"], strict=True):
+        assert all(params.get(name) != value for name, value in shown["changed"].items())
+        params |= shown["changed"]
+        assert params == one.params
+    assert cli.main(["best", str(home)]) == 0
+    text = capsys.readouterr().out.splitlines()
+    start = next(number for number, row in enumerate(text) if row.startswith(f"schedule of {line[-1].id}, "))
+    rows = text[start + 1 : start + 1 + len(line)]
+    assert [row.split()[0] for row in rows] == [one.id for one in line]
+    assert [row.endswith("goes on") for row in rows] == [not one["changed"] for one in entry["schedule"]]
+
+
+def test_a_schedule_begins_where_a_checkpoint_was_gone_and_has_one_interval_elsewhere(tmp_path: Path) -> None:
+    campaign = settings(tmp_path / "run")
+    hpo.Campaign(CLIMB, **{**campaign, "evaluations": 12}).run()
+    for state in (tmp_path / "run" / "evaluations").glob("*/state"):
+        state.unlink()
+    result = hpo.Campaign(CLIMB, **{**campaign, "evaluations": 13}).run()
+    [gone] = [one for one in result.individuals if "parent_checkpoint" in one.metrics]
+    assert gone.inherits and result.schedule(gone.id) == [gone]
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0)
+    other = hpo.Campaign(task, directory=tmp_path / "other", evaluations=3, isolation="inline").run()
+    assert other.schedule() == [other.best]
+
+
 def test_a_parent_whose_checkpoint_is_gone_is_none_and_noted(tmp_path: Path) -> None:
     campaign = settings(tmp_path / "run")
     hpo.Campaign(CLIMB, **{**campaign, "evaluations": 12}).run()
@@ -298,7 +341,7 @@ def test_all_lineages_go_on_after_a_stop(tmp_path: Path) -> None:
     new = [identity for identity in after if identity not in before]
     assert len(new) == 6 and after[stopped] == before[stopped]
     # It was one lineage's turn, and each of the six has one more: those that are behind go on from a better one.
-    rows = {one.id: one for one in results.load(tmp_path / "run").individuals}
+    rows = {one.id: one for one in load(tmp_path / "run").individuals}
     turns = {identity: rows[identity].parents[-1] for identity in after if after[identity]}
     waited = set(before) - {turns[one] for one in before if one in turns}
     assert len(waited) == 6 and {turns[one] for one in new} == waited
@@ -319,7 +362,7 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
         closing=ExitStack(),
     )
     for place, migrates in zip(layout.workers, (True, False)):
-        leader = assembly.leader(place, groups, Idle(), journal)  # type: ignore[arg-type]
+        leader = assembly.leader(place, groups, Idle(), journal, ["here"] * 3)  # type: ignore[arg-type]
         chances = [Member(f"{place.island}-0-{number}", (0.5, 0), (1.0,), COMPLETED) for number in range(20)]
         for one in chances:
             leader._migration.own(one)
@@ -335,7 +378,7 @@ def test_digits_train_on_from_a_parent(tmp_path: Path) -> None:
         tmp_path / "run", evaluations=8, pool=2, perturb=["lr"], isolation="warm", timeout=100, seed=1
     )
     hpo.Campaign(task, **campaign).run()
-    record = results.load(tmp_path / "run")
+    record = load(tmp_path / "run")
     rows = {one.id: one for one in record.individuals}
     assert {one.status for one in rows.values()} == {"completed"}, [one.error for one in rows.values()]
     assert not any("parent_checkpoint" in one.metrics for one in rows.values())

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.individual import COMPLETED, FAILED
-from hpo.population import Member, Population, dominates
+from hpo.search.models.pareto import dominates
+from hpo.search.population import Member, Population
 
 BEST, RECENT, FAILURES = 4, 3, 2
 

@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 
 import hpo
-from hpo.breeding import make_breeder
+from hpo.config.settings import Kind, SearchSettings
 from hpo.individual import COMPLETED, FAILED
-from hpo.population import Member, Population
-from hpo.portfolio import PortfolioBreeder
-from hpo.seams import Offspring
-from hpo.settings import Kind, SearchSettings
+from hpo.search.kinds.portfolio import PortfolioBreeder
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Offspring
+from hpo.search.registry import make_breeder
 from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(

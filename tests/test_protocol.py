@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 import hpo
-from hpo.breeding import RandomBreeder, TypedBreeder
-from hpo.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
 from hpo.individual import REEVALUATION
-from hpo.messages import StopRequest, encode
-from hpo.reevaluation import ReevaluatingBreeder
-from hpo.resume import fold
+from hpo.islands.coordinator.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
+from hpo.islands.messages import StopRequest, encode
+from hpo.islands.resume import fold
+from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
+from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.simulation import Report, Simulation, ideal_queue
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
@@ -34,7 +34,7 @@ def make(case, *, space=SPACE, goal=objective, **changes):
         "islands": islands,
         "evaluations": rng.randint(1, 80),
         "duration": lambda index: draws[index % 1000],
-        "breeder": lambda rank: TypedBreeder(space),
+        "breeder": lambda rank: EvolutionBreeder(space),
         "migration": 0.5,
         "copy": rng.random() < 0.5,
         "topology": rng.choice(["ring", "full"]),
@@ -53,7 +53,7 @@ def make_repeating(case, share, **changes):
     return make(
         case,
         goal=lambda params: objective(params) + noise.gauss(0, 1),
-        breeder=lambda rank: ReevaluatingBreeder(SPACE, TypedBreeder(SPACE), share),
+        breeder=lambda rank: ReevaluatingBreeder(SPACE, EvolutionBreeder(SPACE), share),
         **changes,
     )
 
@@ -145,7 +145,9 @@ def test_the_same_seed_replays_the_same_campaign():
 @pytest.mark.parametrize("piece", [4, 18, 20_000])
 @pytest.mark.parametrize("workers", [1, 4, 9])
 def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkeypatch):
-    monkeypatch.setattr("hpo.coordinator._PIECE", piece)  # of the list of all configurations
+    monkeypatch.setattr(
+        "hpo.islands.coordinator.coordinator._PIECE", piece
+    )  # of the list of all configurations
     space = hpo.SearchSpace(
         a=hpo.Ordinal(1, 2, 3), b=hpo.Categorical("x", "y"), c=hpo.Int(0, 4, when={"b": "x"})
     )
@@ -287,7 +289,7 @@ def test_evolution_is_better_than_random_search():
         return min(record["objectives"]["value"] for record in finished(simulation))
 
     wins = sum(
-        best(lambda rank: TypedBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s)
+        best(lambda rank: EvolutionBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s)
         for s in range(10)
     )
     assert wins >= 8

@@ -14,15 +14,15 @@ from test_many_seeds import check_knowledge, disturb, final, losses
 from test_protocol import SPACE, make, records_of
 
 import hpo
-from hpo.coordinator import DONE
+from hpo.config.layout import Layout
+from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
-from hpo.layout import Layout
-from hpo.population import Member, Population
-from hpo.pruning import EarlyStopping, Halving, PruningSettings, make_rule, of_search
-from hpo.resume import fold, start_messages
-from hpo.seams import GO, PAUSE, STOP, Candidate, TrialReport
-from hpo.settings import SearchSettings
+from hpo.islands.coordinator.coordinator import DONE
+from hpo.islands.resume import fold, start_messages
+from hpo.search.early_stopping import EarlyStopping, Halving, PruningSettings, make_rule, of_search
+from hpo.search.population import Member, Population
+from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport
 from hpo.simulation import Curve, Simulation
 
 HALVING = PruningSettings(rule="halving", min_steps=1, reduction=3)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from hpo import config
+from hpo.campaign.launch import command, environment, find_mpirun
 from hpo.cli import _parser
-from hpo.config import Settings
+from hpo.config import reader as config
+from hpo.config.reader import Settings
 from hpo.errors import UsageError
-from hpo.launch import command, environment, find_mpirun
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()

@@ -14,19 +14,19 @@ import numpy
 import pytest
 
 import hpo
-from hpo.breeding import make_breeder
-from hpo.check import check
 from hpo.cli import main
-from hpo.config import from_keywords
-from hpo.estimates import Estimate, estimates, exact
+from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
-from hpo.population import Member, Population
-from hpo.proposals import key_of
-from hpo.pruning import EarlyStopping, PruningSettings
-from hpo.reevaluation import ReevaluatingBreeder
-from hpo.restriction import restricted
-from hpo.seams import GO, Candidate, Offspring, TrialReport
-from search_spaces.use import of_campaign
+from hpo.journal.check import check
+from hpo.search.early_stopping import EarlyStopping, PruningSettings
+from hpo.search.kinds.reevaluation import ReevaluatingBreeder
+from hpo.search.models.estimates import Estimate, estimates, exact
+from hpo.search.population import Member, Population
+from hpo.search.proposals import key_of
+from hpo.search.protocols import GO, Candidate, Offspring, TrialReport
+from hpo.search.registry import make_breeder
+from hpo.space.restricted import restricted
+from search_spaces.standalone.use import of_campaign
 
 # --- what a configuration is worth --------------------------------------------------------------------------
 
@@ -406,7 +406,7 @@ def test_a_campaign_evaluates_again_goes_on_and_names_the_steadiest(tmp_path: Pa
     chosen = result.repeated[0]
     assert (chosen.individual, sorted(chosen.values)) == (result.best, sorted(groups[best]))
     assert chosen.mean == pytest.approx(statistics.fmean(groups[best]))
-    assert result.status()["best"]["id"] == result.best.id
+    assert result.status["best"]["id"] == result.best.id
     # As it is told.
     assert "most likely the best: " in first
     assert f"most likely the best: {result.best.id}" in capsys.readouterr().err

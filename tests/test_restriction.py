@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo import config
-from hpo.breeding import make_breeder
+from hpo.config import reader as config
+from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED
-from hpo.population import Member, Population
-from hpo.proposals import Proposals
-from hpo.restriction import RestrictedSpace, restricted
-from hpo.seams import Candidate
-from hpo.settings import SearchSettings
+from hpo.search.population import Member, Population
+from hpo.search.proposals import Proposals
+from hpo.search.protocols import Candidate
+from hpo.search.registry import make_breeder
+from hpo.space.restricted import RestrictedSpace, restricted
 
 SPACE = hpo.SearchSpace(
     optimizer=hpo.Categorical("sgd", "adam", "nadam", "adagrad"),
@@ -53,7 +53,7 @@ def test_what_is_not_allowed_is_replaced_and_the_rest_kept() -> None:
         ("adagrad", 8, ("adagrad", 8)),
     ]:
         genome = SPACE.encode({"optimizer": optimizer, "width": width, "lr": 0.1, "depth": 3})
-        found = space.decode(space.confined(genome))
+        found = space.decode(space.project_to_allowed(genome))
         assert (found["optimizer"], found["width"]) == instead
         assert (found["lr"], found["depth"]) == (0.1, 3)
 
@@ -88,7 +88,7 @@ def test_children_of_immigrants_keep_to_it_whatever_breeds_them(kind: str) -> No
 def test_without_one_the_space_is_the_same() -> None:
     assert restricted(SPACE, {}) is SPACE
     genome = SPACE.sample(random.Random(0))
-    assert SPACE.confined(genome) is genome
+    assert SPACE.project_to_allowed(genome) is genome
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpo import directory, journal, results, tables
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES, Individual
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.results import result as results
+from hpo.results import tables
+from hpo.results.record import CampaignRecord, load
 
 _T = 1.7e9
 
@@ -83,8 +87,8 @@ class _Home:
                 for record in records:
                     writer.append(record)
 
-    def load(self) -> results.CampaignRecord:
-        return results.load(self.path)
+    def load(self) -> CampaignRecord:
+        return load(self.path)
 
     def statuses(self) -> dict[str, str]:
         return {one.id: one.status for one in self.load().individuals}
@@ -308,7 +312,7 @@ def test_status_before_the_first_leg_and_without_a_campaign(home: _Home, tmp_pat
     assert status["best"] is None
     assert (status["started"], status["updated"], status["seconds"]) == (None, None, 0)
     with pytest.raises(CampaignError, match="holds no campaign"):
-        results.load(tmp_path / "nowhere")
+        load(tmp_path / "nowhere")
 
 
 # Best -----------------------------------------------------------------------------------------------------
@@ -349,7 +353,7 @@ def _dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 def test_the_front_is_what_no_other_dominates(losses: list[tuple[float, ...]]) -> None:
     width = len(losses[0]) if losses else 2
     signs = [1.0 if index % 2 else -1.0 for index in range(width)]
-    record = results.CampaignRecord(
+    record = CampaignRecord(
         directory=Path(),
         identity={
             "objectives": {f"o{i}": "minimize" if sign > 0 else "maximize" for i, sign in enumerate(signs)}
@@ -525,7 +529,7 @@ def test_a_result_reads_late_and_tells_why_the_campaign_ended(home: _Home) -> No
     assert result.best.params == {"lr": 0.1}
     assert result.best.value == 1.5
     assert result.reason == "budget"
-    assert result.status() == results.status(home.load())
+    assert result.status == results.status(home.load())
     assert results.Result(home.path, "stopped").reason == "stopped"
 
 

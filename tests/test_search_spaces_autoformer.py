@@ -19,9 +19,10 @@ pytest.importorskip("transformers")
 
 import hpo
 import trainers
-from search_spaces import alone, autoformer
+from search_spaces import autoformer
 from search_spaces.networks.autoformer import correlated
 from search_spaces.readers.ett import FEATURES, load_parts
+from search_spaces.standalone import alone
 
 JOBS = Path(__file__).parent.parent / "jobs"
 

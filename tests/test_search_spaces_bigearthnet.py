@@ -16,10 +16,12 @@ from torch.utils.data import TensorDataset
 
 import hpo
 import trainers
-from hpo.config import read_file
-from search_spaces import alone, bigearthnet, losses, optimizers
+from hpo.config.reader import read_file
+from search_spaces import bigearthnet
+from search_spaces.building_blocks import losses, optimizers
 from search_spaces.networks.residual import ACTIVATIONS, ORDERS
 from search_spaces.readers.bigearthnet_format import CLASSES
+from search_spaces.standalone import alone
 
 JOBS = Path(__file__).parents[1] / "jobs"
 SPACE = bigearthnet.make_space(8)

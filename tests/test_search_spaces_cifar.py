@@ -18,10 +18,11 @@ from stand_ins import cifar_archive
 
 import hpo
 import trainers
-from hpo import config
-from search_spaces import alone, assignment, daso_intervals, vit_ab, vit_oialr
-from search_spaces.image_task import ImageTask
-from search_spaces.use import Trained, export
+from hpo.config import reader as config
+from search_spaces import assignment, daso_intervals, vit_ab, vit_oialr
+from search_spaces.building_blocks.image_task import ImageTask
+from search_spaces.standalone import alone
+from search_spaces.standalone.use import Trained, export
 
 MODULES = [vit_oialr, vit_ab, daso_intervals, assignment]
 JOBS = Path(__file__).parent.parent / "jobs"

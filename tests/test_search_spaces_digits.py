@@ -17,10 +17,11 @@ from gloo import run_ranks
 
 import hpo
 import trainers
-from search_spaces import alone, digits
+from search_spaces import digits
 from search_spaces.networks import small_resnet
 from search_spaces.readers import small_images
 from search_spaces.readers.small_images import load_images
+from search_spaces.standalone import alone
 
 FAST = {"epochs": 1, "train_samples": 40, "batch_size": 20}
 

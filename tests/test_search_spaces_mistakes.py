@@ -20,21 +20,21 @@ import torch
 
 import hpo
 import trainers
-from hpo.task import load_task
+from hpo.task.task import load_task
 from search_spaces import (
-    alone,
     assignment,
     autoformer,
     bigearthnet,
     daso_intervals,
     digits,
-    image_task,
     sources,
     vit_ab,
     vit_oialr,
 )
-from search_spaces.place import Place
+from search_spaces.building_blocks import image_task
 from search_spaces.readers import augmentation, cifar, published, small_images
+from search_spaces.standalone import alone
+from search_spaces.standalone.place import Place
 
 IMAGES: list[ModuleType] = [vit_oialr, vit_ab, daso_intervals, assignment]
 ALL: list[ModuleType] = [*IMAGES, digits, autoformer, bigearthnet]

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from terminal import ROOT, wait_until
 
-from hpo import cli, journal, slurm
+from hpo import cli
+from hpo.cluster import slurm
 from hpo.errors import CampaignError
+from hpo.journal import records as journal
 
 EXAMPLE = slurm.Plan(
     file=None,
@@ -105,9 +107,33 @@ def test_srun_starts_the_ranks_where_it_is_asked_to(file: Path, capsys: pytest.C
 def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=a; touch b")
     assert "srun --mpi='a; touch b' " in text
+    plan = slurm.Plan(file=None, grace_s=1.0, options={}, path="/env $(touch c)`touch d`\"'/bin")
+    line = next(line for line in slurm.script(plan).splitlines() if line.startswith("export PATH="))
+    done = subprocess.run(
+        ["/bin/bash", "-c", f'{line}; printf %s "$PATH"'],
+        capture_output=True,
+        text=True,
+        cwd=file.parent,
+        env={"PATH": "/usr/bin:/bin"},
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == f"{plan.path}:/usr/bin:/bin" and list(file.parent.iterdir()) == [file]
     two = file.rename(file.with_name("a\ntouch b.toml"))
     code, out, err = dry_run(capsys, two, "--nodes=2-4")
     assert (code, out) == (2, "") and "two lines" in err and len(err.splitlines()) == 1
+
+
+def test_the_commands_to_follow_a_job_can_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('task = "task.py:task"\ndirectory = "my $(run)"\nevaluations = 5\n')
+    monkeypatch.setattr(slurm, "submit", lambda text: "7")
+    assert cli.main(["slurm", str(path), "--nodes=1", "--output=a b-%j.out"]) == 0
+    told = capsys.readouterr().out
+    assert "  tail -F 'a b-7.out'\n" in told and "  hpo status 'my $(run)'\n" in told
+    assert "hpo stop 'my $(run)', or scancel 7" in told
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpo.errors import UsageError
-from hpo.space import Categorical, Float, Genome, Int, Ordinal, Parameter, Params, SearchSpace
+from hpo.space.space import Categorical, Float, Genome, Int, Ordinal, Parameter, Params, SearchSpace
 
 
 def propulates_individual() -> type:

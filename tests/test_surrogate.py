@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import hypothesis.strategies as st
 import numpy as np
@@ -12,14 +13,15 @@ from hypothesis import given, settings
 from scipy.stats import norm
 
 import hpo
-from hpo.brood import Brood
-from hpo.gaussian import Gaussian
 from hpo.individual import COMPLETED, FAILED, PRUNED
-from hpo.models import Forest, Panel
-from hpo.observations import Observations, normal_scores, value_scores
-from hpo.population import Member, Population
-from hpo.restriction import restricted
-from hpo.surrogate import SurrogateBreeder, ThriftyBreeder
+from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate, first_of_worker
+from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.ensemble import Forest, ModelEnsemble, import_in_background
+from hpo.search.models.gaussian import Gaussian
+from hpo.search.models.observations import Observations, normal_scores, value_scores
+from hpo.search.population import Member, Population
+from hpo.simulation import Simulation
+from hpo.space.restricted import restricted
 
 
 @st.composite
@@ -77,7 +79,7 @@ def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space,
 @settings(max_examples=25, deadline=None)
 @given(spaces(), st.integers(0, 1000))
 def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
-    brood = Brood(space)
+    brood = VectorisedGenomes(space)
     genomes = brood.drawn(8, np.random.default_rng(seed))
     rows = brood.rows(genomes)
     params = [space.decode(brood.genome(genome)) for genome in genomes.tolist()]
@@ -97,7 +99,7 @@ def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
 @settings(max_examples=25, deadline=None)
 @given(spaces(), st.integers(0, 1000))
 def test_children_are_genomes_of_their_parents(space, seed):
-    brood, generator = Brood(space), np.random.default_rng(seed)
+    brood, generator = VectorisedGenomes(space), np.random.default_rng(seed)
     parents = brood.drawn(4, generator)
     children, origins = brood.children(parents, 60, generator, 0.7, (0.01, 1 / 3))
     assert origins.shape == (60, 2) and set(origins.flat) <= {0, 1, 2, 3}
@@ -114,7 +116,7 @@ def test_integers_and_their_conditions_are_those_of_the_space():
     space = hpo.SearchSpace(
         n=hpo.Int(1, 1000, log=True), m=hpo.Int(-3, 4), inner=hpo.Float(0, 1, when={"m": (0, 2)})
     )
-    brood = Brood(space)
+    brood = VectorisedGenomes(space)
     genomes = brood.drawn(400, np.random.default_rng(0))
     exists = brood.active(genomes)
     for genome, there in zip(genomes.tolist(), exists[:, 2]):
@@ -126,9 +128,9 @@ def test_integers_and_their_conditions_are_those_of_the_space():
 
 def test_some_choices_only():
     space = hpo.SearchSpace(c=hpo.Categorical(*"abcd"), o=hpo.Ordinal(1, 2, 3), x=hpo.Float(0, 1))
-    brood = Brood(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
+    brood = VectorisedGenomes(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
     generator = np.random.default_rng(0)
-    parents = Brood(space).drawn(50, generator)
+    parents = VectorisedGenomes(space).drawn(50, generator)
     for genomes in (brood.drawn(50, generator), brood.children(parents, 50, generator, 0.7, (0.01, 0.3))[0]):
         assert set(genomes[:, 0]) == {0, 2} and set(genomes[:, 1]) == {0, 2}
 
@@ -219,7 +221,7 @@ def test_lengths_tell_what_matters():
 
 def test_the_model_that_foretells_judges():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    panel = Panel(Brood(space))
+    panel = ModelEnsemble(VectorisedGenomes(space))
     assert panel.shares() == [0.5, 0.5]
     losses = [random.Random(~number).random() for number in range(40)]
     panel._foretold = [(one, [one, random.Random(i).random()]) for i, one in enumerate(losses)]
@@ -230,7 +232,7 @@ def test_the_model_that_foretells_judges():
 
 def test_pruned_ones_are_no_better_than_the_median_and_count_anew_when_they_go_on():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    population, known = Population(), Observations(Brood(space))
+    population, known = Population(), Observations(VectorisedGenomes(space))
     for number in range(5):
         population.add(Member(f"0-0-{number}", (number / 5,), (float(number),), COMPLETED))
     population.add(Member("0-1-0", (0.9,), None, PRUNED, progress=(2, 0.5)))
@@ -280,7 +282,7 @@ def test_failures_guide_away():
 
 def test_what_is_remembered_is_bounded_and_holds_the_best():
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
-    known, population, rng = Observations(Brood(space)), Population(), random.Random(0)
+    known, population, rng = Observations(VectorisedGenomes(space)), Population(), random.Random(0)
     for number in range(3000):
         genome = space.sample(rng)
         failed = number % 3 == 0
@@ -293,30 +295,169 @@ def test_what_is_remembered_is_bounded_and_holds_the_best():
     assert known.observe(population) == [], "what was forgotten came again"
 
 
-def test_the_default_thinks_only_as_long_as_evaluations_allow():
+def bred_by_default(seconds, individuals, **settings):
+    """Operators of individuals that take so many seconds, where screening one takes 0.02 s."""
     space = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(3)})
+    now = [0.0]
 
-    def operators(seconds):
-        """Of 200 individuals that take so long, where screening one takes 0.02 s."""
-        now = [0.0]
+    def clock():
+        now[0] += 0.01
+        return now[0]
 
-        def clock():
-            now[0] += 0.01
-            return now[0]
+    breeder, population, bred = TimeBudgetedSurrogate(space, clock=clock, **settings), Population(), []
+    for number in range(individuals):
+        child = breeder.breed(population, random.Random(number))
+        bred.append(child.operator)
+        now[0] += seconds
+        told = (sum(x * x for x in child.genome),)
+        population.add(Member(f"0-0-{number}", child.genome, told, COMPLETED))
+    return bred
 
-        breeder, population, bred = ThriftyBreeder(space, clock=clock), Population(), []
-        for number in range(200):
-            child = breeder.breed(population, random.Random(number))
-            bred.append(child.operator)
-            now[0] += seconds
-            told = (sum(x * x for x in child.genome),)
-            population.add(Member(f"0-0-{number}", child.genome, told, COMPLETED))
-        return bred
 
-    assert "surrogate" not in operators(1e-4)
-    assert operators(60.0)[60:].count("evolution") == 0
-    some = operators(0.2)
+def test_the_default_screens_only_as_long_as_evaluations_allow():
+    assert "surrogate" not in bred_by_default(1e-4, 200, first=0)
+    assert bred_by_default(60.0, 200, first=0)[60:].count("evolution") == 0
+    some = bred_by_default(0.2, 200, first=0)
     assert 10 < some.count("surrogate") < 150 < some.count("surrogate") + some.count("evolution")
+
+
+def test_the_default_screens_the_first_200_however_short_evaluations_are():
+    bred = bred_by_default(1e-6, 300)
+    assert bred[10:200] == ["surrogate"] * 190
+    assert "surrogate" not in bred[200:] and "evolution" in bred[200:]
+
+
+def test_workers_share_the_first_200_unless_too_many_share_a_core():
+    one = ["a"] * 4
+    assert first_of_worker(0, [0], one, 1) == 200
+    assert first_of_worker(2, [0, 1, 2], one, 2) == 67
+    assert [first_of_worker(rank, range(4), one, cores) for rank, cores in ((0, 2), (3, 1))] == [50, 0]
+    # Workers of four ranks, of which only the leader screens, and hosts that differ.
+    assert first_of_worker(4, [0, 4], ["a"] * 8, 1) == 100
+    assert first_of_worker(3, range(4), ["a", "a", "a", "b"], 1) == 50
+    assert first_of_worker(0, range(4), ["a", "a", "a", "b"], 1) == 0
+
+
+class Import:
+    """Stands for the thread that imports what models need."""
+
+    def __init__(self):
+        self.over, self.waited = False, []
+
+    def join(self, timeout):
+        self.waited.append(timeout)
+
+    def is_alive(self):
+        return not self.over
+
+
+def test_an_import_that_takes_too_long_is_waited_for_once(monkeypatch):
+    thread = Import()
+    monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", lambda: thread)
+    space = hpo.SearchSpace(x=hpo.Float(-1, 1))
+    population = populated(space, range(9))
+    breeder = TimeBudgetedSurrogate(space, clock=lambda: 0.0, background=True, random_rate=0.0)
+    assert breeder.breed(population, random.Random(0)).operator == "random"
+    assert thread.waited == [], "nothing is to be judged yet"
+    population.add(Member("0-1-0", (0.5,), (0.0,), COMPLETED))
+    assert [breeder.breed(population, random.Random(n)).operator for n in range(3)] == ["evolution"] * 3
+    assert thread.waited[0] > 0 and set(thread.waited[1:]) == {0.0}
+    thread.over = True
+    assert breeder.breed(population, random.Random(0)).operator == "surrogate"
+
+
+BOWL = hpo.Task(
+    hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5)),
+    lambda trial: trial.params["x"] ** 2 + trial.params["y"] ** 2,
+)
+
+
+@pytest.mark.parametrize("isolation", ["warm", "inline"])
+def test_a_first_campaign_is_screened(tmp_path, monkeypatch, isolation):
+    started = []
+
+    def spied():
+        started.append(1)
+        return import_in_background()
+
+    monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", spied)
+    settings = {"isolation": isolation, "random": 0.0}
+    result = hpo.Campaign(BOWL, directory=tmp_path / "toy", evaluations=40, **settings).run()
+    operators = Counter(one.operator for one in result.individuals)
+    assert operators == {"random": 10, "surrogate": 30}
+    assert result.best.value < 0.01
+    assert bool(started) == (isolation == "warm"), "inline, evaluations may import the same at the same time"
+    started.clear()
+    hpo.Campaign(BOWL, directory=tmp_path / "few", evaluations=10, **settings).run()
+    assert not started, "all of so few are random"
+
+
+def test_one_worker_finds_the_same_with_the_same_seed(tmp_path):
+    def found(name):
+        settings = {"evaluations": 60, "isolation": "inline", "seed": 3}
+        return [
+            one.params for one in hpo.Campaign(BOWL, directory=tmp_path / name, **settings).run().individuals
+        ]
+
+    assert found("first") == found("second")
+
+
+def test_a_campaign_that_goes_on_gets_no_second_200(tmp_path):
+    for evaluations in (205, 230):
+        result = hpo.Campaign(
+            BOWL, directory=tmp_path / "toy", evaluations=evaluations, isolation="inline"
+        ).run()
+    late = {one.operator for one in result.individuals if one.sequence >= 200}
+    assert len(result.individuals) == 230 and "evolution" in late and "surrogate" not in late
+
+
+def test_the_first_are_not_bred_ahead_of_what_they_could_know():
+    """Of four workers each draws ten at random, unless it hears of others before."""
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+
+    def run():
+        simulation = Simulation(
+            space,
+            lambda params: (params["x"] - 0.3) ** 2 + (params["y"] - 0.6) ** 2,
+            workers=4,
+            islands=1,
+            evaluations=60,
+            duration=lambda number: 0.001,
+            latency_s=0.002,
+            breeder=lambda rank: TimeBudgetedSurrogate(
+                space, clock=lambda: simulation.time, first=50, random_rate=0.0
+            ),
+        )
+        simulation.run()
+        return [
+            (one["operator"], one["params"])
+            for journal in simulation.journals
+            for one in journal.committed
+            if one["type"] == "finished"
+        ]
+
+    bred = run()
+    assert len(bred) == 60 and [operator for operator, _ in bred].count("random") <= 40
+    assert run() == bred
+
+
+def test_other_choices_are_tried_while_the_best_stalls():
+    """All of "b" and "c" seen so far was bad; "a" has been tuned to the last digit."""
+    space = hpo.SearchSpace(c=hpo.Categorical("a", "b", "c"), x=hpo.Float(0, 1))
+
+    def of_the_leading(last):
+        population, rng = Population(), random.Random(0)
+        for number in range(18):
+            choice, x = number % 3, rng.random()
+            told = (0.1 + (x - 0.2) ** 2 if choice == 0 else 3.0 + x,)
+            population.add(Member(f"0-0-{number}", (choice, x), told, COMPLETED))
+        for number in range(6):
+            population.add(Member(f"0-1-{number}", (0, 0.2 + number / 1000), (last(number),), COMPLETED))
+        breeder = SurrogateBreeder(space)
+        return [breeder.breed(population, random.Random(n)).genome[0] for n in range(20)].count(0)
+
+    assert of_the_leading(lambda number: 0.1 + 1e-9 * number) <= 12
+    assert of_the_leading(lambda number: 0.1 - 0.1 * number) >= 15
 
 
 def test_it_needs_fewer_evaluations_than_evolution():

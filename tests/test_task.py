@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from hpo import usercode
 from hpo.errors import CampaignError, UsageError
-from hpo.space import Categorical, Float, Int, SearchSpace
-from hpo.task import Task, TaskSource, load_task
+from hpo.space.space import Categorical, Float, Int, SearchSpace
+from hpo.task import importing as usercode
+from hpo.task.task import Task, TaskSource, load_task
 
 SPACE = SearchSpace(x=Float(0, 1), n=Int(1, 8), m=Int(0, 1, when={"o": "a"}), o=Categorical("a", "b"))
 POINT = {"x": 0.5, "n": 4, "o": "b"}
@@ -144,7 +144,7 @@ def test_anything_that_takes_a_trial_evaluates() -> None:
             lambda: Task(SPACE, evaluate, points=[POINT, {"x": 0.5, "o": "b"}]),
             ["points[1]: n is missing"],
         ),
-        (lambda: Task(SPACE, evaluate, points=POINT), ["points must be a list", "default={…}"]),
+        (lambda: Task(SPACE, evaluate, points=POINT), ["must be a list of configurations", "default={…}"]),
         (
             lambda: Task(SPACE, evaluate, constraints=[narrow], default={**POINT, "n": 7}),
             ["default: constraint narrow (", "test_task.py, line", "'n': 7", "Change one"],
@@ -322,7 +322,7 @@ def test_a_wrong_space_in_a_module_is_told_with_its_line(tmp_path: Path) -> None
         load_task("empty_range.py:task", base=tmp_path)
     assert str(caught.value) == (
         f'task = "empty_range.py:task": {path}, line 3: '
-        "Float(1, 0): low must be below high. Use Float(0.0, 1.0)."
+        "Float(1, 0): low must not be above high. Write Float(0.0, 1.0)."
     )
 
 
@@ -332,7 +332,7 @@ ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent.parent)}
 
 CHILD = """
 import json, sys
-from hpo.task import TaskSource
+from hpo.task.task import TaskSource
 task = TaskSource.from_json(json.load(sys.stdin)).load()
 print(json.dumps([task.evaluate(None), task.objectives, task.default, "torch" in sys.modules]))
 """
@@ -393,7 +393,7 @@ def test_the_place_named_is_in_the_user_s_own_code(tmp_path: Path) -> None:
 def test_the_place_of_an_installed_task_is_its_own_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpo.usercode._LIBRARIES", (*usercode._LIBRARIES, f"{tmp_path}/"))
+    monkeypatch.setattr("hpo.task.importing._LIBRARIES", (*usercode._LIBRARIES, f"{tmp_path}/"))
     path = write(tmp_path / "given_installed.py", GIVEN)
     with pytest.raises(CampaignError, match=rf"raised TypeError\. Correct {path}, line 8, or"):
         load_task("given_installed.py:make", base=tmp_path, options={"data": 3})
@@ -436,7 +436,7 @@ def test_a_closure_is_sent_by_value_to_a_child() -> None:
     script = textwrap.dedent(
         """
         import json, hpo
-        from hpo.task import TaskSource
+        from hpo.task.task import TaskSource
         factor = 4
         def build(offset):
             space = hpo.SearchSpace(

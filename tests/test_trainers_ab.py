@@ -21,11 +21,11 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-import trainers.ab
-from trainers.ab_merge import groups_of, merged_matrix, shares_by_loss
-from trainers.communication import Communicator
-from trainers.data import Disjoint
-from trainers.lowrank import matrix_weights
+import trainers.methods.ab
+from trainers.communication.communicator import Communicator
+from trainers.data.loading import Disjoint
+from trainers.lowrank.layers import matrix_weights
+from trainers.methods.ab_merge import groups_of, merged_matrix, shares_by_loss
 
 SAMPLES = 48
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-3
@@ -530,14 +530,14 @@ def test_groups_train_one_factor_each_and_send_nothing_until_they_merge(kind: An
 
 
 def with_flipped_signs(rank: int) -> list[dict[str, Tensor]]:
-    ordinary, found = trainers.ab.svd, []
+    ordinary, found = trainers.methods.ab.svd, []
 
     def flipped(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
         u, values, vt = ordinary(matrix, cutoff=cutoff)
         return -u, values, -vt
 
     for svd in (ordinary, flipped if rank == 1 else ordinary):
-        trainers.ab.svd = svd
+        trainers.methods.ab.svd = svd
         net = model()
         train(net, 1, optimizer=adamw)
         found.append(state_of(net))

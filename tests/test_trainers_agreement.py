@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.data import Batch
+from trainers.data.loading import Batch
 
 
 def samples(count: int) -> TensorDataset:

@@ -46,11 +46,11 @@ def train(**changed: Any) -> trainers.Result:
 
 WRONG: dict[str, dict[str, Any]] = {
     "schedule = 'cosine': must be a schedule": {"schedule": "cosine"},
-    "schedule = <class 'trainers.schedules.Cosine'>: must be": {"schedule": trainers.Cosine},
+    "schedule = <class 'trainers.optim.schedules.Cosine'>: must be": {"schedule": trainers.Cosine},
     "early_stopping = 5: must be None or a trainers.EarlyStopping": {"early_stopping": 5},
     "topology = 2: must be None or a trainers.Topology": {"topology": 2},
     "assignment = 'fine': must be an assignment": {"assignment": "fine"},
-    "trainers.data.Disjoint'>: must be an assignment": {"assignment": trainers.Disjoint},
+    "trainers.data.loading.Disjoint'>: must be an assignment": {"assignment": trainers.Disjoint},
     "report = 3: must be None or a function": {"report": 3},
     "interrupt = True: must be None or a function": {"interrupt": True},
     "loss = None: must be a function": {"loss": None},
@@ -242,7 +242,7 @@ SETTINGS: dict[str, Callable[[], object]] = {
     "OIALR(synchronisation='DASO'): must be a method's settings. Pass DDP()": lambda: trainers.OIALR(
         synchronisation="DASO"  # type: ignore[arg-type]
     ),
-    "trainers.daso.DASO'>): must be a method's settings. Pass DASO()": lambda: trainers.OIALR(
+    "trainers.methods.daso.DASO'>): must be a method's settings. Pass DASO()": lambda: trainers.OIALR(
         synchronisation=trainers.DASO  # type: ignore[arg-type]
     ),
     "AB(merge_gain='1'): merge_gain must be a number": lambda: trainers.AB(

@@ -13,8 +13,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, Overlapping, effective_epochs
-from trainers.data import Batch, Disjoint
+from trainers.data.assignment import (
+    Coarse,
+    FineGrained,
+    FullOverlap,
+    MediumCoarse,
+    Overlapping,
+    effective_epochs,
+)
+from trainers.data.loading import Batch, Disjoint
 
 SEEDS = st.integers(0, 3)
 

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.checkpoint import read_alone
-from trainers.saved import described
+from trainers.checkpoints.checkpoint import read_alone
+from trainers.checkpoints.contents import described
 
 REMEDY = "Put back a copy of the checkpoint, or remove it, or name another directory"
 
@@ -446,14 +446,14 @@ def test_a_rank_alone_with_other_settings_is_told_of_by_all(tmp_path: Path) -> N
 
 
 def disk_full(rank: int, directory: str) -> str:
-    write = trainers.checkpoint._write
+    write = trainers.checkpoints.checkpoint._write
 
     def full(path: Path, content: Any) -> int:
         if path.name == "rank-1.pt":
             raise OSError(28, "No space left on device")
         return write(path, content)
 
-    trainers.checkpoint._write = full
+    trainers.checkpoints.checkpoint._write = full
     with pytest.raises((OSError, ValueError)) as caught:
         train(model(), directory, batch_size=2)
     return f"{type(caught.value).__name__}: {caught.value}"

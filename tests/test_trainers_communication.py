@@ -15,7 +15,7 @@ from gloo import outcomes_of_ranks, run_ranks
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainers.communication import (
+from trainers.communication.communicator import (
     Channel,
     CommunicationError,
     Communicator,
@@ -25,8 +25,8 @@ from trainers.communication import (
     buckets,
     reconcile_buffers,
 )
-from trainers.process_groups import give_back, group_apart, next_number
-from trainers.topology import Topology
+from trainers.communication.process_groups import give_back, group_apart, next_number
+from trainers.communication.topology import Topology
 
 CPU = torch.device("cpu")
 
@@ -420,8 +420,8 @@ def test_an_error_waits_for_no_group(failing: bool, monkeypatch: pytest.MonkeyPa
         by.append((group, threading.current_thread()))
         assert peers_come.wait(60)
 
-    monkeypatch.setattr("trainers.process_groups.dist.destroy_process_group", destroy)
-    monkeypatch.setattr("trainers.process_groups._PATIENCE_S", 0.0)
+    monkeypatch.setattr("trainers.communication.process_groups.dist.destroy_process_group", destroy)
+    monkeypatch.setattr("trainers.communication.process_groups._PATIENCE_S", 0.0)
     if failing:
         try:
             with pytest.raises(RuntimeError, match="what matters"):

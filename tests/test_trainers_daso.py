@@ -19,9 +19,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication import Channel, Communicator, broadcast_tensors
-from trainers.data import Disjoint
-from trainers.strategy import Method, Setup, Strategy
+from trainers.communication.communicator import Channel, Communicator, broadcast_tensors
+from trainers.data.loading import Disjoint
+from trainers.methods.strategy import Method, Setup, Strategy
 
 STEPS_PER_EPOCH = 11
 EPOCHS = 2

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication import Communicator, GradientAverager, broadcast_tensors
-from trainers.powersgd import PowerSGDAverager
+from trainers.communication.communicator import Communicator, GradientAverager, broadcast_tensors
+from trainers.methods.powersgd import PowerSGDAverager
 
 SAMPLES = 50
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainers
-from trainers.ab_merge import merged_matrix
-from trainers.communication import Communicator
-from trainers.decomposition import SharedWork, deal, full_precision, svd, svd_cost
-from trainers.lowrank import factorise, make_whole, matrix_weights
-from trainers.optimizer_state import Projection, exchange, insert, remove
-from trainers.topology import Topology
+from trainers.communication.communicator import Communicator
+from trainers.communication.topology import Topology
+from trainers.lowrank.decomposition import SharedWork, deal, full_precision, svd, svd_cost
+from trainers.lowrank.layers import factorise, make_whole, matrix_weights
+from trainers.lowrank.state_projection import Projection, exchange, insert, remove
+from trainers.methods.ab_merge import merged_matrix
 
 
 def matrix(rows: int, columns: int, smallest: float = 1e-3, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import trainers
 from search_spaces.networks.vgg import cifar_vgg16
 from search_spaces.networks.vit import ViT
-from trainers.lowrank import matrix_weights
+from trainers.lowrank.layers import matrix_weights
 
 METHODS: dict[str, Any] = {
     "ddp": trainers.DDP(),

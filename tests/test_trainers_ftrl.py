@@ -147,7 +147,7 @@ def test_an_untouched_weight_without_accumulator_stays() -> None:
 
 def test_low_rank_training_keeps_what_it_factors() -> None:
     """A decomposition gives Ftrl new parameters, whose first step must not begin at zero."""
-    from trainers.optimizer_state import Projection, exchange
+    from trainers.lowrank.state_projection import Projection, exchange
 
     old = parameter(np.random.default_rng(1).normal(size=(3, 4)))
     optimizer = trainers.Ftrl([old], lr=0.1)

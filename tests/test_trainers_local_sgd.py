@@ -19,10 +19,10 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication import Communicator, broadcast_tensors
-from trainers.data import Disjoint
-from trainers.local_sgd import adapted_period, effective_batch_size
-from trainers.strategy import Method, Setup, Strategy
+from trainers.communication.communicator import Communicator, broadcast_tensors
+from trainers.data.loading import Disjoint
+from trainers.methods.local_sgd import adapted_period, effective_batch_size
+from trainers.methods.strategy import Method, Setup, Strategy
 
 STEPS_PER_EPOCH = 11
 EPOCHS = 2

@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import trainers
-from trainers.checkpoint import Checkpoint
-from trainers.communication import Communicator
-from trainers.label_smoothing import smoothed
-from trainers.strategy import Setup, Strategy
+from trainers.checkpoints.checkpoint import Checkpoint
+from trainers.communication.communicator import Communicator
+from trainers.methods.strategy import Setup, Strategy
+from trainers.optim.label_smoothing import smoothed
 
 STEPS_PER_EPOCH = 5
 EPOCHS = 3
@@ -157,13 +157,13 @@ def test_killed_without_warning_goes_on_from_the_last_checkpoint(tmp_path: Path)
 def saved_by_one_ahead(rank: int, directory: str) -> list[int]:
     """Rank 0 is slow to name the step that all have written; the other has nothing to wait for."""
     communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-    write = trainers.checkpoint._write
+    write = trainers.checkpoints.checkpoint._write
 
     def slow(path: Path, content: Any) -> int:
         time.sleep(0.2 if path.name == "latest" else 0)
         return write(path, content)
 
-    trainers.checkpoint._write = slow
+    trainers.checkpoints.checkpoint._write = slow
     checkpoint = Checkpoint(directory, communicator)
     for step in range(3):
         checkpoint.save(step, shared={}, own={"step": step})

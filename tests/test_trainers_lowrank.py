@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import trainers.lowrank
-from trainers.lowrank import (
+import trainers.lowrank.layers
+from trainers.lowrank.layers import (
     Factored,
     MatrixWeight,
     _positions,
@@ -72,9 +72,9 @@ def test_a_factored_layer_computes_what_the_dense_one_does_with_the_product(
     if borders is not None:
         # Whichever of the factors are multiplied first.
         monkeypatch.setattr(
-            trainers.lowrank,
+            trainers.lowrank.layers,
             "cheapest",
-            lambda factors, rows: trainers.lowrank._divided(factors, borders),
+            lambda factors, rows: trainers.lowrank.layers._divided(factors, borders),
         )
     build, shape = LAYERS[kind]
     torch.manual_seed(0)
@@ -168,7 +168,7 @@ def test_sigma_joins_the_basis_of_the_shorter_side(
     decomposed(matrix_weights(layer)[0], 14)
     products: list[tuple[int, ...]] = []
     monkeypatch.setattr(
-        trainers.lowrank,
+        trainers.lowrank.layers,
         "product",
         lambda factors, *sides: products.append(tuple(map(len, factors))) or product(factors, *sides),
     )
@@ -247,7 +247,7 @@ def test_attention_multiplies_its_weights_out_once(kind: str, monkeypatch: pytes
         made.append(id(factors[0]) in inside)
         return product(factors, rows, columns)
 
-    monkeypatch.setattr(trainers.lowrank, "product", counted)
+    monkeypatch.setattr(trainers.lowrank.layers, "product", counted)
     x = torch.randn(5, 6, 16, dtype=torch.float64)
     for turn in range(1, 4):
         layer.train(turn < 3)

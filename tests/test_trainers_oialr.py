@@ -19,9 +19,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication import Communicator
-from trainers.lowrank import MatrixWeight, matrix_weights
-from trainers.strategy import Strategy
+from trainers.communication.communicator import Communicator
+from trainers.lowrank.layers import MatrixWeight, matrix_weights
+from trainers.methods.strategy import Strategy
 
 SAMPLES = 48
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainers
-from trainers.early_stopping import EarlyStopping
+from trainers.optim.early_stopping import EarlyStopping
 
 LR = 0.4
 EPOCHS = 12.0

@@ -6,22 +6,24 @@ Importing this package imports torch.
 
 from __future__ import annotations
 
-from trainers.ab import AB
-from trainers.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
-from trainers.communication import CommunicationError
-from trainers.daso import DASO
-from trainers.data import Disjoint
-from trainers.ddp import DDP
-from trainers.early_stopping import EarlyStopping
+from trainers.checkpoints.export import load_model, load_state, load_trained, save_model
+from trainers.communication.communicator import CommunicationError
+from trainers.communication.topology import Topology
+from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
+from trainers.data.loading import Disjoint
 from trainers.evaluation import evaluate
-from trainers.export import load_model, load_state, load_trained, save_model
-from trainers.ftrl import Ftrl
-from trainers.large_batch import lamb, lars, linear_scaling
-from trainers.local_sgd import LocalSGD, effective_batch_size
 from trainers.loop import Interrupted, Result, train
-from trainers.lowrank import merged
-from trainers.oialr import OIALR
-from trainers.schedules import (
+from trainers.lowrank.layers import merged
+from trainers.methods.ab import AB
+from trainers.methods.daso import DASO
+from trainers.methods.ddp import DDP
+from trainers.methods.local_sgd import LocalSGD, effective_batch_size
+from trainers.methods.oialr import OIALR
+from trainers.methods.strategy import Method, Setup, Strategy
+from trainers.optim.early_stopping import EarlyStopping
+from trainers.optim.ftrl import Ftrl
+from trainers.optim.large_batch import lamb, lars, linear_scaling
+from trainers.optim.schedules import (
     Constant,
     Cosine,
     Drops,
@@ -31,8 +33,6 @@ from trainers.schedules import (
     ReduceOnPlateau,
     Schedule,
 )
-from trainers.strategy import Method, Setup, Strategy
-from trainers.topology import Topology
 
 __all__ = [
     "AB",

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainers.communication import Channel, Communicator
-from trainers.data import in_order, length_of, load, share
+from trainers.communication.communicator import Channel, Communicator
+from trainers.data.loading import in_order, length_of, load, share
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
 """(outputs, targets) of all samples, in the order of the set, to one number."""

@@ -17,24 +17,35 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from trainers.agreement import (
+from trainers.checkpoints.checkpoint import Checkpoint
+from trainers.checkpoints.contents import (
+    Best,
+    checked,
+    copied,
+    described,
+    fill_buffers,
+    fill_model,
+    fill_optimizer,
+    form_of,
+)
+from trainers.communication.communicator import Communicator, broadcast_tensors, refuse_sparse
+from trainers.communication.rank_consistency import (
     refuse_alone_among_many,
     refuse_other_models,
     refuse_other_optimizers,
     refuse_other_settings,
 )
-from trainers.checkpoint import Checkpoint
-from trainers.communication import Communicator, broadcast_tensors, refuse_sparse
-from trainers.data import Assignment, Batch, Disjoint, length_of, load
-from trainers.ddp import DDP
-from trainers.early_stopping import EarlyStopping, recorded
+from trainers.communication.topology import Topology
+from trainers.data.loading import Assignment, Batch, Disjoint, length_of, load
 from trainers.evaluation import Metric, autocast, device_of, outputs_of, scores
-from trainers.label_smoothing import smoothed
+from trainers.methods.ddp import DDP
+from trainers.methods.strategy import Method, Setup, State, Strategy, check_method
 from trainers.names import plain, plain_name, renamed
+from trainers.optim.early_stopping import EarlyStopping, recorded
+from trainers.optim.label_smoothing import smoothed
+from trainers.optim.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, generators_kept, seed_generators
-from trainers.saved import Best, checked, copied, described, fill_buffers, fill_model, fill_optimizer, form_of
-from trainers.schedules import Constant, ReduceOnPlateau, Schedule
 from trainers.settings import (
     OF_LAYERS,
     TOTALS,
@@ -45,8 +56,6 @@ from trainers.settings import (
     check_optimizer,
     check_tensors,
 )
-from trainers.strategy import Method, Setup, State, Strategy, check_method
-from trainers.topology import Topology
 
 
 class Interrupted(Exception):

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_integer, is_number, is_whole
-from trainers.data import Assignment, length_of
-from trainers.early_stopping import EarlyStopping
+from trainers.communication.topology import Topology
+from trainers.data.loading import Assignment, length_of
 from trainers.evaluation import Metric
-from trainers.schedules import Schedule
-from trainers.topology import Topology
+from trainers.optim.early_stopping import EarlyStopping
+from trainers.optim.schedules import Schedule
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metrics = dict[str, float]

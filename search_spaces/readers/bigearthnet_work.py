@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, TypeVar
 
-from hpo import config
+from hpo.config import reader as config
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -35,8 +35,8 @@ from training import Fenced, Watch, course, load_average, perceptron
 from two_nodes import RANKS, entered, settled
 
 import trainers
-import trainers.ab
-from trainers.strategy import steps_of
+import trainers.methods.ab
+from trainers.methods.strategy import steps_of
 
 STEPS_OF_SOURCE = 45_000
 WARMUP, GROUPS, REBOUND, LR_REBOUND = (steps / STEPS_OF_SOURCE for steps in (9300, 3000, 300, 750))
@@ -128,7 +128,7 @@ def between_groups(watch: Watch, steps: int) -> dict[str, float]:
 def decompose(rank: int, *, repeats: int, widths: list[int]) -> list[dict[str, float]]:
     """By weight, the processor seconds of the decompositions that this rank did: a list of repeats."""
     seconds: dict[str, float] = {}
-    original = trainers.ab.svd
+    original = trainers.methods.ab.svd
 
     @functools.wraps(original)
     def timed(matrix: torch.Tensor, *, cutoff: float) -> tuple[torch.Tensor, ...]:
@@ -138,7 +138,7 @@ def decompose(rank: int, *, repeats: int, widths: list[int]) -> list[dict[str, f
         seconds[label] = time.thread_time() - begin
         return result
 
-    trainers.ab.svd = timed  # type: ignore[assignment]
+    trainers.methods.ab.svd = timed  # type: ignore[assignment]
     rows = []
     for _ in range(repeats):
         seconds.clear()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import hpo
-from hpo import config
+from hpo.config import reader as config
 from hpo.individual import COMPLETED
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))

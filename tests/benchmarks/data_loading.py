@@ -6,7 +6,7 @@ On a made-up archive of v2, in one process with one thread. Measured are, in sam
 and by the processor time, which other people's work on the machine disturbs less:
 
 - archive: a dozen GeoTIFFs a patch, read, brought to one grid, normalised and stacked;
-- file: the memory-mapped file, in random order, as trainers.data gives batches to a training;
+- file: the memory-mapped file, in random order, as trainers.data.loading gives batches to a training;
 - both once more after the system was told to forget what it had read of them (cold: the disk's speed counts);
 - step: forward, backward and Adam's update of a ResNet-50 of ``filters`` in its first stage, and of the usual 64;
 - memory: how far the resident set goes up over an epoch of the file after its first batches, in MB.
@@ -35,7 +35,7 @@ from search_spaces.readers.bigearthnet_convert import convert
 from search_spaces.readers.bigearthnet_dataset import BigEarthNet, Grid, RawBigEarthNet
 from search_spaces.readers.bigearthnet_format import BANDS, CLASSES
 from search_spaces.readers.bigearthnet_sources import open_archive
-from trainers.data import in_order, load
+from trainers.data.loading import in_order, load
 
 BATCH = 64
 CPU = torch.device("cpu")

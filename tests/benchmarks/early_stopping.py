@@ -32,13 +32,13 @@ from pathlib import Path
 import numpy
 
 import hpo
-from hpo.breeding import RandomBreeder, TypedBreeder
 from hpo.individual import COMPLETED, PRUNED, Scalar
-from hpo.population import Member, Population
-from hpo.pruning import PruningSettings
-from hpo.seams import Breeder, Genome, Offspring
+from hpo.search.early_stopping import PruningSettings
+from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
+from hpo.search.kinds.surrogate import SurrogateBreeder
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Genome, Offspring
 from hpo.simulation import Curve, Simulation
-from hpo.surrogate import SurrogateBreeder
 
 sys.path.insert(0, str(Path(__file__).parent))
 import curves
@@ -62,7 +62,7 @@ RULES = {
 
 
 BREEDERS: dict[str, Callable[[hpo.SearchSpace], Breeder]] = {
-    "evolution": TypedBreeder,
+    "evolution": EvolutionBreeder,
     "surrogate": SurrogateBreeder,
 }
 

@@ -56,10 +56,10 @@ def serve(directory: Path, evaluations: int, kind: str, out: Path) -> None:
     from mpi4py import MPI
 
     import hpo
-    import hpo.assembly
-    import hpo.breeding
+    import hpo.campaign.wiring
+    import hpo.search.kinds.evolution
 
-    hpo.breeding._propagators()
+    hpo.search.kinds.evolution._propagators()
     imported = peak_mib()
     MPI.COMM_WORLD.Barrier()
     begun = time.perf_counter()

@@ -41,8 +41,8 @@ from training import Watch, load_average, noise, perceptron
 from two_nodes import RANKS, RANKS_PER_NODE, Alone, entered, settled
 
 import trainers
-import trainers.oialr
-from trainers.lowrank import factorise, matrix_weights, product
+import trainers.methods.oialr
+from trainers.lowrank.layers import factorise, matrix_weights, product
 
 WIDTHS = (256, 512, 512, 512, 512, 10)
 SOURCE_STEPS, SOURCE_EVERY = 156_000, 1000
@@ -255,7 +255,9 @@ def decompose(rank: int, *, updates: int, width: int) -> dict[str, Any]:
     """Seconds of the conversion, of updates of all weights, of the other steps."""
     spent: dict[str, list[float]] = {"_decompose": [], "_update": []}
     for name, kept in spent.items():
-        setattr(trainers.oialr._LowRank, name, timed(getattr(trainers.oialr._LowRank, name), kept))
+        setattr(
+            trainers.methods.oialr._LowRank, name, timed(getattr(trainers.methods.oialr._LowRank, name), kept)
+        )
     torch.manual_seed(0)
     model = VisionTransformer(channels=1, side=8, classes=10, width=width, depth=4, heads=4)
     every, batch = 4, 64

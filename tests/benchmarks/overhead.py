@@ -34,7 +34,7 @@ from pathlib import Path
 
 from launching import single_threaded
 
-from hpo import results
+from hpo.results.record import CampaignRecord, load
 
 LIMITS = {
     "warm_1_ms": 10.0,
@@ -90,7 +90,7 @@ isolation = "{isolation}"
 
 def campaign(
     scratch: Path, *, task: str, evaluations: int, ranks: int, ranks_per_worker: int, isolation: str
-) -> tuple[float, results.CampaignRecord]:
+) -> tuple[float, CampaignRecord]:
     """Run one with ``hpo run``; when it was started (Unix seconds), and its record."""
     scratch = Path(tempfile.mkdtemp(dir=scratch))
     (scratch / "tasks.py").write_text(TASKS)
@@ -113,7 +113,7 @@ def campaign(
     )
     if done.returncode:
         raise SystemExit(f"hpo run returned {done.returncode}:\n{done.stderr[-4000:]}")
-    record = results.load(scratch / "run")
+    record = load(scratch / "run")
     failed = [one.error for one in record.individuals if one.status != "completed"]
     if failed or len(record.individuals) != evaluations:
         raise SystemExit(f"{len(failed)} of {evaluations} evaluations did not complete: {failed[:1]}")

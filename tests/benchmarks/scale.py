@@ -18,7 +18,7 @@ import resource
 import time
 
 import hpo
-from hpo.breeding import RandomBreeder
+from hpo.search.kinds.evolution import RandomBreeder
 from hpo.simulation import Simulation, ideal_queue
 
 

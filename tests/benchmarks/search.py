@@ -58,12 +58,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import peers
 
 import hpo
-from hpo.breeding import make_breeder
-from hpo.config import from_keywords
-from hpo.estimates import estimates
+from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED
-from hpo.population import Member, Population
-from hpo.seams import Candidate
+from hpo.search.models.estimates import estimates
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Candidate
+from hpo.search.registry import make_breeder
 from hpo.simulation import SimulatedOutcome, Simulation
 
 WORKERS = 8

@@ -83,8 +83,8 @@ def ours(directory: Path, evaluations: int, kind: str, profile: bool) -> None:
         kind=kind,
     )
     if profile:
-        from hpo import breeding
-        from hpo.ranks import connect
+        from hpo.cluster.mpi_startup import connect
+        from hpo.search.kinds import evolution as breeding
 
         breeding._propagators()
         transport = connect()

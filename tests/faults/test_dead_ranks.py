@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from terminal import Terminal, wait_until
 
-from hpo import journal
+from hpo.journal import records as journal
 
 TWO_RANKS = """
 import os, time

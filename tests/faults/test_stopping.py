@@ -232,6 +232,51 @@ def test_interrupted_while_it_starts(terminal: Terminal, ranks: int) -> None:
     completed(terminal, evaluations, "--ranks", ranks, twice=ended_at_once * ranks if ranks > 1 else 0)
 
 
+SLOW_CONSTRAINT = """
+import time
+import hpo
+from task import note
+
+
+def allows(params):
+    note("constraint")
+    time.sleep(0.02)
+    return False
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), lambda trial: 0.0, constraints=[allows])
+"""
+"""Ten thousand points are tried before the campaign is refused: three minutes."""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_one_signal_ends_it_while_it_looks_at_the_space(terminal: Terminal, ranks: int, number: int) -> None:
+    terminal.task()
+    terminal.write("slow.py", SLOW_CONSTRAINT)
+    terminal.campaign(task="slow.py:task")
+    command = terminal.start("run", "c.toml", "--ranks", ranks)
+    wait_until(lambda: (terminal.directory / "side.txt").exists(), "the first point")
+    command.signal(number)
+    done = command.wait(30)
+    assert done.returncode == 75, done.stderr
+    assert "Traceback" not in done.stderr and "give the same command again" in done.stderr
+    assert terminal.processes() == []
+
+
+def test_an_mpirun_that_is_killed_while_ranks_start_is_not_started_again(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.campaign()
+    command = terminal.start("run", "c.toml", "--ranks", 4)
+    wait_until(terminal.ranks, "the start of a rank", pause_s=0.001)
+    mpirun = next(one for one in terminal.processes() if "--map-by" in one.cmdline())
+    mpirun.kill()
+    done = command.wait(60)
+    assert done.returncode == 75, done.stderr
+    assert "killed by signal 9 before the campaign began, so it is not started again" in done.stderr
+    assert terminal.processes() == [] and not terminal.leg_begun(2)
+
+
 def test_the_journal_appears_and_the_signal_comes(terminal: Terminal) -> None:
     """The moment at which a stop at the start becomes a stop of the campaign."""
     terminal.task(0.02)

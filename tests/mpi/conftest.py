@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo import config
-from hpo.launch import command, environment, find_mpirun
+from hpo.campaign.launch import command, environment, find_mpirun
+from hpo.config import reader as config
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

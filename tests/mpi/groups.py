@@ -9,7 +9,7 @@ import time
 
 from mpi4py import MPI
 
-from hpo.transport import MpiTransport
+from hpo.islands.transport import MpiTransport
 
 transport = MpiTransport(MPI.COMM_WORLD)
 rank, size = transport.rank, transport.size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo import results
+from hpo.results.record import load
 
 SCRIPT = Path(__file__).with_name("one_campaign.py")
 
@@ -19,7 +19,7 @@ def run(mpirun, ranks, directory, **keywords):
     printed = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(printed) == ranks
     assert all(one == printed[0] for one in printed), "the ranks disagree on the result"
-    return results.load(directory), printed[0]
+    return load(directory), printed[0]
 
 
 def check(record, evaluations):
@@ -212,9 +212,9 @@ hpo.Campaign(task, directory=sys.argv[1], evaluations=3000, isolation="inline").
     done = mpirun(3, script, tmp_path / "run", "odd", check=False)
     assert done.returncode == 1
     assert "raised ValueError: odd" in done.stderr and "hpo: rank" in done.stderr
-    recorded = {one.id for one in results.load(tmp_path / "run").individuals}
+    recorded = {one.id for one in load(tmp_path / "run").individuals}
     assert recorded
     mpirun(3, script, tmp_path / "run")
-    record = results.load(tmp_path / "run")
+    record = load(tmp_path / "run")
     check(record, 3000)
     assert recorded <= {one.id for one in record.individuals}

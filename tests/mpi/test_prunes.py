@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpo import journal, results
+from hpo.journal import records as journal
+from hpo.results import result as results
+from hpo.results.record import load
 
 SCRIPT = Path(__file__).with_name("pruned_campaign.py")
 
@@ -27,7 +29,7 @@ def test_a_thousand_prunes_of_two_rank_trials_end_without_a_deadlock(mpirun, tmp
     }
     done = mpirun(4, SCRIPT, dumps(keywords), timeout=170)
     assert done.stdout.count("REASON done") == 4
-    record = results.load(directory)
+    record = load(directory)
     assert len(record.individuals) == 1150
     counts = Counter(one.status for one in record.individuals)
     assert set(counts) == {"pruned", "completed"}, [one.error for one in record.individuals if one.error][:1]

@@ -1,0 +1,47 @@
+"""What a constructor is given that it does not take: a sentence in place of Python's TypeError."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec
+
+from hpo.errors import UsageError
+from hpo.spelling import suggestion
+
+_Given = ParamSpec("_Given")
+
+
+def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, None]], Callable[_Given, None]]:
+    """Have an ``__init__`` raise UsageError for arguments that it does not take, or lacks. ``remedies``: by keyword
+    that users of other packages expect, what to write instead."""
+
+    def decorate(init: Callable[_Given, None]) -> Callable[_Given, None]:
+        signature = inspect.signature(init)
+        kinds = {name: one.kind for name, one in signature.parameters.items()}
+        keywords = [
+            name
+            for name, kind in kinds.items()
+            if name != "self"
+            and kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        ]
+        name = init.__qualname__.split(".")[0]
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+
+        @functools.wraps(init)
+        def checked(*arguments: _Given.args, **given: _Given.kwargs) -> None:
+            for keyword in given:
+                if keyword not in keywords and not takes_any:
+                    remedy = remedies.get(keyword) or suggestion(keyword, keywords)
+                    raise UsageError(f"{name}: {keyword!r} is no keyword of it. {remedy}")
+            try:
+                signature.bind(*arguments, **given)
+            except TypeError as error:
+                taken = ", ".join(str(one) for one in signature.parameters.values() if one.name != "self")
+                raise UsageError(f"{name}: {error}. Write {name}({taken}).") from None
+            init(*arguments, **given)
+
+        return checked
+
+    return decorate

@@ -1,0 +1,494 @@
+"""A campaign: wires the parts on each rank, and owns no algorithm.
+
+``run`` is called on every rank. Rank 0 opens the directory, hears from all ranks that they can read the
+campaign, and tells each where it stands; from there on ranks exchange messages and nothing else, without a
+barrier."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+
+import orjson
+
+from hpo.arguments import checked_arguments
+from hpo.campaign.cleanup import keep_only_best
+from hpo.campaign.progress import Display
+from hpo.campaign.wiring import Assembly, Housekeeping
+from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
+from hpo.cluster.signals import PATIENCE, Signals
+from hpo.config import reader as config
+from hpo.config.layout import Layout, WorkerPlacement
+from hpo.config.reader import tolerates_deaths
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.individual import Scalar
+from hpo.islands import resume
+from hpo.islands.coordinator.coordinator import FUTILE, LOST, STOPPED, UNFIT
+from hpo.islands.event_loop import EventLoop, RankRoles
+from hpo.islands.messages import End, Form, Hello, Start, decode, encode
+from hpo.islands.transport import MpiTransport, Transport
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.directory import Lock
+from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
+from hpo.results.pareto import reference_losses
+from hpo.results.result import Result
+from hpo.search import early_stopping as pruning
+from hpo.search.kinds import reevaluation
+from hpo.search.registry import make_breeder
+from hpo.space.restricted import restricted
+from hpo.task.task import Task, TaskSource, load_task
+from hpo.terminal import one_line, write
+from hpo.text import excerpt
+
+_GREETING_S = 120.0
+"""How long rank 0 waits for the others to start, and they for its answer."""
+_DRAWS = 10_000
+
+
+class Campaign:
+    """An asynchronous evolutionary search over ``task``'s space by islands of workers.
+
+    Keywords are those of the campaign file, flat: ``directory``, ``evaluations`` and/or ``deadline``,
+    ``seed``, ``islands``, ``ranks_per_worker``, ``kind``, ``crossover``, ``isolation``, ``timeout``, …
+
+    Raises:
+        UsageError: a keyword is unknown or its value is not allowed.
+    """
+
+    @checked_arguments()
+    def __init__(self, task: Task, *, directory: str | Path, **keywords: object) -> None:
+        if not isinstance(task, Task):
+            raise UsageError(
+                f"Campaign takes an hpo.Task, not {type(task).__name__}: write hpo.Task(space, evaluate)"
+            )
+        self.task = task
+        self.settings = config.from_keywords(directory=directory, **keywords)
+        self._reference: str | None = None
+        self._source: TaskSource | None = None
+        self._serving = False
+        self.exit_code = 0
+        self._points: list[dict[str, Scalar]] = []
+        self._known: list[KnownPoints] = []
+        self.process_code = 0
+        """What the process of this rank returns where it cannot end MPI."""
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Campaign:
+        """The campaign that a TOML file describes; raises UsageError or CampaignError before anything
+        starts."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise UsageError(f"Campaign.from_file({excerpt(path)}): must be the path of a campaign file")
+        settings = config.read_file(Path(path))
+        if settings.task is None:
+            raise UsageError(
+                f'{path}: no task is named. Add task = "package.module:name" or "file.py:name" at its top'
+            )
+        base = Path(path).resolve().parent
+        campaign = cls.__new__(cls)
+        campaign.task = load_task(settings.task, base=base, options=settings.task_options)
+        campaign.settings = settings
+        campaign._reference = settings.task
+        campaign._source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
+        campaign._serving = False
+        campaign._points = []
+        campaign._known = []
+        campaign.exit_code = campaign.process_code = 0
+        return campaign
+
+    @property
+    def source(self) -> TaskSource:
+        """How evaluators get the task; raises CampaignError where they cannot."""
+        if self._source is None:
+            self._source = TaskSource.of(self.task)
+        return self._source
+
+    # --- what it is -----------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What must stay the same when the campaign goes on in its directory."""
+        reference = self._reference or self.task.name
+        return {
+            "task": reference,
+            "options": dict(self.settings.task_options),
+            **self.task.describe(),
+        }
+
+    def check(self) -> None:
+        """What can be checked before anything starts.
+
+        Raises:
+            UsageError: no configuration meets the constraints, or a kind of search does not suit the space.
+            CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
+        """
+        problems: dict[str, None] = {}  # in order; what all islands share is told once
+        with _noted(problems):
+            self._check_constraints()
+        with _noted(problems):
+            reference_losses(self.settings.search.reference, self.task.objectives)
+        shared = self._problems_of(self.settings.search)
+        if len(self.settings.island) < self.settings.layout.islands:
+            problems.update(shared)
+        for island in range(len(self.settings.island)):  # the others have what is shared
+            for problem in self._problems_of(self.settings.search_of(island)):
+                own = problem.replace("[search]", f"[[island]] number {island + 1},")
+                problems[problem if problem in shared else own] = None
+        directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
+        self._points = []
+        for number, entry in enumerate(self.settings.points, start=1):
+            with _noted(problems):
+                self._points += read_points(entry, self.task, number)
+        self._known = self._new_known(problems)
+        if problems:
+            raise UsageError("\n".join(problems))
+
+    def _problems_of(self, search: config.SearchSettings) -> dict[str, None]:
+        """What does not suit the task in the settings of an island."""
+        found: dict[str, None] = {}
+        with _noted(found):
+            make_breeder(restricted(self.task.space, search.only), search)
+        with _noted(found):
+            pruning.of_search(search, self.task.objectives)
+        with _noted(found):
+            reevaluation.check(search.reevaluate, search.kind, self.task.objectives)
+        return found
+
+    def _new_known(self, problems: dict[str, None]) -> list[KnownPoints]:
+        """The known points of sources that are not on record: of others the source may be gone by now."""
+        home = self.settings.directory
+        if not self.settings.known:
+            return []
+        recorded: set[object] = set()
+        if (home / "campaign.json").exists():
+            # Rank 0 enters them, and is the first worker of the first island.
+            files = [
+                one for one in journal.journal_files(home) if (journal.journal_place(one) or ())[1:] == (0, 0)
+            ]
+            recorded = {
+                one["source"] for path in files for one in journal.read_file(path) if one["type"] == "entered"
+            }
+        found = []
+        for entry in self.settings.known:
+            with _noted(problems):
+                if entry.source is not None and Path(entry.source).resolve() == home.resolve():
+                    raise UsageError(
+                        f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
+                    )
+                if entry.recorded_as not in recorded:
+                    found.append(of_entry(entry, self.task))
+                    found[-1].source = entry.recorded_as or found[-1].source
+        return found
+
+    def _enter_known(self, earlier: resume.ResumeState, islands: int) -> list[journal.Record]:
+        """Have ``earlier`` know the new known points; what is to go on record."""
+        records: list[journal.Record] = []
+        for known in self._known:
+            fresh = known.without(earlier.keys, self.task.space)
+            points = [
+                journal.known(
+                    number=number,
+                    params=point.params,
+                    status=point.status,
+                    objectives=point.objectives,
+                    source=known.source,
+                    origin=point.origin,
+                )
+                for number, point in enumerate(fresh, start=earlier.known + 1)
+            ]
+            resume.enter(earlier, points, space=self.task.space, islands=islands, losses=self.task.losses)
+            records += points
+            if known.source != BY_HAND:
+                records.append(journal.entered(source=known.source, told=str(fresh)))
+            if points or known.source != BY_HAND:
+                write(f"hpo: {one_line(fresh)}", sys.stderr, flush=True)
+        return records
+
+    def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
+        found = directory.differences(
+            {key: value for key, value in recorded.items() if key != "space"},
+            {key: value for key, value in given.items() if key != "space"},
+        )
+        space = recorded.get("space")
+        return found + (self.task.space.differences(space) if isinstance(space, dict) else [])
+
+    def _check_constraints(self) -> None:
+        rng = random.Random(0)
+        space, task = self.task.space, self.task
+        drawn = (space.decode(space.sample(rng)) for _ in range(_DRAWS))
+        if not task.constraints or any(task.allows(params) for params in drawn):
+            return
+        # Rare ones are found where the space can be gone through.
+        if not task.listable or not any(True for _ in task.configurations()):
+            raise UsageError(
+                f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
+                "Loosen the constraints, or narrow the ranges to where they hold"
+            )
+
+    # --- running --------------------------------------------------------------------------------------------
+
+    def run(self, transport: Transport | None = None, signals: Signals | None = None) -> Result:
+        """Run, or go on with, the campaign; returns on every rank once it has ended, been stopped or run out
+        of time.
+
+        ``transport``: where the caller has connected the ranks already. ``signals``: where it minds them already; from
+        the first evaluation on they stop the campaign in good order.
+
+        Raises:
+            HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
+            CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed
+                (see ``hpo.islands.coordinator.futility``). What was recorded stays.
+        """
+        transport = transport or connect()
+        settings = self.settings
+        try:
+            layout = Layout.plan(
+                ranks=transport.size,
+                islands=settings.layout.islands,
+                ranks_per_worker=settings.layout.ranks_per_worker,
+            )
+        except UsageError as error:
+            if transport.size > 1:
+                raise
+            raise UsageError(
+                f"{error} This process was started as one rank: start as many by mpirun -n N python …, or by `hpo run`."
+            ) from None
+        if settings.evaluation.isolation != "inline":
+            _ = self.source  # an unpicklable function is reported before anything starts
+        with nullcontext(signals) if signals else Signals() as signals:
+            try:
+                run = self._run_first if transport.rank == 0 else self._run_other
+                end = run(transport, layout, signals)
+            except (Exception, KeyboardInterrupt) as error:
+                expected = isinstance(error, HpoError) and not self._serving
+                if isinstance(transport, MpiTransport) and not expected:
+                    give_up(transport, error)
+                raise
+        self.exit_code = end.exit_code
+        if isinstance(transport, MpiTransport):
+            left = transport.leave(60.0)
+            # One of which is not yet known that it died would hold the others in MPI's own end, too.
+            if transport.failed() or (not left and tolerates_deaths()):
+                atexit.register(lambda: leave_without_mpi(self.process_code))
+        if end.reason == UNFIT:
+            raise CampaignError(
+                "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
+                f"this and give the same command again: {end.error}"
+            )
+        if end.reason == FUTILE:
+            raise CampaignError(end.error or "the first evaluations all failed")
+        return Result(settings.directory, end.reason)
+
+    def _run_first(self, transport: Transport, layout: Layout, signals: Signals) -> End:
+        """Rank 0: open the campaign, serve as coordinator and as the first leader."""
+        settings = self.settings
+        others = range(1, transport.size)
+        lock: Lock | None = None
+        try:
+            try:
+                self.check()
+                lock = directory.acquire(settings.directory)
+                if (
+                    directory.check_identity(settings.directory, self.identity, compare=self._differences)
+                    is None
+                ):
+                    directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
+                directory.stop_file(settings.directory).unlink(missing_ok=True)
+                leg = journal.next_leg(settings.directory)
+                with resume.located(settings.directory):
+                    earlier = resume.fold(
+                        journal.read_directory(settings.directory),
+                        space=self.task.space,
+                        islands=layout.islands,
+                        losses=self.task.losses,
+                    )
+                earlier.avoid(EvaluationDirectories(settings.directory).taken())
+                known = self._enter_known(earlier, layout.islands)
+                hosts = self._greet(transport)
+            except HpoError as error:
+                for rank in others:
+                    transport.send(rank, encode(End("refused", error.exit_code, str(error))))
+                if isinstance(transport, MpiTransport):
+                    transport.flush(10.0)
+                raise
+            starts = resume.start_messages(
+                layout,
+                earlier,
+                leg,
+                hosts,
+                lineages={one for one in range(layout.islands) if settings.search_of(one).kind == "pbt"},
+                holds=EvaluationDirectories(settings.directory).holds,
+            )
+            for rank in others:
+                transport.send(rank, encode(starts[rank]))
+            return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
+        transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
+        early: list[tuple[int, bytes]] = []
+        deadline = time.monotonic() + 2 * _GREETING_S
+        while time.monotonic() < deadline:
+            if 0 in transport.failed():
+                return End(LOST, EXIT_RESUMABLE, None)
+            arrived = transport.poll()
+            for position, (source, data) in enumerate(arrived, start=1):
+                message = decode(data)
+                if isinstance(message, End):
+                    raise _refusal(message)
+                if isinstance(message, Start):
+                    # A quick leader's first words may have overtaken rank 0's, or come in together with them.
+                    transport.put_back([*early, *arrived[position:]])
+                    return self._serve(transport, layout, signals, message, None, None)
+                early.append((source, data))
+            time.sleep(0.002)
+        raise CampaignError(
+            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {2 * _GREETING_S:.0f} s. "
+            "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes "
+            "blocked"
+        )
+
+    def _fingerprint(self) -> str:
+        """Equal on two ranks that would run the same campaign."""
+        content = {"identity": self.identity, "settings": self.settings.model_dump(mode="json")}
+        return hashlib.blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+
+    def _greet(self, transport: Transport) -> list[str]:
+        """Host names by rank, once all have said hello; raises CampaignError for one that could not."""
+        hosts: dict[int, str] = {0: socket.gethostname()}
+        deadline = time.monotonic() + _GREETING_S
+        mine = self._fingerprint()
+        while len(hosts) < transport.size:
+            if transport.failed():
+                raise RanksDied(
+                    f"rank {min(transport.failed())} died before the campaign began. Look for its own message above"
+                )
+            for source, data in transport.poll():
+                hello = decode(data)
+                if not isinstance(hello, Hello):
+                    continue
+                if hello.error is not None:
+                    raise CampaignError(f"rank {source} on {hello.host}: {hello.error}")
+                if hello.fingerprint != mine:
+                    raise CampaignError(
+                        f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {hosts[0]}. "
+                        "All ranks must see the same campaign file and the same code: check that both lie on a shared "
+                        "file system"
+                    )
+                hosts[source] = hello.host
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(transport.size) if rank not in hosts]
+                raise CampaignError(
+                    f"ranks {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''} did not start within "
+                    f"{_GREETING_S:.0f} s. Look for their own messages"
+                )
+            time.sleep(0.001)
+        return [hosts[rank] for rank in range(transport.size)]
+
+    def _serve(
+        self,
+        transport: Transport,
+        layout: Layout,
+        signals: Signals,
+        start: Start,
+        lock: Lock | None,
+        earlier: resume.ResumeState | None,
+        known: Sequence[journal.Record] = (),
+    ) -> End:
+        place, _ = layout.place_of(transport.rank)
+        self._serving = True
+        signals.patience = PATIENCE
+        settings = self.settings
+        with ExitStack() as closing:
+            assembly = Assembly(
+                settings=settings,
+                task=self.task,
+                source=None if settings.evaluation.isolation == "inline" else self.source,
+                transport=transport,
+                layout=layout,
+                signals=signals,
+                closing=closing,
+            )
+
+            def form(message: Form) -> RankRoles:
+                new = WorkerPlacement(
+                    index=len(layout.workers) + message.number - 1,
+                    island=message.island,
+                    worker=message.worker,
+                    ranks=tuple(message.ranks),
+                )
+                known = Start(
+                    start.leg,
+                    start.hosts,
+                    message.sequence,
+                    message.population,
+                    message.owned,
+                    message.reports,
+                )
+                return assembly.parts(new, message.leaders, known, message.number)
+
+            coordinator = display = housekeeping = None
+            groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
+            mine = assembly.parts(place, groups, start, 0)
+            if earlier is not None and lock is not None:
+                coordinator = assembly.coordinator(start, earlier, self._points, known)
+                display = Display(settings, self.task, workers=len(layout.workers))
+                closing.callback(display.close)
+                housekeeping = Housekeeping(lock, coordinator, display)
+                self._tidy(layout, start, earlier)
+            node = EventLoop(
+                transport=transport,
+                parts=mine,
+                form=form,
+                coordinator_rank=0,
+                coordinator=coordinator,
+                signals=signals,
+                housekeeping=housekeeping or (lambda now: None),
+            )
+            end = node.run()
+            for writer in assembly.writers:
+                writer.commit()
+            if display is not None and coordinator is not None:
+                display.finish(coordinator, end.reason, transport.now())
+        if coordinator is not None and end.exit_code == 0:
+            keep_only_best(settings.directory, settings.keep)
+        return end
+
+    def _tidy(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> None:
+        """Let go of what the leaders of earlier launches kept: each begins anew to count its best."""
+        settings = self.settings
+        kinds = {settings.search_of(island).kind for island in range(layout.islands)}
+        # Lineages may go on from any of the latest; a front keeps all until the end.
+        if start.leg > 1 and "pbt" not in kinds and len(self.task.objectives) == 1:
+            keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
+
+
+@contextmanager
+def _noted(problems: dict[str, None]) -> Iterator[None]:
+    """Put what a check finds wrong with the rest, to be told all at once."""
+    try:
+        yield
+    except UsageError as error:
+        problems.update(dict.fromkeys(str(error).splitlines()))
+
+
+def _refusal(end: End) -> HpoError:
+    """The error that rank 0 met, for the other ranks to raise."""
+    kind = UsageError if end.exit_code == UsageError.exit_code else CampaignError
+    return kind(end.error or f"the campaign ended before it began ({end.reason})")
+
+
+def request_stop(campaign_directory: Path) -> None:
+    """Ask a running campaign to stop, from anywhere that sees its directory; it looks once a second."""
+    directory.stop_file(campaign_directory).write_text(f"{STOPPED}\n")

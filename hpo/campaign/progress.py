@@ -1,0 +1,174 @@
+"""How a running campaign shows itself: a live line on a terminal, one line a minute anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpo.config import reader as config
+from hpo.errors import EXIT_RESUMABLE, HpoError
+from hpo.individual import COMPLETED, FINAL, PRUNED
+from hpo.islands.coordinator.coordinator import IN_VAIN, STOPPED
+from hpo.terminal import quoted, visible, write
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from hpo.config.reader import Settings
+    from hpo.islands.coordinator.coordinator import Coordinator
+    from hpo.task.task import Task
+
+_LIVE_S = 0.5
+_LINE_S = 60.0
+
+
+class Display:
+    """Writes to standard error, so that standard output is the task's and the results'."""
+
+    def __init__(self, settings: Settings, task: Task, *, workers: int) -> None:
+        self._directory = settings.directory
+        self._evaluations = settings.evaluations
+        self._deadline_s = settings.deadline_s
+        self._directions = list(task.objectives.values())
+        self._names = list(task.objectives)
+        self._workers = workers
+        self._repeats = any(settings.search_of(one).reevaluate for one in range(settings.layout.islands))
+        self._began: float | None = None
+        self._next = 0.0
+        self._stopping = False
+        self._final_at_start = 0
+        self._live: Live | None = None
+        self._columns = config.terminal_columns()
+
+    def update(self, coordinator: Coordinator, now: float) -> None:
+        """Show the state if it is time to; cheap otherwise."""
+        # That it is stopping is said at once.
+        if now < self._next and (self._stopping or not coordinator.stopping):
+            return
+        self._stopping = bool(coordinator.stopping)
+        if self._began is None:
+            self._began = now
+            self._final_at_start = coordinator.tally.final
+            # The first line of a log soon after the start tells that it works; then one a minute.
+            self._next = now + (_LIVE_S if self._columns else 5.0)
+        else:
+            self._next = now + (_LIVE_S if self._columns else _LINE_S)
+        text = self.line(coordinator, now)
+        self._show(text)
+
+    def _show(self, text: str) -> None:
+        """Nobody may be there any more to read it: a terminal was closed, a pipe's reader has ended. The campaign
+        goes on."""
+        with suppress(OSError):
+            if self._columns is None:
+                write(text, sys.stderr, flush=True)
+                return
+            from rich.text import Text
+
+            if self._live is None:
+                from rich.console import Console
+                from rich.live import Live
+
+                console = Console(file=sys.stderr, force_terminal=True, width=self._columns)
+                self._live = Live(console=console, auto_refresh=False)
+                self._live.start()
+            self._live.update(Text(visible(text)), refresh=True)
+
+    def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
+        """One line: done, best, rate, failures, and while it runs workers busy and time left."""
+        tally = coordinator.tally
+        final = tally.final
+        seconds = now - (self._began or now)
+        rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
+        parts = [f"{final}/{self._evaluations} evaluated" if self._evaluations else f"{final} evaluated"]
+        parts.append(f"best {self._best(tally.best)}")
+        parts.append(f"{_rate(rate)}")
+        parts.append(f"{self._failures(coordinator)} failed")
+        if pruned := coordinator.counts.get(PRUNED, 0):
+            parts.append(f"{pruned} pruned")
+        if not ended:
+            parts.append(f"{coordinator.busy}/{self._workers} workers busy")
+            parts.append(self._left(final, rate, seconds))
+            if coordinator.stopping:
+                parts.append(_stopping(coordinator, now))
+        return "  ".join(part for part in parts if part)
+
+    @staticmethod
+    def _failures(coordinator: Coordinator) -> int:
+        return sum(coordinator.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
+
+    def _best(self, best: tuple[tuple[float, ...], str] | None) -> str:
+        if best is None:
+            return "none yet"
+        values = [
+            -loss if direction == "maximize" else loss for loss, direction in zip(best[0], self._directions)
+        ]
+        return " ".join(f"{value:.6g}" for value in values) + f" ({best[1]})"
+
+    def _left(self, final: int, rate: float, seconds: float) -> str:
+        left = [self._deadline_s - seconds] if self._deadline_s is not None else []
+        if self._evaluations is not None and rate > 0:
+            left.append((self._evaluations - final) / rate)
+        return f"{_duration(max(0.0, min(left)))} left" if left else ""
+
+    def finish(self, coordinator: Coordinator, reason: str, now: float) -> None:
+        """The last line: how it stands now, and why it ended."""
+        self._next = 0.0
+        self._evaluations = (
+            None if self._evaluations is None else max(self._evaluations, coordinator.tally.final)
+        )
+        text = f"{reason}: {self.line(coordinator, now, ended=True)}"
+        # It looks like success, and nothing was found.
+        in_vain = reason == IN_VAIN or (coordinator.tally.best is None and bool(self._failures(coordinator)))
+        if in_vain or self._repeats:
+            from hpo.results import tables
+            from hpo.results.record import load
+
+            with suppress(HpoError, OSError):
+                record = load(self._directory)
+                # Where some were evaluated again, the best of the line above may have been lucky.
+                text += f"\n{tables.nothing(record)}" if in_vain else tables.steadiest(record)
+        if reason == IN_VAIN:
+            text += (
+                "\nThe budget is used up, and no evaluation has completed. Mend what failed; then give more "
+                "evaluations or time, or another directory to begin anew."
+            )
+        if not in_vain and self._failures(coordinator):
+            text += f"\n`hpo status {quoted(self._directory)}` tells why some failed."
+        if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
+            text += "\nGive the same command again to go on."
+        self._show(text)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        live, self._live = self._live, None
+        if live is not None:
+            with suppress(OSError):
+                live.stop()
+
+
+def _stopping(coordinator: Coordinator, now: float) -> str:
+    """Why it is stopping, what it still waits for, and how to wait no longer."""
+    why = "stopping" if coordinator.stopping == STOPPED else f"stopping ({coordinator.stopping})"
+    running, left_s = coordinator.busy, coordinator.grace_left(now)
+    if not running:
+        return why
+    them = f"{running} running evaluation{'s' if running > 1 else ''}"
+    if not left_s:
+        return f"{why}: ending {them}"
+    return f"{why}: {them} may save for {left_s:.0f} s more; a second Ctrl-C ends them at once"
+
+
+def _rate(rate: float) -> str:
+    if rate <= 0:
+        return ""
+    return (
+        f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min" if rate * 60 >= 1 else f"{rate * 3600:.1f}/h"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

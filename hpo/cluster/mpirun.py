@@ -1,0 +1,151 @@
+"""What mpirun leaves undone about its processes.
+
+*Ranks that die while MPI itself starts.* Nobody tells the others, which would wait in MPI_Init for ever, as fault
+tolerance begins after it. mpirun's parent sees that a rank of its host has gone, and ends the launch within seconds;
+for those of other hosts each rank ends by itself after a time that no healthy start takes.
+
+*Ranks that die while MPI ends.* The others would wait in MPI_Finalize: they end after a minute.
+
+*An mpirun that outlives its ranks*, as that of Open MPI 5.0.11 sometimes does where they ended in an unusual way.
+
+*Ranks that outlive their mpirun.* Where that was killed, they end as soon as they see it, which may be after the next
+launch has read the journals: what one of them recorded then would be evaluated again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+START_S = 300
+"""For MPI to connect all ranks, the slowest one's imports included."""
+END_S = 60
+"""For MPI to take leave, once no message is under way."""
+_LOOK_S = 0.5
+_REST_S = 10.0
+"""Ranks that end of their own accord at the start, as all do where the campaign is refused, are all gone by then."""
+_STAY_S = 60.0
+"""For an mpirun without ranks: what reads its output may be slow."""
+
+
+@contextmanager
+def bounded(seconds: float = START_S) -> Iterator[None]:
+    """End this process if what is inside takes longer. By SIGALRM's default action: no handler in Python runs, and
+    no other thread, while a library's C code holds the interpreter."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, left - (time.monotonic() - began)), interval)
+
+
+def set_alarm(seconds: int = END_S) -> None:
+    """End this process after ``seconds``, whatever it does: for MPI_Finalize, in which ranks wait for each other."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
+
+
+def wait(
+    mpirun: subprocess.Popen[bytes],
+    ranks: int,
+    begun: Path,
+    kill_at: Callable[[], float | None] = lambda: None,
+) -> int | None:
+    """The return code of ``mpirun``, which leads a session and starts ``ranks`` ranks; None where it was killed here.
+    ``begun`` exists once all have met. ``kill_at``: on the monotonic clock, when it and all its session are killed.
+
+    Where some of this host's are gone before that, and the others neither begin nor end within 10 s, it and they are
+    killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone. Otherwise without a
+    time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks. Of MPIs other than Open MPI
+    the ranks are not known, and nothing is done."""
+    known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later
+    here = 0
+    since: float | None = None
+    looked = -_REST_S
+    while True:
+        try:
+            return mpirun.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            pass
+        limit = kill_at()
+        if limit is not None and time.monotonic() >= limit:
+            _kill(mpirun)
+            return None
+        if begun.exists() and since is None and time.monotonic() < looked + _REST_S:
+            continue
+        looked = time.monotonic()
+        session = _session(mpirun.pid)
+        if not here or len(known) < here:
+            for pid in session:
+                number, local = _rank(pid)
+                if number is not None:
+                    known.setdefault(number, pid)
+                    here = local
+        living = sum(pid in session for pid in known.values())
+        now = time.monotonic()
+        alone = bool(known) and here == ranks and not living
+        if not alone and (not known or living >= here or begun.exists()):
+            since = None
+        elif since is None:
+            since = now
+        elif now - since > (_STAY_S if alone and begun.exists() else _REST_S):
+            _kill(mpirun)
+            return None
+
+
+def _kill(mpirun: subprocess.Popen[bytes]) -> None:
+    """Kill it, and then its session."""
+    mpirun.kill()  # first, so that it starts no more
+    end_rest(mpirun.pid)
+    with suppress(subprocess.TimeoutExpired):
+        mpirun.wait(_REST_S)
+
+
+def end_rest(mpirun: int) -> None:
+    """Kill what there is on this machine of the session of ``mpirun``: where that has ended its ranks, and with each
+    its evaluator. More than once, as what is killed may just have started another."""
+    end = time.monotonic() + _REST_S
+    while (left := _session(mpirun)) and time.monotonic() < end:
+        for pid in left:
+            with suppress(OSError):  # it has ended, or is another user's
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that have not ended; none where the system has no /proc of its own."""
+    with suppress(OSError):
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return []
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):  # it ended meanwhile
+            continue
+        if int(session) == leader and state not in ("Z", "X"):
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _rank(pid: int) -> tuple[int | None, int]:
+    """Which rank it is, and how many there are on this host; None and 0 of what is no rank of Open MPI."""
+    try:
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+        variables = dict(one.split(b"=", 1) for one in content.split(b"\0") if b"=" in one)
+        return int(variables[b"OMPI_COMM_WORLD_RANK"]), int(variables[b"OMPI_COMM_WORLD_LOCAL_SIZE"])
+    except (OSError, KeyError, ValueError):
+        return None, 0

@@ -1,0 +1,78 @@
+"""What the signals that end a program mean here: stop in good order, and only at last at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from types import FrameType, TracebackType
+
+PATIENCE = 3
+"""Whoever asks a third time has seen that asking does not help."""
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Those that ask for a stop; a terminal's hang-up does unless it is ignored, as under nohup."""
+    numbers = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
+class Requests:
+    """How often a stop was asked for by signals.
+
+    Slurm and systemd signal all processes of a job at once, and those that started others pass on what they get:
+    the same request so comes twice, as two signals. Only when the same signal comes again is it another request."""
+
+    def __init__(self) -> None:
+        self._heard: Counter[int] = Counter()
+        self.count = 0
+        self.terminated: float | None = None
+        """When the first SIGTERM came, in Unix seconds."""
+
+    def note(self, number: int) -> bool:
+        """Count a signal; True when it is a new request."""
+        if number == signal.SIGTERM and self.terminated is None:
+            self.terminated = time.time()
+        self._heard[number] += 1
+        if self._heard[number] <= self.count:
+            return False
+        self.count += 1
+        return True
+
+
+class Signals:
+    """Turns stop signals into a count, and restores the former handlers on leaving.
+
+    Request number ``patience`` raises KeyboardInterrupt. By default that is the third: asking does not help with a
+    function that never returns and is evaluated inside the rank. It may be set anew. Outside the
+    main thread (some notebooks) Python allows no handlers; there nothing is installed.
+    """
+
+    def __init__(self, *, patience: int = PATIENCE) -> None:
+        self.requests = Requests()
+        self.patience = patience
+        self._former: dict[int, object] = {}
+
+    @property
+    def count(self) -> int:
+        """How often a stop was asked for."""
+        return self.requests.count
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in stop_signals():
+                self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requests.note(number) and self.count >= self.patience:
+            raise KeyboardInterrupt
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]

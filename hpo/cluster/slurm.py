@@ -1,0 +1,541 @@
+"""Slurm: the script of a job that goes on by itself until its campaign is done, and what a job is asked about itself.
+
+``script`` is a pure function; ``submit`` and ``requeue`` call Slurm's commands, each within a bounded time."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpo.cluster.hosts import Host, counts
+from hpo.config import reader as config
+from hpo.config.layout import Layout
+from hpo.config.settings import LayoutSettings, Settings
+from hpo.errors import CampaignError, UsageError
+from hpo.individual import INTERRUPTED
+from hpo.journal import records as journal
+from hpo.journal.directory import stop_file
+from hpo.spelling import suggestion
+from hpo.terminal import quoted, write
+from hpo.text import cut, excerpt
+
+_COMMAND_S = 30.0
+"""How long one of Slurm's commands may take before it counts as failed."""
+_EARLY_S = 60
+"""Slurm looks at time limits so seldom that its warning may come this much earlier than was asked."""
+_LONGEST_WARNING_S = 65535
+_MARGIN_S = 5.0
+"""What a campaign needs to write down its end."""
+_MOST_IN_VAIN = 3
+"""So many jobs in a row that finish nothing are enough."""
+
+FLAGS = frozenset(
+    "contiguous hold ignore-pbs overcommit oversubscribe reboot spread-job use-min-nodes".split()  # noqa: SIM905 (a list is no easier to read)
+)
+"""sbatch's options that stand alone."""
+EITHER = frozenset("exclusive get-user-env nice no-kill propagate".split())  # noqa: SIM905
+"""Those that may have a value."""
+VALUED = frozenset(
+    [
+        "account",
+        "acctg-freq",
+        "batch",
+        "bb",
+        "bbf",
+        "begin",
+        "chdir",
+        "clusters",
+        "cluster-constraint",
+        "comment",
+        "constraint",
+        "container",
+        "core-spec",
+        "cores-per-socket",
+        "cpu-freq",
+        "cpus-per-gpu",
+        "cpus-per-task",
+        "deadline",
+        "delay-boot",
+        "dependency",
+        "distribution",
+        "error",
+        "exclude",
+        "export",
+        "extra-node-info",
+        "gpu-bind",
+        "gpu-freq",
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-socket",
+        "gpus-per-task",
+        "gres",
+        "gres-flags",
+        "hint",
+        "job-name",
+        "licenses",
+        "mail-type",
+        "mail-user",
+        "mcs-label",
+        "mem",
+        "mem-bind",
+        "mem-per-cpu",
+        "mem-per-gpu",
+        "mincpus",
+        "network",
+        "nodefile",
+        "nodelist",
+        "nodes",
+        "ntasks-per-core",
+        "ntasks-per-gpu",
+        "ntasks-per-node",
+        "ntasks-per-socket",
+        "output",
+        "partition",
+        "power",
+        "priority",
+        "profile",
+        "qos",
+        "reservation",
+        "sockets-per-node",
+        "switches",
+        "thread-spec",
+        "threads-per-core",
+        "time",
+        "time-min",
+        "tmp",
+        "tres-per-task",
+        "uid",
+        "gid",
+        "wckey",
+    ]
+)
+OURS = {
+    "signal": "hpo works it out from `grace` in the campaign file",
+    "requeue": "the script has it, to go on in another job",
+    "no-requeue": "without it the campaign could not go on by itself",
+    "open-mode": "the script has it, so that each job's output follows the last one's",
+    "ntasks": "hpo starts --nodes times --ntasks-per-node ranks",
+    "array": "one job runs all of the campaign",
+    "wrap": "hpo writes the script",
+    "parsable": "hpo reads the job's number itself",
+    "test-only": "use --dry-run",
+}
+"""Options that a job must have as they are, and why."""
+STARTS = ("mpirun", "srun")
+
+_COUNTS = ("cpus-per-task", "ntasks-per-node", "mincpus", "cpus-per-gpu")
+_COUNT = r"[1-9]\d{0,5}"
+_TIME = re.compile(r"\d{1,9}(:\d{1,2}){0,2}|\d{1,6}-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the script of a job says.
+
+    ``file``: the campaign's, None for the script's first argument; ``path``: a folder whose programs come first, None
+    for .venv where the job is submitted; ``grace_s``: what running evaluations get to save; ``options``: of sbatch,
+    without dashes, None where one has no value; ``start``: "mpirun", by ``hpo run``, or "srun"; ``mpi``: what srun
+    starts; ``setup``: lines to run before."""
+
+    file: str | None
+    grace_s: float
+    options: Mapping[str, str | None]
+    start: str = "mpirun"
+    mpi: str = "pmix"
+    path: str | None = None
+    setup: Sequence[str] = ()
+    heading: Sequence[str] = field(default_factory=tuple)
+
+
+def warning_s(grace_s: float) -> int:
+    """How long before the time limit Slurm has to send its warning, for running evaluations to have their grace."""
+    return math.ceil(grace_s + _EARLY_S)
+
+
+def script(plan: Plan) -> str:
+    """The text of the batch script."""
+    own = {
+        "signal": f"B:USR1@{warning_s(plan.grace_s)}",
+        "requeue": None,
+        "open-mode": "append",
+    }
+    options = {**plan.options, **own}
+    directives = [
+        f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}")
+        for name, value in options.items()
+    ]
+    file = '"$1"' if plan.file is None else quoted(plan.file)
+    path = '"$PWD/.venv/bin"' if plan.path is None else quoted(plan.path)
+    if plan.start == "srun":
+        start = [
+            "# srun leaves its tasks one core where it is not told how many.",
+            f"srun --mpi={shlex.quote(plan.mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
+            'hpo run "$file" &',
+        ]
+    else:
+        start = ['hpo run "$file" --ranks "$SLURM_NTASKS" &']
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            *(f"# {line}" for line in plan.heading),
+            *directives,
+            "set -uo pipefail",
+            "",
+            *(plan.setup or ("# What your site needs comes here, for example: module load openmpi",)),
+            f'export PATH={path}:"$PATH"',
+            f"file={file}",
+            "",
+            "# SIGUSR1 is Slurm's warning before the time limit, SIGTERM is scancel's. What runs may save, and all is",
+            "# on disk when the campaign ends.",
+            "campaign= cancelled=",
+            "trap '[[ -z $campaign ]] || kill -USR1 \"$campaign\"' USR1",
+            "trap 'cancelled=1; [[ -z $campaign ]] || kill -USR1 \"$campaign\"' TERM",
+            *start,
+            "campaign=$!",
+            "",
+            "# A signal ends `wait`, not what it waits for.",
+            "code=0",
+            'wait "$campaign" || code=$?',
+            'while kill -0 "$campaign" 2>/dev/null; do',
+            "    code=0",
+            '    wait "$campaign" || code=$?',
+            "done",
+            "campaign=",
+            "",
+            "# 75: stopped before it was done. Not after `hpo stop`, nor when job after job gets nothing done.",
+            "if ((code == 75)) && [[ -z $cancelled ]]; then",
+            '    hpo slurm "$file" --requeue',
+            "fi",
+            'exit "$code"',
+            "",
+        ]
+    )
+
+
+# --- what the user asks for -----------------------------------------------------------------------------------------
+
+
+def plan(
+    file: Path,
+    settings: Settings,
+    options: Mapping[str, str | None],
+    *,
+    start: str,
+    mpi: str,
+    path: str,
+    setup: Sequence[str] = (),
+) -> Plan:
+    """The job for the campaign of ``file``; raises UsageError for a layout or options that cannot be."""
+    given = dict(options)
+    if re.search(r"[\n\r]", str(file)):
+        raise UsageError(f"{str(file)!r}: a job's script cannot name a file of two lines. Rename it.")
+    layout = settings.layout
+    most, least = _nodes(given.get("nodes"))
+    if given.get("ntasks-per-node") is None:
+        gpus = re.fullmatch(r"(?:[A-Za-z]\w*:)?([1-9]\d{0,5})", given.get("gpus-per-node") or "")
+        given["ntasks-per-node"] = gpus[1] if gpus else str(_per_node(layout, least))
+    for name in _COUNTS:
+        value = given.get(name)
+        if value is not None and not re.fullmatch(_COUNT, value):
+            raise UsageError(f"--{name} {cut(value)}: must be a whole number from 1 to 999999.")
+    if given.get("time") is not None and not _TIME.fullmatch(str(given["time"])):
+        raise UsageError(
+            f"--time {cut(str(given['time']))}: must be minutes, hours:minutes:seconds, or days-hours:minutes:seconds. "
+            "Write for example: --time 8:00:00"
+        )
+    for name, value in given.items():
+        if value is not None and re.search(r"[\n\r\0]", value):
+            raise UsageError(f"--{name}: {excerpt(value)} must be one line.")
+    per_node = int(str(given["ntasks-per-node"]))
+    # What fits two numbers of nodes in a row fits all above them.
+    for nodes in sorted({least, min(least + 1, most), most}):
+        Layout.plan(ranks=nodes * per_node, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
+    limit_s = _limit_s(given.get("time"))
+    warning = warning_s(settings.evaluation.grace_s)
+    if warning > _LONGEST_WARNING_S:
+        raise UsageError(
+            f"grace = {settings.evaluation.grace_s:g} s: Slurm warns at most {_LONGEST_WARNING_S} s before the time "
+            f"limit, and {_EARLY_S} s of these are its own. Set a smaller grace."
+        )
+    if limit_s is not None and limit_s <= warning:
+        raise UsageError(
+            f"--time {given['time']}: Slurm's warning comes {warning} s before the time limit (grace and "
+            f"{_EARLY_S} s in which Slurm may be early), so nothing would run. Give more time, or set a smaller grace."
+        )
+    order = (
+        "job-name",
+        "nodes",
+        "ntasks-per-node",
+        "gpus-per-node",
+        "cpus-per-task",
+        "time",
+        "partition",
+        "account",
+    )
+    given.setdefault("job-name", f"hpo-{file.stem}")
+    sorted_options = {name: given[name] for name in order if given.get(name) is not None}
+    sorted_options |= {name: value for name, value in given.items() if name not in order}
+    return Plan(
+        file=str(file),
+        grace_s=settings.evaluation.grace_s,
+        options=sorted_options,
+        start=start,
+        mpi=mpi,
+        path=path,
+        setup=setup,
+        heading=(
+            "A campaign as a Slurm job that goes on by itself, job after job; written by "
+            f"`hpo slurm {quoted(file)}`.",
+        ),
+    )
+
+
+def _per_node(layout: LayoutSettings, nodes: int) -> int:
+    """The fewest ranks a node, in whole workers, that give each island one."""
+    return math.ceil(layout.islands / nodes) * layout.ranks_per_worker
+
+
+def _nodes(value: str | None) -> tuple[int, int]:
+    """The most and the fewest."""
+    found = re.fullmatch(rf"({_COUNT})(?:-({_COUNT}))?", value or "")
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise UsageError(
+            f"--nodes {cut(str(value))}: must be a whole number from 1 to 999999, or the fewest and the most. "
+            "Write for example: --nodes 4"
+        )
+    return int(found[2] or found[1]), int(found[1])
+
+
+def _limit_s(value: str | None) -> float | None:
+    """Seconds of a time limit as sbatch takes it; None for none."""
+    if value is None or not value[0].isdigit():
+        return None
+    days, _, rest = value.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        parts += [0] * (3 - len(parts))
+    elif len(parts) == 1:
+        parts = [0, parts[0], 0]
+    elif len(parts) == 2:
+        parts = [0, *parts]
+    return ((int(days or 0) * 24 + parts[0]) * 60 + parts[1]) * 60 + parts[2]
+
+
+def refuse(words: Sequence[str]) -> UsageError:
+    """What is wrong with the first of these, which are no options of the command."""
+    word = words[0]
+    if not word.startswith("--"):
+        return UsageError(f"{word}: not understood. Write options as --name=value, such as --qos=long.")
+    name, has_value, _ = word[2:].partition("=")
+    if name in OURS:
+        return UsageError(f"--{name} cannot be given: {OURS[name]}. Leave it out.")
+    if has_value and name in FLAGS:
+        return UsageError(f"{word}: --{name} takes no value. Write --{name}.")
+    known = sorted({*FLAGS, *EITHER, *VALUED, "start", "mpi", "setup", "dry-run"})
+    return UsageError(f"--{name}: neither hpo slurm nor sbatch has such an option. {suggestion(name, known)}")
+
+
+def command(
+    file: Path,
+    options: Mapping[str, str | None],
+    unknown: Sequence[str],
+    *,
+    start: str,
+    mpi: str,
+    setup: Sequence[str],
+    dry_run: bool,
+    again: bool,
+) -> int:
+    """``hpo slurm``: show or submit the job, or put the one that this runs in into the queue again.
+
+    Raises:
+        UsageError: the file or an option is wrong.
+        CampaignError: Slurm refused, or is not there.
+    """
+    if unknown:
+        raise refuse(unknown)
+    settings = config.read_file(file)
+    if again:
+        number = os.environ.get("SLURM_JOB_ID")
+        if not number:
+            raise UsageError(
+                "--requeue is for the script of a job. Submit one with: hpo slurm FILE --nodes N"
+            )
+        write(f"hpo: {requeue(settings.directory, number)}", sys.stderr, flush=True)
+        return 0
+    if "nodes" not in options:
+        raise UsageError(
+            "--nodes is missing: how many nodes is the job to have? Write for example: --nodes 4"
+        )
+    path = str(Path(sys.executable).parent)
+    text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
+    if dry_run:
+        print(text, end="")
+        return 0
+    number = submit(text)
+    output = options.get("output") or "slurm-%j.out"
+    directory, job = quoted(settings.directory), quoted(number)
+    write(f"job {number} is in the queue. Follow it:")
+    write(f"  squeue --job {job}")
+    write(f"  tail -F {quoted(output.replace('%j', number).replace('%A', number))}")
+    write(f"  hpo status {directory}")
+    write(f"Stop it for good: hpo stop {directory}, or scancel {job}.")
+    return 0
+
+
+def submit(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """Hand the script to sbatch; the job's number. Raises CampaignError with what sbatch said."""
+    if shutil.which("sbatch") is None:
+        raise CampaignError(
+            "there is no sbatch on the path, so no Slurm to submit to. Run this on a login node of the cluster, or "
+            "keep the script of --dry-run"
+        )
+    code, out, err = _call(["sbatch", "--parsable"], text, environ)
+    if code:
+        raise CampaignError(f"sbatch refused the job: {err or out}")
+    return out.split(";")[0].strip()
+
+
+def requeue(directory: Path, job: str) -> str:
+    """Put this job into the queue again, unless that is of no use; a sentence about it.
+
+    Raises:
+        CampaignError: Slurm refused.
+    """
+    if stop_file(directory).exists():
+        return f"job {job} is not put into the queue again: `hpo stop` was asked for"
+    if _in_vain(directory) >= _MOST_IN_VAIN:
+        raise CampaignError(
+            f"job {job} is not put into the queue again: {_MOST_IN_VAIN} in a row finished no evaluation. Look above "
+            "for what ends them; if they are too short for one evaluation, give them more time, or let the task save"
+        )
+    code, out, err = _call(["scontrol", "requeue", job])
+    if code:
+        raise CampaignError(
+            f"Slurm did not put job {job} into the queue again: {err or out}. Submit it again"
+        )
+    return f"job {job} is in the queue again"
+
+
+def _in_vain(directory: Path) -> int:
+    """How many of the last launches in a row finished nothing and saved nothing."""
+    finished: dict[int, bool] = {}
+    for path in journal.journal_files(directory):
+        leg = int(path.name.split("-")[0])
+        if not finished.get(leg):
+            finished[leg] = any(_progress(record) for record in journal.read_file(path))
+    count = 0
+    for leg in sorted(finished, reverse=True):
+        if finished[leg]:
+            break
+        count += 1
+    return count
+
+
+def _progress(record: journal.Record) -> bool:
+    """Whether something was finished, or saved for the next launch."""
+    if record["type"] != "finished":
+        return False
+    return bool(record["status"] != INTERRUPTED or record["error"] is None)
+
+
+# --- what a job is asked about itself -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """``end``: its time limit, in Unix seconds, infinite where it has none; ``kill_wait_s``: from SIGTERM to
+    SIGKILL."""
+
+    end: float = math.inf
+    kill_wait_s: float = math.inf
+
+    def must_end(self, terminated: float | None) -> float:
+        """When all must be on disk, in Unix seconds; ``terminated``: when SIGTERM came."""
+        killed = math.inf if terminated is None else terminated + self.kill_wait_s
+        return min(self.end, killed) - _MARGIN_S
+
+
+def job(environ: Mapping[str, str] | None = None) -> Job | None:
+    """The Slurm job that this process is in; None outside one, or where Slurm does not answer."""
+    number = (os.environ if environ is None else environ).get("SLURM_JOB_ID", "")
+    if not number or shutil.which("scontrol") is None:
+        return None
+    code, out, _ = _call(["scontrol", "show", "job", "-o", number])
+    if code:
+        return None
+    _, config, _ = _call(["scontrol", "show", "config"])
+    return read_job(out, config)
+
+
+def read_job(shown: str, config: str) -> Job:
+    """What ``scontrol show job -o`` and ``scontrol show config`` say."""
+    end = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", shown)
+    wait = re.search(r"^KillWait\s*=\s*(\d+) sec", config, re.MULTILINE)
+    return Job(
+        end=time.mktime(time.strptime(end[1], "%Y-%m-%dT%H:%M:%S")) if end else math.inf,
+        kill_wait_s=float(wait[1]) if wait else math.inf,
+    )
+
+
+def allocation(environ: Mapping[str, str]) -> tuple[Host, ...] | None:
+    """The hosts of the allocation that this process is in, with the tasks that Slurm has planned for each; None
+    outside one, or where Slurm does not answer."""
+    nodes, tasks = environ.get("SLURM_JOB_NODELIST", ""), environ.get("SLURM_TASKS_PER_NODE", "")
+    if not nodes or shutil.which("scontrol") is None:
+        return None
+    code, out, _ = _call(["scontrol", "show", "hostnames", nodes])
+    names = out.split()
+    if code or not names:
+        return None
+    counts = read_counts(tasks)
+    return tuple(Host(name, slots) for name, slots in zip(names, (*counts, *[counts[-1]] * len(names))))
+
+
+def read_counts(text: str) -> tuple[int, ...]:
+    """The numbers in SLURM_TASKS_PER_NODE, such as "4(x3),2"; one 1 where it says nothing."""
+    return counts(text) or (1,)
+
+
+def dead_nodes(names: Iterable[str]) -> frozenset[str]:
+    """Those on which Slurm starts nothing any more; none where it does not answer."""
+    listed = ",".join(names)
+    code, out, _ = _call(["sinfo", "--noheader", "--EventLoop", f"--nodes={listed}", "--format=%N %T"])
+    return frozenset() if code else read_states(out)
+
+
+def read_states(text: str) -> frozenset[str]:
+    """The nodes that are down, failed, or do not respond (a star), of lines "name state"."""
+    lines = [line.split() for line in text.splitlines() if len(line.split()) == 2]
+    bad = ("down", "fail", "unk", "powered_down", "powering_down", "poweroff", "error")
+    return frozenset(name for name, state in lines if state.endswith("*") or state.startswith(bad))
+
+
+def _call(
+    line: Sequence[str], text: str = "", environ: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
+    """Return code, output and errors of one of Slurm's commands; not 0 where it does not answer."""
+    try:
+        done = subprocess.run(
+            line,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+            env=None if environ is None else dict(environ),
+        )
+    except subprocess.TimeoutExpired:
+        return 1, "", f"{line[0]} did not answer within {_COMMAND_S:g} s"
+    except OSError as error:
+        return 1, "", f"{line[0]} cannot be started: {error.strerror}"
+    return done.returncode, done.stdout.strip(), done.stderr.strip()

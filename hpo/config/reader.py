@@ -1,0 +1,352 @@
+"""Reads campaign files, keywords and the environment; with the evaluator, nothing else here does.
+
+What is wrong with a file or keywords is told all at once, each with its place, its rule and the nearest
+valid key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+
+from hpo.config.settings import EvaluationSettings, LayoutSettings, SearchSettings, Section, Settings
+from hpo.errors import UsageError
+from hpo.spelling import nearest, suggestion
+from hpo.text import cut, excerpt
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+__all__ = [
+    "DEADLINE",
+    "STARTED_BY",
+    "TERMINAL",
+    "EvaluationSettings",
+    "Launcher",
+    "LayoutSettings",
+    "SearchSettings",
+    "Settings",
+    "deadline",
+    "environment",
+    "from_keywords",
+    "launcher",
+    "read_file",
+]
+
+_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+STARTED_BY = "HPO_STARTED_BY"
+"""The environment variable by which ``hpo run`` tells the ranks that mpirun starts that it is watching."""
+TERMINAL = "HPO_TERMINAL_COLUMNS"
+DEADLINE = "HPO_DEADLINE"
+"""Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
+
+# Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
+_FIRST_SPECIAL_STEP = 0xFFFFFFFA
+
+_TOP = ""
+_SECTIONS: dict[str, type[Section]] = {
+    _TOP: Settings,
+    "layout": LayoutSettings,
+    "search": SearchSettings,
+    "evaluation": EvaluationSettings,
+}
+
+
+def _rules(section: type[Section]) -> dict[str, str]:
+    return {
+        str(field.validation_alias or name): str(field.description)
+        for name, field in section.model_fields.items()
+        if name not in _SECTIONS
+    }
+
+
+_RULES = {name: _rules(section) for name, section in _SECTIONS.items()}
+"""By section, the keys as a file writes them, with the rule of each."""
+_SECTION_OF = {key: section for section, rules in _RULES.items() for key in rules}
+
+
+_MOST_NESTED = 50
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """Whether tables and lists lie in one another more than ``levels`` deep."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, (dict, list, tuple))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    return any(isinstance(one, (dict, list, tuple)) for one in layer)
+
+
+def read_file(path: Path) -> Settings:
+    """The settings in a campaign file; UsageError that says all that is wrong with it."""
+    try:
+        data = tomllib.loads(path.read_bytes().decode())
+    except FileNotFoundError:
+        near = suggestion(path.name, sorted(one.name for one in path.parent.glob("*.toml")))
+        raise UsageError(f"{cut(str(path))}: there is no such campaign file. {near}") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a directory. Name a campaign file, such as jobs/NAME.toml.") from None
+    except OSError as error:
+        raise UsageError(
+            f"{cut(str(path))} cannot be read: {error.strerror}. Name a file that can be."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: byte {error.start} is not UTF-8, as TOML must be. Save it as UTF-8."
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(_syntax(path, str(error))) from None
+    except RecursionError:
+        raise UsageError(
+            f"{path} cannot be read as TOML: tables or lists lie too deep in one another. Write less deep ones."
+        ) from None
+    except ValueError:  # Python refuses to read very long numbers
+        raise UsageError(
+            f"{path} cannot be read as TOML: a number in it has thousands of digits. Write a smaller one."
+        ) from None
+    if _deeper(data, _MOST_NESTED):
+        raise UsageError(
+            f"{path}: tables lie in one another more than {_MOST_NESTED} deep. Write less deep ones."
+        )
+    reader = _Reader(path)
+    if "task" not in data:
+        reader.problems.append('task is missing. Add task = "package.module:name" at the top.')
+    return reader.settings(reader.sorted_file(data))
+
+
+def from_keywords(**flat: object) -> Settings:
+    """The settings in keywords, which are the keys of all sections; UsageError like ``read_file``."""
+    for name, value in flat.items():
+        if _deeper(value, _MOST_NESTED):
+            raise UsageError(
+                f"{name}: tables and lists lie in one another more than {_MOST_NESTED} deep. Write less deep ones."
+            )
+    reader = _Reader(None)
+    return reader.settings(reader.sorted_keywords(flat))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """Which MPI launcher started this process, if any; ``size`` is None where it does not tell."""
+
+    rank: int | None = None
+    size: int | None = None
+    kind: Literal["openmpi", "mpich", "slurm"] | None = None
+    started_by_hpo: bool = False
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process, of all that were started with it, is the one to talk to the user."""
+        return self.rank is None or (self.rank == 0 and not self.started_by_hpo)
+
+
+def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
+    """What the environment says about the launch of this process."""
+    environ = os.environ if environ is None else environ
+
+    def number(name: str) -> int | None:
+        value = environ.get(name, "")
+        return int(value) if value.isdecimal() else None
+
+    ours = STARTED_BY in environ
+    step, tasks = number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS") or number("SLURM_NTASKS")
+    in_step = step is not None and step < _FIRST_SPECIAL_STEP
+    rank = number("OMPI_COMM_WORLD_RANK")
+    if rank is None and not in_step:
+        rank = number("PMIX_RANK")
+    if rank is not None:
+        return Launcher(rank=rank, size=number("OMPI_COMM_WORLD_SIZE"), kind="openmpi", started_by_hpo=ours)
+    rank = number("PMI_RANK")
+    if rank is not None:
+        return Launcher(rank=rank, size=number("PMI_SIZE"), kind="mpich", started_by_hpo=ours)
+    rank = number("SLURM_PROCID")
+    if in_step and rank is not None and tasks is not None and tasks > 1:
+        return Launcher(rank=rank, size=tasks, kind="slurm", started_by_hpo=ours)
+    return Launcher(started_by_hpo=ours)
+
+
+def deadline(settings: Settings, now: float) -> float | None:
+    """When the campaign must end, in Unix seconds: what ``hpo run`` says, else counted from ``now``."""
+    told = os.environ.get(DEADLINE, "")
+    if told:
+        return float(told)
+    return None if settings.deadline_s is None else now + settings.deadline_s
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment variables."""
+    return dict(os.environ)
+
+
+def terminal_columns() -> int | None:
+    """Width of the terminal that standard error reaches, None where it reaches none that can move its cursor.
+
+    mpirun carries the ranks' output to the terminal of the ``hpo run`` that started it, which says so by
+    TERMINAL.
+    """
+    if os.environ.get("TERM", "dumb") == "dumb":
+        return None
+    if sys.stderr.isatty():
+        return shutil.get_terminal_size().columns
+    told = os.environ.get(TERMINAL, "")
+    return int(told) if told.isdecimal() else None
+
+
+# --- what is wrong, in sentences ----------------------------------------------------------------------------
+
+
+class _Reader:
+    """Turns what is written, in the file or where ``path`` is None in keywords, into settings or problems."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.problems: list[str] = []
+
+    def settings(self, data: Mapping[str, object]) -> Settings:
+        """The settings in ``data``, by section; UsageError with all problems found here and before."""
+        if data.get("evaluations") is None and data.get("deadline") is None:
+            self.problems.append(
+                "neither evaluations nor deadline is given, so nothing would end it. Add evaluations = 100."
+            )
+        try:
+            settings = Settings.model_validate(data)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                self._add(detail)
+        else:
+            if not self.problems:
+                return settings
+        start = "" if self._path is None else f"{self._path}: "
+        raise UsageError("\n".join(start + problem for problem in self.problems))
+
+    def sorted_file(self, data: Mapping[str, object]) -> dict[str, object]:
+        """A file's content without what does not exist there."""
+        kept: dict[str, object] = {}
+        for key, value in data.items():
+            if key == "island":
+                kept[key] = self._islands(value)
+            elif key in _RULES[_TOP]:
+                kept[key] = value
+            elif key not in _SECTIONS and isinstance(value, Mapping):
+                headers = [name for name in (*_SECTIONS, "task_options", "island") if name]
+                self.problems.append(f"[{key}]: there is no such section. {suggestion(key, headers)}")
+            elif key not in _SECTIONS:
+                self._note("", key, value, f"there is no such key here. {_remedy(_TOP, key)}")
+            elif isinstance(value, Mapping):
+                kept[key] = self._known(key, value, self._start(key))
+            else:
+                self._note("", key, value, f"must be a section. Write [{key}] and its keys on lines below.")
+        return kept
+
+    def sorted_keywords(self, flat: Mapping[str, object]) -> dict[str, object]:
+        """Keywords by section, without those that do not exist."""
+        top: dict[str, object] = {}
+        sections: dict[str, dict[str, object]] = {}
+        for key, value in flat.items():
+            if key == "island":
+                top[key] = self._islands(value)
+            elif key not in _SECTION_OF:
+                self._note("", key, value, f"there is no such keyword. {suggestion(key, _SECTION_OF)}")
+            elif _SECTION_OF[key] == _TOP:
+                top[key] = value
+            else:
+                sections.setdefault(_SECTION_OF[key], {})[key] = value
+        return {**top, **sections}
+
+    def _islands(self, tables: object) -> list[dict[str, object]]:
+        if isinstance(tables, (list, tuple)) and all(isinstance(table, Mapping) for table in tables):
+            return [self._known("search", table, self._start("search", i)) for i, table in enumerate(tables)]
+        form = "island=[{…}, …]" if self._path is None else "[[island]] and its keys on lines below"
+        self._note("", "island", tables, f"must be a table for each island. Write {form}.")
+        return []
+
+    def _known(self, section: str, table: Mapping[str, object], start: str) -> dict[str, object]:
+        for key, value in table.items():
+            if key not in _RULES[section]:
+                self._note(start, key, value, f"there is no such key here. {_remedy(section, key)}")
+        return {key: value for key, value in table.items() if key in _RULES[section]}
+
+    def _start(self, section: str, island: int | None = None) -> str:
+        if island is not None:
+            return f"island[{island}] " if self._path is None else f"[[island]] number {island + 1}, "
+        return f"[{section}] " if section and self._path is not None else ""
+
+    def _note(self, start: str, key: str, value: object, rule: str) -> None:
+        problem = f"{start}{key} = {excerpt(value, as_json=self._path is not None)}: {rule}"
+        if problem not in self.problems:  # a value that may be of several kinds is none of each
+            self.problems.append(problem)
+
+    def _add(self, detail: ErrorDetails) -> None:
+        """Note what pydantic found."""
+        place, kind = detail["loc"], detail["type"]
+        section = str(place[0]) if place and place[0] in _RULES else _TOP
+        if kind == "value_error":
+            for sentence in str(detail["ctx"]["error"]).splitlines():
+                first_word = sentence.replace(",", " ").split()[0]
+                self.problems.append(self._start(_SECTION_OF.get(first_word, _TOP)) + sentence)
+            return
+        island = int(place[1]) if place[0] == "island" else None
+        key = str(place[2] if island is not None else place[1] if section else place[0])
+        section = "search" if island is not None else section
+        if kind == "missing":
+            self.problems.append(f'{key} is missing. Add {key} = "runs/NAME".')
+            return
+        rule, choices = _RULES[section][key], _choices(section, key)
+        near = (
+            f" {suggestion(detail['input'], choices)}"
+            if isinstance(detail["input"], str) and nearest(detail["input"], choices) is not None
+            else ""  # the rule names them all
+        )
+        shown_key = ".".join(map(str, place[:2])) if key == "task_options" else key
+        self._note(self._start(section, island), shown_key, detail["input"], f"must be {rule}.{near}")
+
+
+def _remedy(section: str, key: str) -> str:
+    """What to do about a key that the section does not have."""
+    if key in _SECTION_OF and f"{key}s" not in _RULES[section]:  # island, where islands is meant
+        return f"It belongs {_home(_SECTION_OF[key])}."
+    elsewhere = nearest(key, _SECTION_OF)
+    if elsewhere is not None and nearest(key, _RULES[section]) is None:
+        return f'Did you mean "{elsewhere}" {_home(_SECTION_OF[elsewhere])}?'
+    return suggestion(key, _RULES[section])
+
+
+def _home(section: str) -> str:
+    return f"in [{section}]" if section else "at the top, before the first section"
+
+
+def _choices(section: str, key: str) -> tuple[str, ...]:
+    """The names that a key takes, if it takes names only."""
+    field = _SECTIONS[section].model_fields.get(key)
+    return get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+
+
+def _syntax(path: Path, message: str) -> str:
+    """The sentence for text that is no TOML, with its line."""
+    found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message)
+    place = f"{path}, line {found[2]}, column {found[3]}" if found else f"{path}"
+    reason = (found[1] if found else message).rstrip(".")
+    return f"{place}: not valid TOML: {reason}. Strings need quotes, lists brackets, and a key stands once."
+
+
+def tolerates_deaths() -> bool:
+    """Whether this process is a rank of an Open MPI that was started with fault tolerance (``--with-ft ulfm``). Under
+    any other a rank's death ends all others."""
+    return os.environ.get(_TOLERANT) == "1"

@@ -1,0 +1,426 @@
+"""Evaluations as a worker's leader sees them: evaluators are started, fed, timed out, killed and replaced.
+
+The leader of a worker runs a Crew, its other ranks a EvaluatorHost each; every rank has one evaluator process.
+Crew and EvaluatorHost speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls
+``poll`` when one of ``filenos`` is readable, or at ``deadline``.
+
+    Crew ── spawn, join, job, probe, leave, exit, kill ──► EvaluatorHost of each rank (its own too) ──► evaluator
+    Crew ◄── ready, joined, report, finished, warning, broken, alive, died ── EvaluatorHost ◄── evaluator
+
+A spawn opens a new *epoch*. All messages carry theirs, so that what an earlier evaluator said late is
+recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Literal
+
+from hpo.evaluation.devices import choose_backend
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.evaluator_process import EvaluatorProcess, Message
+from hpo.individual import CRASHED, FAILED, TIMEOUT
+from hpo.search.protocols import GO, ReportHandler, TrialReport
+from hpo.task.outcome import Outcome
+
+if TYPE_CHECKING:
+    from hpo.config.settings import EvaluationSettings
+    from hpo.task.trial import Job
+
+
+class Crew:
+    """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
+
+    ``send(worker_rank, message)`` reaches the EvaluatorHost of another rank, and ``receive`` takes what it says.
+    ``on_report`` answers each report at once; ``on_warning`` gets what the user is to read.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        child_factory: Callable[[], EvaluatorProcess],
+        send: Callable[[int, Message], None],
+        objectives: tuple[str, ...],
+        settings: EvaluationSettings,
+        on_report: ReportHandler = lambda report: GO,
+        on_warning: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float],
+        failure_grace_s: float = 5.0,
+        straggler_s: float = 60.0,
+        epoch: int = 0,
+    ) -> None:
+        """``failure_grace_s`` and ``straggler_s``: what other ranks get once one failed, or once rank 0 ended;
+        ``epoch``: above all that a former worker of these ranks has used."""
+        self._size = size
+        self._send_other = send
+        self._objectives = objectives
+        self._settings = settings
+        self._on_report = on_report
+        self._on_warning = on_warning
+        self._clock = clock
+        self._failure_grace_s = failure_grace_s
+        self._straggler_s = straggler_s
+        self._own = EvaluatorHost(
+            worker_rank=0,
+            child_factory=child_factory,
+            send=lambda message: self.receive(0, message),
+            clock=clock,
+        )
+        self._phase: Literal["down", "starting", "idle", "running"] = "down"
+        self._since = clock()
+        self._epoch = epoch
+        self._generation = 0
+        self._turn = 0
+        self._job: Job | None = None
+        self._checkpoint = False
+        self._ready: dict[int, Message] = {}
+        self._joined: set[int] = set()
+        self._finished: dict[int, Message] = {}
+        self._failure: Outcome | None = None
+        self._outlived: set[int] = set()
+        """Ranks that were alive, and still at work, once a failure was known: it is not their death's doing."""
+        self._limit: float | None = None
+        self._outcomes: list[Outcome] = []
+        self._unusable = 0
+        """How often in a row evaluators started well, and then found that they cannot work."""
+        self.failed_starts = 0
+        """How often in a row evaluators did not start, or not so that they could work: the task or the host is at
+        fault, no individual."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether an individual is being evaluated, or waits for evaluators to start."""
+        return self._job is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``start`` may be called, and waits for nothing unless evaluators failed to start."""
+        return self._job is None and self._phase in ("idle", "down")
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the leader's own evaluator."""
+        return self._own.pid
+
+    def prepare(self) -> None:
+        """Start evaluators where there are none."""
+        if self._phase == "down":
+            self._spawn()
+
+    def start(self, job: Job) -> None:
+        """Evaluate an individual, as soon as there are evaluators."""
+        if self._job is not None:
+            raise RuntimeError(f"{job.id} cannot start while {self._job.id} is being evaluated")
+        self._job = job
+        self._checkpoint = False
+        self.prepare()
+        self._dispatch()
+
+    def receive(self, worker_rank: int, message: Message) -> None:
+        """Take what the EvaluatorHost of a rank sent."""
+        if message["epoch"] != self._epoch:
+            return
+        kind = message["type"]
+        if kind == "ready":
+            self._ready[worker_rank] = message
+            if len(self._ready) == self._size:
+                self._join()
+        elif kind == "joined":
+            if message["generation"] == self._generation:
+                self._joined.add(worker_rank)
+                self._dispatch_when_joined()
+        elif kind == "report":
+            self._answer(message)
+        elif kind == "finished":
+            if message["turn"] == self._turn and self._phase == "running":
+                self._finish_rank(worker_rank, message)
+        elif kind == "broken":
+            if self._phase == "running":  # its device was first asked for by the task, and does not work
+                self._unusable += 1
+                self._fail_start(FAILED, message["error"])
+            elif self._phase == "starting":  # all ranks say the same; the first suffices
+                self._fail_start(FAILED, message["error"])
+        elif kind == "warning":
+            self._on_warning(message["text"])
+        elif kind == "alive":
+            if message["turn"] == self._turn and self._phase == "running":
+                self._outlived.add(worker_rank)
+                self._free_the_others()
+        elif kind == "died":
+            self._notice_death(worker_rank, message["error"])
+
+    def poll(self) -> list[Outcome]:
+        """Serve the own evaluator and all time-outs; the outcome of an evaluation that is over, if one is."""
+        self._own.poll()
+        now = self._clock()
+        if self._phase == "starting" and now >= self._since + self._settings.start_timeout_s:
+            waited = f"{self._settings.start_timeout_s:g} s (start_timeout)"
+            self._fail_start(
+                CRASHED, f"the evaluators were not ready within {waited}; {self._missing(self._started)}."
+            )
+        elif self._phase == "running":
+            timeout_s = self._settings.timeout_s
+            if timeout_s is not None and now >= self._since + timeout_s:
+                self._conclude(
+                    Outcome(
+                        status=TIMEOUT,
+                        error=f"not over after {timeout_s:g} s (timeout); {self._missing(set(self._finished))}. "
+                        "Where each thread was stands at the end of its output.",
+                        seconds=now - self._since,
+                    )
+                )
+            elif self._limit is not None and now >= self._limit:
+                self._conclude_without_stragglers()
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def listen(self, on_report: ReportHandler) -> None:
+        """Have another decide on reports from now on."""
+        self._on_report = on_report
+
+    def request_checkpoint(self) -> None:
+        """Make ``trial.should_checkpoint()`` true for the individual under evaluation."""
+        self._checkpoint = True
+        if self._phase == "running":
+            self._send(0, {"type": "checkpoint", "turn": self._turn})
+
+    def kill(self, status: str) -> None:
+        """End the evaluation, if there is one, at once and with this status; its evaluators are killed."""
+        if self._job is None:
+            return
+        seconds = self._clock() - self._since if self._phase == "running" else 0.0
+        self._broadcast({"type": "kill"})
+        self._enter("down")
+        self._deliver(Outcome(status=status, error="ended by the campaign", seconds=seconds))
+
+    def disband(self) -> None:
+        """End the evaluation, if there is one, without an outcome, and all evaluators: the worker is no more."""
+        self._job = None
+        self._outcomes.clear()
+        self._broadcast({"type": "kill"})
+        self._enter("down")
+
+    @property
+    def gone(self) -> bool:
+        """Whether the leader's own evaluator has ended."""
+        return self._own.gone
+
+    def filenos(self) -> list[int]:
+        """Descriptors to wait on."""
+        return self._own.filenos()
+
+    def deadline(self) -> float | None:
+        """When ``poll`` must be called at the latest, by the clock; None when nothing is due."""
+        due = [self._own.deadline(), self._limit]
+        if self._outcomes:
+            due.append(self._clock())
+        if self._phase == "starting":
+            due.append(self._since + self._settings.start_timeout_s)
+        elif self._phase == "running" and self._settings.timeout_s is not None:
+            due.append(self._since + self._settings.timeout_s)
+        return min((when for when in due if when is not None), default=None)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End all evaluators; waits for the own one, by force after ``timeout_s``."""
+        for worker_rank in range(1, self._size):
+            self._send(worker_rank, {"type": "exit"})
+        self._enter("down")
+        self._own.close(timeout_s)
+
+    # --- starting --------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        self._epoch += 1
+        self._ready.clear()
+        self._enter("starting")
+        self._broadcast({"type": "spawn", "start_timeout_s": self._settings.start_timeout_s})
+
+    def _join(self) -> None:
+        """Let all ranks form a new group; a worker of one rank has none."""
+        self._generation += 1
+        self._joined.clear()
+        self._enter("starting")
+        if self._size == 1:
+            self._joined.add(0)
+            self._dispatch_when_joined()
+            return
+        places = [(self._ready[rank]["host"], self._ready[rank]["gpu"]) for rank in range(self._size)]
+        self._broadcast(
+            {
+                "type": "join",
+                "generation": self._generation,
+                "address": self._ready[0]["address"],
+                "backend": choose_backend(places),
+                "start_timeout_s": self._settings.start_timeout_s,
+                "timeout_s": self._settings.timeout_s,
+            }
+        )
+
+    def _dispatch_when_joined(self) -> None:
+        if self._phase == "starting" and len(self._joined) == self._size:
+            self.failed_starts = 0
+            self._enter("idle")
+            self._dispatch()
+
+    def _fail_start(self, status: str, error: str) -> None:
+        self.failed_starts = max(self.failed_starts + 1, self._unusable)
+        self._broadcast({"type": "kill"})
+        self._enter("down")
+        if self._job is not None:
+            self._deliver(Outcome(status=status, error=error))
+
+    @property
+    def _started(self) -> set[int]:
+        return self._joined if len(self._ready) == self._size else set(self._ready)
+
+    # --- evaluating ------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        if self._job is None or self._phase != "idle":
+            return
+        self._turn += 1
+        self._finished.clear()
+        self._failure = None
+        self._outlived.clear()
+        self._enter("running")
+        self._broadcast(
+            {
+                "type": "job",
+                "turn": self._turn,
+                "job": asdict(self._job),
+                "timeout_s": self._settings.timeout_s,
+            }
+        )
+        if self._checkpoint:
+            self.request_checkpoint()
+
+    def _answer(self, message: Message) -> None:
+        verdict = GO
+        if self._job is not None and self._phase == "running" and message["turn"] == self._turn:
+            verdict = self._on_report(
+                TrialReport(
+                    id=self._job.id,
+                    step=message["step"],
+                    value=message["value"],
+                    last_step=message["last_step"],
+                    saves=message["saves"],
+                )
+            )
+        self._send(0, {"type": "verdict", "number": message["number"], "verdict": verdict})
+
+    def _finish_rank(self, worker_rank: int, message: Message) -> None:
+        self._finished[worker_rank] = message
+        outcome = Outcome.from_json(message["outcome"])
+        first = outcome.status == FAILED and self._failure is None
+        if first:
+            self._failure = outcome
+            self._limit = self._clock() + self._failure_grace_s
+        elif worker_rank == 0 and self._failure is None:
+            self._limit = self._clock() + self._straggler_s
+        if len(self._finished) == self._size:
+            self._conclude_whole()
+        elif first:
+            # Errors follow from deaths, and deaths from errors: NCCL ends ranks whose peer has left. As long as the
+            # failed rank holds its group, whoever still lives has not died of this failure, nor caused it.
+            for other in set(range(self._size)) - set(self._finished):
+                self._send(other, {"type": "probe", "turn": self._turn})
+        elif self._failure is not None:
+            self._free_the_others()
+
+    def _free_the_others(self) -> None:
+        """Ranks that wait in a collective for one that has ended get an error when it leaves the group.
+
+        Only now may it leave, so that the first failure is known before those that follow from it."""
+        if len(self._outlived | set(self._finished)) == self._size:
+            for ended in self._finished:
+                self._send(ended, {"type": "leave"})
+
+    def _conclude_whole(self) -> None:
+        """All ranks have ended by themselves."""
+        outcome = self._judged()
+        self._unusable = 0
+        ended = list(self._finished.values())
+        self._limit = None
+        if self._settings.isolation == "fresh" or any(message["replace"] for message in ended):
+            self._enter("idle")
+            self._broadcast({"type": "exit"})
+            self._deliver(outcome)
+            self._spawn()
+        elif self._size > 1 and (self._failure is not None or any(message["regroup"] for message in ended)):
+            self._deliver(outcome)
+            self._join()
+        else:
+            self._enter("idle")
+            self._deliver(outcome)
+
+    def _conclude_without_stragglers(self) -> None:
+        """Some ranks go on although the worker's result is known: the next individual cannot wait for them."""
+        outcome = self._judged()
+        if self._failure is None:
+            waited = f"{self._straggler_s:g} s after rank 0 had ended"
+            late = f"{self._missing(set(self._finished))} {waited}, and was killed."
+            outcome = replace(outcome, error=late if outcome.error is None else f"{outcome.error}\n{late}")
+        self._conclude(outcome)
+
+    def _judged(self) -> Outcome:
+        """The worker's outcome: the first failure of any rank, else what rank 0 says."""
+        leader = Outcome.from_json(self._finished[0]["outcome"]) if 0 in self._finished else None
+        if self._failure is None:
+            if leader is None:
+                raise RuntimeError("an evaluation without failure is over only when worker rank 0 has ended")
+            return leader
+        if leader is None:
+            return self._failure
+        return replace(self._failure, metrics=leader.metrics, remarks=leader.remarks, seconds=leader.seconds)
+
+    def _conclude(self, outcome: Outcome) -> None:
+        """The evaluation is over, but not its evaluators: kill them and start others."""
+        self._unusable = 0
+        self._broadcast({"type": "kill"})
+        self._enter("down")
+        self._deliver(outcome)
+        self._spawn()
+
+    def _notice_death(self, worker_rank: int, error: str) -> None:
+        if (
+            self._phase == "running"
+            and self._failure is not None
+            and (worker_rank in self._finished or worker_rank in self._outlived)
+        ):
+            self._conclude(self._judged())  # what came first, and has a traceback
+        elif self._phase == "running":
+            self._conclude(Outcome(status=CRASHED, error=error, seconds=self._clock() - self._since))
+        elif self._phase == "starting":
+            self._fail_start(CRASHED, error)
+        elif self._phase == "idle":
+            self._broadcast({"type": "kill"})
+            self._enter("down")
+            self._spawn()
+
+    def _deliver(self, outcome: Outcome) -> None:
+        self._job = None
+        self._outcomes.append(outcome)
+
+    # --- both ------------------------------------------------------------------------------------------------
+
+    def _enter(self, phase: Literal["down", "starting", "idle", "running"]) -> None:
+        self._phase = phase
+        self._since = self._clock()
+        self._limit = None
+
+    def _missing(self, present: set[int]) -> str:
+        absent = [str(rank) for rank in range(self._size) if rank not in present]
+        return f"worker rank{'s' if len(absent) > 1 else ''} {', '.join(absent)} still ran"
+
+    def _broadcast(self, message: Message) -> None:
+        for worker_rank in range(self._size):
+            self._send(worker_rank, message)
+
+    def _send(self, worker_rank: int, message: Message) -> None:
+        message = {**message, "epoch": self._epoch}
+        if worker_rank == 0:
+            self._own.receive(message)
+        else:
+            self._send_other(worker_rank, message)

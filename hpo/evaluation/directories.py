@@ -1,0 +1,68 @@
+"""The individuals' own directories, ``DIR/evaluations/ID/``: what they print, and checkpoints as long as they
+are needed."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from hpo.task.trial_directory import OUTPUT, clear_directory, refuse_link
+
+_ID = re.compile(r"(0|[1-9]\d{0,8})-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,14})")
+
+
+class EvaluationDirectories:
+    """The directories of all individuals of the campaign in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory / "evaluations"
+
+    def path(self, identity: str) -> Path:
+        return self._root / identity
+
+    def taken(self) -> dict[tuple[int, int], int]:
+        """By island and worker, the first sequence number beyond all ids that something here is called by, whatever
+        it is and whoever made it: a new individual gets a directory that was not there."""
+        first: dict[tuple[int, int], int] = {}
+        for name in self._names():
+            if found := _ID.fullmatch(name):
+                island, worker, sequence = map(int, found.groups())
+                first[island, worker] = max(first.get((island, worker), 0), sequence + 1)
+        return first
+
+    def present(self) -> set[str]:
+        """The ids by which anything here is called."""
+        return {name for name in self._names() if _ID.fullmatch(name)}
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._root)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def printed(self, identity: str) -> str:
+        """Which files have what the individual printed, in words; empty where it printed nothing."""
+        try:
+            names = sorted(name for name in os.listdir(self.path(identity)) if name.startswith(OUTPUT))
+        except OSError:
+            return ""
+        more = f" (and {len(names) - 1} more there)" if len(names) > 1 else ""
+        return f"{self.path(identity) / names[0]}{more} has what it printed" if names else ""
+
+    def holds(self, identity: str) -> bool:
+        """Whether the individual has saved anything that is still there."""
+        try:
+            refuse_link(self.path(identity))
+            return any(not name.startswith(OUTPUT) for name in os.listdir(self.path(identity)))
+        except OSError:
+            return False
+
+    def forget(self, identity: str) -> None:
+        """Remove what the individual saved; what it printed stays. Nothing happens where there is nothing."""
+        path = self.path(identity)
+        with suppress(OSError):  # another process may hold a file there; it is only space
+            clear_directory(path)
+        with suppress(OSError):  # not empty: it holds output
+            path.rmdir()

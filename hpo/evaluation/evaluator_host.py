@@ -1,0 +1,200 @@
+"""One rank's part in evaluations: it keeps an evaluator process for its worker's Crew. Nothing here waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hpo.evaluation.evaluator_process import EvaluatorProcess, Guard, Message, tail, wait_readable
+from hpo.task.trial_directory import OUTPUT
+
+_RETIREMENT_S = 10.0
+"""How long an evaluator that is no longer needed may take to end by itself."""
+
+_HOLD = 0.75
+"""The part of start_timeout after which an evaluator is not held back any more, whatever the former one still holds."""
+
+_POLL_S = 0.02
+"""How often to look where the kernel cannot wake us."""
+
+
+class EvaluatorHost:
+    """Keeps the evaluator of one rank for the Crew of its worker, to which it speaks by ``send``."""
+
+    def __init__(
+        self,
+        *,
+        worker_rank: int,
+        child_factory: Callable[[], EvaluatorProcess],
+        send: Callable[[Message], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker_rank = worker_rank
+        self._factory = child_factory
+        self._send = send
+        self._clock = clock
+        self._epoch = -1
+        self._child: EvaluatorProcess | None = None
+        self._leaving: list[tuple[float, EvaluatorProcess]] = []
+        # That a new evaluator is ready, and until when to keep it to ourselves.
+        self._held: tuple[float, Message] | None = None
+        self._hold_until = 0.0
+        self._guard = Guard()
+        self._output: Path | None = None
+        self._printed = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The evaluator's process id, None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def receive(self, message: Message) -> None:
+        """Take a message of the Crew."""
+        if message["type"] == "spawn":
+            self._spawn(message["epoch"])
+            self._hold_until = self._clock() + _HOLD * message["start_timeout_s"]
+        elif message["epoch"] == self._epoch and self._child is not None:
+            if message["type"] == "kill":
+                self._drop(kill=True)
+            elif message["type"] == "exit":
+                self._drop(kill=False)
+            elif message["type"] == "probe":
+                if not self._child.ending:
+                    self._tell({"type": "alive", "turn": message["turn"]})
+            else:
+                if message["type"] == "job":
+                    self._output = Path(message["job"]["directory"], f"{OUTPUT}{self._worker_rank}.txt")
+                    self._printed = _size(self._output)
+                self._child.send(message)
+
+    def poll(self) -> bool:
+        """Pass on what the evaluator said and notice its end; True when there was something. Never waits."""
+        self._bury()
+        child = self._child
+        if child is None:
+            return False
+        child.flush()
+        cause = child.ended()  # asked before reading: what it said last is there by then
+        messages = child.receive()
+        for message in messages:
+            if message["type"] == "finished":
+                self._output = None
+            if message["type"] == "ready" and child.has_device and self._leaving:
+                # The former one may still hold memory of the device, which the next individual would lack.
+                self._held = min(self._clock() + 2 * _RETIREMENT_S, self._hold_until), message
+                continue
+            self._tell(message)
+            if self._child is not child:  # the Crew has just replaced it; the rest would bear the new epoch
+                return True
+        if self._held is not None and (not self._leaving or self._clock() >= self._held[0]):
+            (_, message), self._held = self._held, None
+            self._tell(message)
+        if cause is not None:
+            error = self._exit_description(child, cause)
+            self._drop(kill=True)
+            self._tell({"type": "died", "error": error})
+        return bool(messages) or cause is not None
+
+    def disband(self) -> None:
+        """End the evaluator at once: the worker is no more."""
+        self._drop(kill=True)
+
+    @property
+    def gone(self) -> bool:
+        """Whether no evaluator is left."""
+        return self._child is None and not self._leaving
+
+    def filenos(self) -> list[int]:
+        """Descriptors to wait on."""
+        waiting = [] if self._child is None else self._child.filenos()
+        for _, child in self._leaving:
+            waiting += child.filenos()[-1:]
+        return waiting
+
+    def deadline(self) -> float | None:
+        """When ``poll`` must be called at the latest, by the clock."""
+        due = [when for when, _ in self._leaving]
+        if self._held is not None:
+            due.append(self._held[0])
+        if any(child.must_be_polled for child in self._children()):
+            due.append(self._clock() + _POLL_S)
+        return min(due, default=None)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the evaluator, by force after ``timeout_s``. This waits, at most one second longer than that."""
+        self._drop(kill=False)
+        end = time.monotonic() + timeout_s
+        while self._leaving and time.monotonic() < end:
+            wait_readable(self.filenos(), min(_POLL_S, end - time.monotonic()))
+            self._bury()
+        for _, child in self._leaving:
+            child.kill()
+        end = time.monotonic() + 1.0
+        while self._leaving and time.monotonic() < end:
+            wait_readable((), 0.005)
+            self._bury()
+        self._guard.close()
+
+    def _spawn(self, epoch: int) -> None:
+        self._drop(kill=False)
+        self._epoch = epoch
+        try:
+            self._child = self._factory()
+        except OSError as error:
+            self._tell({"type": "died", "error": f"no evaluator could be started: {error}"})
+        self._watch()
+
+    def _drop(self, *, kill: bool) -> None:
+        """Let go of the evaluator. One that works is killed: nobody waits for what it does."""
+        child, self._child = self._child, None
+        self._held = None
+        if child is None:
+            return
+        if kill or self._output is not None:
+            child.kill()
+        else:
+            child.send({"type": "exit"})
+        self._leaving.append((self._clock() + _RETIREMENT_S, child))
+
+    def _bury(self) -> None:
+        if not self._leaving:
+            return
+        staying: list[tuple[float, EvaluatorProcess]] = []
+        for when, child in self._leaving:
+            child.receive()  # what it still says concerns nobody
+            if child.ended() is None:
+                child.flush()
+                if self._clock() >= when:
+                    child.kill()
+                    when = self._clock() + _RETIREMENT_S
+                staying.append((when, child))
+            else:
+                child.release()
+        gone = len(staying) < len(self._leaving)
+        self._leaving = staying
+        if gone:
+            self._watch()
+
+    def _watch(self) -> None:
+        self._guard.watch(self._children())
+
+    def _children(self) -> list[EvaluatorProcess]:
+        leaving = [child for _, child in self._leaving]
+        return leaving if self._child is None else [*leaving, self._child]
+
+    def _exit_description(self, child: EvaluatorProcess, cause: str) -> str:
+        printed = child.spooled() if self._output is None else tail(self._output, self._printed)
+        self._output = None
+        # Lines of their own: the first one alone stands for the error where there is room for one.
+        return f"{child.context.label} {cause}." + (f"\nIt last printed:\n{printed}" if printed else "")
+
+    def _tell(self, message: Message) -> None:
+        self._send({**message, "epoch": self._epoch, "worker_rank": self._worker_rank})
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,340 @@
+"""One evaluator process as its control rank sees it: started, talked to, ended with all it started; no waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.evaluation import devices as binding
+
+if TYPE_CHECKING:
+    from hpo.task.task import TaskSource
+
+Message = dict[str, Any]
+"""One JSON object of the protocol between control ranks and evaluators."""
+
+_READ_BYTES = 1 << 16
+_TAIL_CHARACTERS = 2_000
+_TAIL_BYTES = 64_000
+_MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
+"""faulthandler's last line lists every one of them, kilobytes, and comes after the stack."""
+_PF_EXITING = 4
+"""Of the kernel's flags of a process; a zombie has it too."""
+_HINTS = {
+    signal.SIGKILL: "most likely by the out-of-memory killer: use less memory, or fewer ranks on the host",
+    signal.SIGSEGV: "a segmentation fault in native code; the stack is in the output",
+    signal.SIGABRT: "native code gave up; its reason is in the output",
+    signal.SIGBUS: "often a full /dev/shm",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host.
+
+    ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user
+    named one.
+    """
+
+    worker_rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    hosts: tuple[str, ...]
+    source: TaskSource
+    interface: str | None = None
+
+    @property
+    def host(self) -> str:
+        return self.hosts[self.worker_rank]
+
+    @property
+    def worker_local_rank(self) -> int:
+        return self.hosts[: self.worker_rank].count(self.host)
+
+    @property
+    def worker_local_size(self) -> int:
+        return self.hosts.count(self.host)
+
+    @property
+    def label(self) -> str:
+        """How errors name this rank."""
+        return (
+            f"worker rank {self.worker_rank} on {self.host}"
+            if self.size > 1
+            else f"the evaluator on {self.host}"
+        )
+
+
+class EvaluatorProcess:
+    """A running evaluator. The kernel ends it when the thread that made it ends, so make it in the main one.
+
+    Raises OSError when no process can be started.
+    """
+
+    def __init__(self, context: RankContext, environment: Mapping[str, str]) -> None:
+        self.context = context
+        devices, index = binding.bind_device(
+            binding.visible_devices(environment),
+            local_rank=context.local_rank,
+            worker_local_rank=context.worker_local_rank,
+            worker_local_size=context.worker_local_size,
+        )
+        bound, widest = binding.count_cores()
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        # What is printed outside evaluations, while importing above all: for the error text of a failed
+        # start.
+        self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed in release)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "hpo.evaluation.evaluator", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._spool,
+                stderr=self._spool,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=binding.child_environment(
+                    environment,
+                    threads=binding.thread_share(bound=bound, widest=widest, local_size=context.local_size),
+                    devices=devices,
+                    package_root=Path(__file__).resolve().parents[2],
+                ),
+            )
+        self.pid = self._process.pid
+        self.has_device = index is not None
+        self._pidfd = _open_pidfd(self.pid)
+        self._incoming = b""
+        self._outgoing = b""
+        self._connected = True
+        self.send(
+            {
+                "type": "hello",
+                "worker_rank": context.worker_rank,
+                "size": context.size,
+                "hosts": context.hosts,
+                "local_rank": context.worker_local_rank,
+                "local_size": context.worker_local_size,
+                "label": context.label,
+                "interface": context.interface,
+                "source": context.source.to_json(),
+                "device": index,
+            }
+        )
+
+    def filenos(self) -> list[int]:
+        """What becomes readable when the child says something or ends."""
+        numbers = [self._socket.fileno()] if self._connected else []
+        return numbers if self._pidfd is None else [*numbers, self._pidfd]
+
+    @property
+    def must_be_polled(self) -> bool:
+        """Whether ``filenos`` do not tell all: a message waits, or the kernel has no process descriptors."""
+        return bool(self._outgoing) or self._pidfd is None
+
+    def send(self, message: Message) -> None:
+        """Queue a message and send what the socket takes; ``flush`` sends the rest."""
+        self._outgoing += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is queued as far as the socket takes it."""
+        while self._outgoing:
+            try:
+                sent = self._socket.send(self._outgoing)
+            except BlockingIOError:
+                return
+            except OSError:  # it has ended, which its exit status will tell better
+                self._outgoing = b""
+                return
+            self._outgoing = self._outgoing[sent:]
+
+    def receive(self) -> list[Message]:
+        """The messages that have arrived."""
+        chunks = [self._incoming]
+        while self._connected:
+            try:
+                chunk = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._connected = False
+            chunks.append(chunk)
+        if len(chunks) == 1:
+            return []
+        *lines, self._incoming = b"".join(chunks).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def ended(self) -> str | None:
+        """How the child ended, as a clause; None while it runs. What it left running in its group is killed."""
+        if self._process.returncode is None:
+            try:
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    return None
+                # Until it is waited for, its number belongs to no one else: nobody else can be hit.
+                _signal_group(self.pid)
+            except ChildProcessError:  # somebody else in this process has waited for it
+                pass
+            self._process.wait()
+        return describe_exit(self._process.returncode)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the child has ended or is about to: its connections may be closed long before all of it is gone."""
+        try:
+            # After the name, which may hold anything: state, four numbers of processes, one of a terminal's, flags.
+            flags = int(Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[6])
+        except (OSError, ValueError, IndexError):
+            return self.ended() is not None
+        return bool(flags & _PF_EXITING)
+
+    def kill(self) -> None:
+        """Kill the child and all that it started; does not wait. ``ended`` tells when it is gone."""
+        if self._process.returncode is not None:
+            return
+        started = _descendants(self.pid)
+        _signal_group(self.pid)
+        for pid in started:  # those that left the group
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def release(self) -> None:
+        """Close what this process holds of a child that has ended."""
+        self._socket.close()
+        self._spool.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._connected = False
+
+    def spooled(self) -> str:
+        """The end of what was printed outside evaluations."""
+        size = os.fstat(self._spool.fileno()).st_size
+        return _readable(os.pread(self._spool.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
+
+
+class Guard:
+    """A shell that kills this process's evaluators, and all that they started, should this process be killed.
+
+    The kernel ends the evaluators themselves then, but not what they started. The shell reads from a pipe of
+    which only this process has the other end, so it learns of this process's death however that comes.
+    """
+
+    _SCRIPT = (
+        'trap "" HUP INT TERM USR1 USR2; while read -r line; do groups=$line; done; '
+        'for group in $groups; do kill -s KILL -- "-$group"; done'
+    )
+
+    def __init__(self) -> None:
+        self._shell: subprocess.Popen[bytes] | None = None
+
+    def watch(self, children: Iterable[EvaluatorProcess]) -> None:
+        """From now on these, and no others, are to be killed."""
+        line = " ".join(str(child.pid) for child in children).encode() + b"\n"
+        try:
+            if self._shell is None or self._shell.stdin is None:
+                self._shell = subprocess.Popen(
+                    ["/bin/sh", "-c", self._SCRIPT],
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env={},
+                )
+            if self._shell.stdin is not None:
+                self._shell.stdin.write(line)
+        except (
+            OSError
+        ):  # no shell, or it was killed: evaluators still end with this process, what they started may not
+            self._shell = None
+
+    def close(self) -> None:
+        """End the shell; it kills what it was told last to watch."""
+        if self._shell is not None and self._shell.stdin is not None:
+            self._shell.stdin.close()
+            self._shell.wait(5.0)
+        self._shell = None
+
+
+def describe_exit(code: int) -> str:
+    """A clause for a process's exit code as ``subprocess`` gives it."""
+    if code >= 0:
+        return (
+            f"exited with code {code} in the middle of its work"
+            if code
+            else "exited in the middle of its work"
+        )
+    try:
+        number = signal.Signals(-code)
+    except ValueError:
+        return f"was killed by signal {-code}"
+    hint = _HINTS.get(number)
+    return f"was killed by {number.name}" + (f", {hint}" if hint else "")
+
+
+def tail(path: Path, start: int) -> str:
+    """The end of what stands in a text file from byte ``start`` on; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return _readable(file.read(_TAIL_BYTES))
+    except OSError:
+        return ""
+
+
+def wait_readable(numbers: Iterable[int], seconds: float) -> None:
+    """Sleep until one of these descriptors is readable, at most so long."""
+    poller = select.poll()
+    for number in numbers:
+        poller.register(number, select.POLLIN)
+    poller.poll(max(0.0, seconds) * 1000)
+
+
+def _readable(data: bytes) -> str:
+    return _MODULES.sub("", data.decode("utf-8", "replace")).strip()[-_TAIL_CHARACTERS:]
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # kernels before 5.3, and Pythons built on them
+        return None
+
+
+def _signal_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes that ``pid`` started, and those that they started, as far as the kernel lists them."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        current = waiting.pop()
+        try:
+            for thread in os.scandir(f"/proc/{current}/task"):
+                listed = Path(thread.path, "children").read_bytes().split()
+                waiting += (children := [int(number) for number in listed])
+                found += children
+        except OSError:  # it ended meanwhile
+            continue
+    return found

@@ -1,0 +1,299 @@
+"""Evaluations inside the rank (``isolation = "inline"``), for tasks of microseconds or with their own MPI code.
+
+Nothing protects the rank from what the task does, and there is no time-out. A worker of several ranks
+evaluates on all of them at once; they agree through the worker's communicator, so that a rank which raises
+while others wait for it there blocks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpo.evaluation.cuda import OwnDevice
+from hpo.individual import FAILED
+from hpo.search.protocols import GO, PAUSE, STOP, ReportHandler, TrialReport
+from hpo.task.outcome import Outcome
+from hpo.task.trial import Job, Trial, attempt
+from hpo.task.trial_directory import clear_directory, directory_unusable, refuse_link
+
+Message = dict[str, Any]
+
+
+class Communicator(Protocol):
+    """What is needed of mpi4py's communicator."""
+
+    def bcast(self, obj: Any, root: int = 0) -> Any: ...
+
+
+class InlineLink:
+    """A trial's way to the campaign where both are one process."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        comm: Communicator | None,
+        device: OwnDevice | None,
+        on_report: ReportHandler,
+        stopping: Callable[[], bool],
+        on_warning: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._device = device or OwnDevice()
+        self._on_warning = on_warning
+        self.comm: object | None = comm
+        self.id = ""
+        self._rank = rank
+        self._agreement = comm if size > 1 else None
+        self._on_report = on_report
+        self._stopping = stopping
+        self._saves = False
+        self._pause = False
+
+    def listen(self, on_report: ReportHandler) -> None:
+        """Have another decide on reports from now on."""
+        self._on_report = on_report
+
+    @property
+    def device(self) -> str:
+        name = self._device.name
+        self._warn()
+        return name
+
+    def _warn(self) -> None:
+        text = self._device.take_warning()
+        if text is not None:
+            self._on_warning(text)
+
+    def attempt(
+        self, evaluate: Callable[[Trial], object], trial: Trial, objectives: tuple[str, ...]
+    ) -> tuple[Outcome, bool]:
+        """How the evaluation ended, and whether it was for this rank's device, which does not work."""
+        self.id = trial.id
+        self._saves = self._pause = False
+        outcome = attempt(evaluate, trial, objectives)
+        self._warn()
+        fault = self._device.take_fault()
+        if fault is None:
+            return outcome, False
+        return Outcome(status=FAILED, error=fault), True  # whatever the task made of it
+
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
+        verdict = GO
+        if self._rank == 0:
+            verdict = self._on_report(TrialReport(self.id, step, value, last_step, self._saves))
+        self._pause = verdict == PAUSE
+        return self._agree(verdict == STOP)
+
+    def should_checkpoint(self) -> bool:
+        self._saves = True
+        return self._agree(self._rank == 0 and (self._pause or self._stopping()))
+
+    def _agree(self, answer: bool) -> bool:
+        return answer if self._agreement is None else bool(self._agreement.bcast(answer, root=0))
+
+
+class InlineCrew:
+    """Has the face of ``hpo.evaluation.crew.Crew``, and evaluates in ``start``.
+
+    ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
+    message)`` to the InlineHost of another rank. ``stopping``: whether the campaign wants to stop; it is
+    asked during an evaluation, when nobody can call ``request_checkpoint``.
+    """
+
+    def __init__(
+        self,
+        *,
+        evaluate: Callable[[Trial], object],
+        objectives: tuple[str, ...],
+        size: int = 1,
+        comm: Communicator | None = None,
+        send: Callable[[int, Message], None] | None = None,
+        on_report: ReportHandler = lambda report: GO,
+        stopping: Callable[[], bool] = lambda: False,
+        on_warning: Callable[[str], None] = lambda text: None,
+        device: OwnDevice | None = None,
+    ) -> None:
+        if size > 1 and (comm is None or send is None):
+            raise ValueError(f"a worker of {size} ranks needs comm and send")
+        self._evaluate = evaluate
+        self._objectives = objectives
+        self._size = size
+        self._send = send
+        self._stop_asked = False
+        self._link = InlineLink(
+            rank=0,
+            size=size,
+            comm=comm,
+            device=device,
+            on_report=on_report,
+            stopping=lambda: self._stop_asked or stopping(),
+            on_warning=on_warning,
+        )
+        self._turn = 0
+        self._finished: dict[int, Outcome] = {}
+        self._outcomes: list[Outcome] = []
+        self._unusable = False
+        self.busy = False
+        self.failed_starts = 0
+        """How many individuals in a row met a device that does not work: the host is at fault, none of them."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``start`` may be called."""
+        return not self.busy
+
+    def prepare(self) -> None:
+        """There is nothing to prepare."""
+
+    def start(self, job: Job) -> None:
+        """Evaluate an individual; its outcome is there when this returns, or when the other ranks have told theirs."""
+        if self.busy:
+            raise RuntimeError(f"{job.id} cannot start while another individual is being evaluated")
+        self.busy = True
+        self._stop_asked = False
+        self._turn += 1
+        self._finished.clear()
+        self._unusable = False
+        several = self._send is not None and self._size > 1
+        try:
+            refuse_link(Path(job.directory))
+            if several and not job.resumed:
+                clear_directory(Path(job.directory))  # before any rank may write there
+        except OSError as error:
+            self.busy = False
+            self._outcomes.append(Outcome(status=FAILED, error=directory_unusable(error)))
+            return
+        if self._send is not None and several:
+            for worker_rank in range(1, self._size):
+                self._send(worker_rank, {"type": "job", "turn": self._turn, "job": asdict(job)})
+        trial = Trial(self._link, job, size=self._size, stale=self._size == 1 and not job.resumed)
+        self._finish(0, *self._link.attempt(self._evaluate, trial, self._objectives))
+
+    def receive(self, worker_rank: int, message: Message) -> None:
+        """Take what the InlineHost of a rank sent."""
+        if self.busy and message["type"] == "finished" and message["turn"] == self._turn:
+            self._finish(worker_rank, Outcome.from_json(message["outcome"]), message["unusable"])
+
+    def poll(self) -> list[Outcome]:
+        """The outcome of an evaluation that is over."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def listen(self, on_report: ReportHandler) -> None:
+        """Have another decide on reports from now on."""
+        self._link.listen(on_report)
+
+    def request_checkpoint(self) -> None:
+        """Make ``trial.should_checkpoint()`` true for the individual under evaluation."""
+        self._stop_asked = True
+
+    def kill(self, status: str) -> None:
+        """Wait for other ranks no longer; what they do cannot be ended."""
+        if self.busy:
+            self.busy = False
+            self._outcomes.append(Outcome(status=status, error="ended by the campaign"))
+
+    def disband(self) -> None:
+        """The worker is no more: wait for no other rank."""
+        self.busy = False
+        self._outcomes.clear()
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is evaluated."""
+        return not self.busy
+
+    def filenos(self) -> list[int]:
+        """There is nothing to wait on."""
+        return []
+
+    def deadline(self) -> float | None:
+        """Nothing is ever due."""
+        return None
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """There is nothing to close."""
+
+    def _finish(self, worker_rank: int, outcome: Outcome, unusable: bool) -> None:
+        self._finished[worker_rank] = outcome
+        self._unusable |= unusable
+        if len(self._finished) == self._size:
+            self.busy = False
+            self.failed_starts = self.failed_starts + 1 if self._unusable else 0
+            failed = (one for one in self._finished.values() if one.status == FAILED)
+            self._outcomes.append(next(failed, self._finished[0]))
+
+
+class InlineHost:
+    """Has the face of ``hpo.evaluation.crew.EvaluatorHost``, and evaluates in ``receive``."""
+
+    def __init__(
+        self,
+        *,
+        worker_rank: int,
+        size: int,
+        evaluate: Callable[[Trial], object],
+        objectives: tuple[str, ...],
+        comm: Communicator,
+        send: Callable[[Message], None],
+        device: OwnDevice | None = None,
+    ) -> None:
+        self._worker_rank = worker_rank
+        self._size = size
+        self._evaluate = evaluate
+        self._objectives = objectives
+        self._send = send
+        self._link = InlineLink(
+            rank=worker_rank,
+            size=size,
+            comm=comm,
+            device=device,
+            on_report=lambda report: GO,
+            stopping=lambda: False,
+        )
+
+    def receive(self, message: Message) -> None:
+        """Evaluate with the other ranks and tell the InlineCrew how it ended."""
+        if message["type"] != "job":
+            return
+        job = Job(**message["job"])
+        trial = Trial(self._link, job, rank=self._worker_rank, size=self._size)
+        outcome, unusable = self._link.attempt(self._evaluate, trial, self._objectives)
+        if outcome.status == FAILED and not unusable:
+            outcome = Outcome(status=FAILED, error=f"worker rank {self._worker_rank}: {outcome.error}")
+        self._send(
+            {
+                "type": "finished",
+                "turn": message["turn"],
+                "outcome": outcome.to_json(),
+                "unusable": unusable,
+                "worker_rank": self._worker_rank,
+            }
+        )
+
+    def poll(self) -> bool:
+        """Nothing happens by itself."""
+        return False
+
+    def disband(self) -> None:
+        """Nothing runs here between messages."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is evaluated: between messages nothing is."""
+        return True
+
+    def filenos(self) -> list[int]:
+        """There is nothing to wait on."""
+        return []
+
+    def deadline(self) -> float | None:
+        """Nothing is ever due."""
+        return None
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """There is nothing to close."""

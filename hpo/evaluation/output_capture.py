@@ -1,0 +1,63 @@
+"""What an evaluation prints goes to a file of its own, whoever prints it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+class OutputCapture:
+    """Where descriptors 1 and 2 lead: to the evaluation's file, or back to where they led at the start."""
+
+    def __init__(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        self._between = os.dup(1)
+        self._path: Path | None = None
+        self._flush_native: Callable[[None], int] = ctypes.CDLL(None).fflush
+
+    def open(self, path: Path) -> None:
+        """Append what is printed from here on to ``path``."""
+        for _ in range(10):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                break
+            except FileNotFoundError:  # a rank that printed nothing has just removed the directory
+                continue
+        else:
+            raise OSError(f"{path.parent} disappears as fast as it is made")
+        self._redirect(number)
+        os.close(number)
+        self._path = path
+
+    def close(self) -> None:
+        """End the file. If it is empty it is removed, and the directory with it unless that holds more."""
+        if self._path is None:
+            return
+        path, self._path = self._path, None
+        self._flush()
+        empty = os.fstat(1).st_size == 0
+        self._redirect(self._between)
+        if empty:
+            try:
+                path.unlink()
+                path.parent.rmdir()
+            except OSError:  # other ranks or the task have left something there
+                pass
+
+    def _redirect(self, number: int) -> None:
+        self._flush()
+        os.dup2(number, 1)
+        os.dup2(number, 2)
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):  # a full disk, or a task that closed it
+                pass
+        self._flush_native(None)

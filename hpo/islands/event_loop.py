@@ -1,0 +1,207 @@
+"""One rank's event loop: whatever parts this rank plays, served from one thread that never waits long.
+
+A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to
+wait on, so it is looked at now and then: after a hundredth of the time for which nothing has happened,
+between 0.1 and 50 ms. A message so costs at most a hundredth of the evaluation that it ends or begins, and an
+idle rank next to nothing."""
+
+from __future__ import annotations
+
+import math
+import select
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpo.errors import EXIT_RESUMABLE
+from hpo.islands.coordinator.coordinator import LOST, STOPPED, Coordinator
+from hpo.islands.leader.leader import Leader
+from hpo.islands.messages import (
+    Claim,
+    Disbanded,
+    End,
+    Finished,
+    Form,
+    Lost,
+    Message,
+    MessageError,
+    Remark,
+    Returned,
+    StopRequest,
+    Unfit,
+    Worker,
+    decode,
+    encode,
+)
+from hpo.islands.transport import Transport
+
+_FASTEST_S = 0.0001
+_SLOWEST_S = 0.05
+_SHARE = 0.01
+_FOR_COORDINATOR = (Claim, Disbanded, Finished, Remark, Returned, StopRequest, Unfit)
+
+
+class StopRequests(Protocol):
+    """How often a stop was asked for by signals (see ``hpo.cluster.signals``)."""
+
+    @property
+    def count(self) -> int: ...
+
+
+class Member(Protocol):
+    """What a rank that does not lead its worker does (see ``hpo.evaluation.crew``)."""
+
+    def receive(self, content: dict[str, object]) -> None: ...
+    def poll(self) -> object: ...
+    def disband(self) -> None: ...
+    @property
+    def gone(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRoles:
+    """What a rank is in its worker. ``members``: the worker's ranks, the leader first; ``filenos``: what to wait on
+    beside messages."""
+
+    members: Sequence[int]
+    leader: Leader | None
+    follower: Member | None
+    filenos: Callable[[], Sequence[int]]
+
+
+class EventLoop:
+    """The parts of one rank. ``form``: makes those of a new worker that this rank is to be in; ``housekeeping``:
+    called each turn with the time, for what is not the protocol's (display, lock).
+
+    Rank 0 hears of deaths from MPI and tells the others, so that all act on the same news in the same order. Of
+    its own death the others hear from MPI, and end."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        parts: RankRoles,
+        form: Callable[[Form], RankRoles],
+        coordinator_rank: int,
+        coordinator: Coordinator | None,
+        signals: StopRequests,
+        housekeeping: Callable[[float], None] = lambda now: None,
+        on_bad_message: Callable[[int, str], None] = lambda source, text: None,
+    ) -> None:
+        self._transport = transport
+        self._form = form
+        self._take_part(parts)
+        self._coordinator_rank = coordinator_rank
+        self._coordinator = coordinator
+        self._signals = signals
+        self._heard = 0
+        self._housekeeping = housekeeping
+        self._on_bad_message = on_bad_message
+        self.end: End | None = None
+
+    def _take_part(self, parts: RankRoles) -> None:
+        self._members = tuple(parts.members)
+        self._leader = parts.leader
+        self._follower = parts.follower
+        self._filenos = parts.filenos
+        self._disbanding = False
+
+    def run(self) -> End:
+        """Serve until the coordinator says that the launch is over."""
+        last = self._transport.now()
+        while self.end is None:
+            active = self._turn()
+            if self._leader is not None and self._leader.can_work:
+                continue
+            now = self._transport.now()
+            if active:
+                last = now
+            self._wait(self._limit(min(max(_FASTEST_S, _SHARE * (now - last)), _SLOWEST_S)))
+        return self.end
+
+    def _turn(self) -> bool:
+        active = False
+        for source, data in self._transport.poll():
+            active = True
+            try:
+                self._deliver(source, decode(data))
+            except MessageError as error:
+                self._on_bad_message(source, str(error))
+        self._look_for_deaths()
+        if self._signals.count > self._heard:
+            self._heard = self._signals.count
+            request = StopRequest(STOPPED, self._heard > 1)
+            self._transport.send(self._coordinator_rank, encode(request))
+        if self._leader is not None:
+            active |= self._leader.step()
+        if self._follower is not None:
+            active |= bool(self._follower.poll())
+            if self._disbanding and self._follower.gone:
+                self._disbanding = False
+                self._transport.send(self._coordinator_rank, encode(Disbanded([])))
+        if self._coordinator is not None:
+            self._coordinator.step()
+        self._housekeeping(self._transport.now())
+        return active
+
+    def _deliver(self, source: int, message: Message) -> None:
+        if isinstance(message, _FOR_COORDINATOR):
+            if self._coordinator is not None:
+                self._coordinator.receive(source, message)
+        elif isinstance(message, Form):
+            self._take_part(self._form(message))
+        elif self._leader is not None:
+            self._leader.receive(source, message)
+        elif self._follower is not None and isinstance(message, Worker):
+            self._follower.receive(message.content)
+        elif self._follower is not None and isinstance(message, Lost):
+            self._handle_rank_deaths(frozenset(message.ranks))
+        if isinstance(message, End):
+            self.end = message
+
+    def _handle_rank_deaths(self, dead: frozenset[int]) -> None:
+        if self._follower is not None and not dead.isdisjoint(self._members):
+            self._follower.disband()
+            self._disbanding = True
+
+    def _look_for_deaths(self) -> None:
+        failed = self._transport.failed()
+        if not failed:
+            return
+        if self._coordinator is not None:
+            self._coordinator.handle_rank_deaths(failed)
+        elif self._coordinator_rank in failed:
+            self._end_as_orphan(failed)
+
+    def _end_as_orphan(self, failed: frozenset[int]) -> None:
+        """Nobody counts any more: what runs may save, then this rank ends, and the launch with all of them."""
+        end = End(LOST, EXIT_RESUMABLE, None)
+        if self._leader is not None:
+            self._leader.orphan()
+            if not failed.isdisjoint(self._members):
+                self._leader.receive(self._coordinator_rank, Lost(sorted(failed), sorted(failed)))
+            if self._leader.at_rest and self.end is None:
+                for member in self._members[1:]:
+                    self._transport.send(member, encode(end))
+                self.end = end
+        elif self._members[0] in failed:
+            self.end = end
+
+    def _limit(self, pause: float) -> float:
+        wake = math.inf
+        if self._leader is not None:
+            wake = self._leader.next_wake()
+        if self._coordinator is not None:
+            wake = min(wake, self._coordinator.next_wake())
+        return max(0.0, min(pause, wake - self._transport.now()))
+
+    def _wait(self, seconds: float) -> None:
+        poller = select.poll()
+        for fileno in self._filenos():
+            poller.register(fileno, select.POLLIN)
+        # poll(2) counts whole milliseconds; select's finer clock is for the short pauses.
+        filenos = list(self._filenos())
+        if seconds >= 0.002 or max(filenos, default=0) >= 1024:  # select knows no higher ones
+            poller.poll(seconds * 1000)
+        else:
+            select.select(filenos, [], [], seconds)

@@ -1,0 +1,156 @@
+"""Individuals on their way between islands: migration moves them, pollination copies them (Propulate, Taubert
+et al. 2023)."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from hpo.search.population import Member
+from hpo.search.protocols import Journal
+
+_OWNED = 64
+_REMEMBERED = 64
+"""Of those who left, the last: their gateway may have died before it told its island."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrationSettings:
+    """``probability``: after each own evaluation; ``emigrants[i]``: how many then go to island i; ``copy``:
+    pollination, the original stays."""
+
+    probability: float = 0.0
+    copy: bool = False
+    emigrants: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Departure:
+    """``traveller`` goes to the leader ``gateway``, which owns it from then on; ``left``: it is no longer on
+    this island."""
+
+    gateway: int
+    traveller: Member
+    left: bool
+
+
+class Migration:
+    """What one leader owns, and what it sends away. ``islands[i]``: leaders of island i.
+
+    Only its owner may send an individual away, so that no two leaders send the same one.
+    """
+
+    def __init__(
+        self,
+        settings: MigrationSettings,
+        *,
+        seed: int,
+        here: int,
+        islands: Sequence[Sequence[int]],
+        journal: Journal,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._seed = seed
+        self._here = here
+        self._islands = [tuple(leaders) for leaders in islands]
+        self._journal = journal
+        self._clock = clock
+        # Best first, and of equals the one that came first.
+        self._owned: list[Member] = []
+        self._ids: set[str] = set()
+        self._rng = random.Random()
+        self._sent: deque[tuple[int, Departure]] = deque(maxlen=_REMEMBERED)
+
+    def lose(self, dead: frozenset[int]) -> list[Departure]:
+        """Send nobody to ``dead`` leaders from now on; who was sent there lately has to be sent again, to another
+        leader of the same island."""
+        self._islands = [tuple(one for one in leaders if one not in dead) for leaders in self._islands]
+        again: list[Departure] = []
+        for index, (target, departure) in enumerate(self._sent):
+            if departure.gateway in dead and self._islands[target]:
+                again.append(replace(departure, gateway=self._islands[target][0]))
+                self._sent[index] = (target, again[-1])
+        return again
+
+    def join(self, island: int, leader: int) -> None:
+        """There is a new leader on ``island``."""
+        if leader not in self._islands[island]:
+            self._islands[island] = (*self._islands[island], leader)
+
+    def own(self, member: Member) -> None:
+        """Take ``member`` into the care of this leader: it was evaluated here, or came from another
+        island."""
+        if member.id in self._ids:  # pollen that came here twice, by different ways
+            self._release(member.id)
+        self._ids.add(member.id)
+        self._owned.insert(bisect_right(self._owned, _losses(member), key=_losses), member)
+        if len(self._owned) > _OWNED:
+            worst = bisect_left(self._owned, _losses(self._owned[-1]), key=_losses)
+            self._ids.remove(self._owned.pop(worst).id)
+
+    def departures(self, cause: Member) -> list[Departure]:
+        """Who leaves after the evaluation of ``cause``: by chance nobody, else the best of the own ones.
+
+        An individual is not sent where it has been, or it would travel in circles. Each departure is appended
+        to the journal, which the caller commits before it sends anyone."""
+        settings = self._settings
+        if not settings.probability or not any(settings.emigrants):
+            return []
+        rng = self._rng
+        rng.seed(f"{self._seed}/{cause.id}/migration")
+        if rng.random() >= settings.probability:
+            return []
+        departures: list[Departure] = []
+        for target, count in enumerate(settings.emigrants):
+            if target == self._here or not count or not self._islands[target]:
+                continue
+            fit = (one for one in self._owned if target not in one.history)
+            departures += [
+                self._send(member, target, rng.choice(self._islands[target]))
+                for member in list(islice(fit, count))
+            ]
+        return departures
+
+    def _send(self, member: Member, target: int, gateway: int) -> Departure:
+        copy = self._settings.copy
+        self._journal.append(
+            {
+                "type": "migrated",
+                "id": member.id,
+                "source": self._here,
+                "target": target,
+                "hop": len(member.history),
+                "copy": copy,
+                "time": self._clock(),
+            }
+        )
+        traveller = Member(
+            id=member.id,
+            genome=member.genome,
+            losses=member.losses,
+            status=member.status,
+            history=(*member.history, self._here),
+            operator=member.operator,
+        )
+        if copy:
+            # As if it had been there: the same pollen is not sent twice.
+            member.history = (*member.history, target)
+        else:
+            self._release(member.id)
+        departure = Departure(gateway, traveller, left=not copy)
+        self._sent.append((target, departure))
+        return departure
+
+    def _release(self, identity: str) -> None:
+        self._ids.remove(identity)
+        self._owned = [one for one in self._owned if one.id != identity]
+
+
+def _losses(member: Member) -> tuple[float, ...]:
+    return member.losses or (math.inf,)

@@ -1,0 +1,298 @@
+"""Where known points come from: tables, earlier campaigns, Optuna's studies; read as rows, and judged elsewhere.
+
+Nothing that is read is executed or unpickled, and no source is changed: a study is opened read-only or copied."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, FAILED, PRUNED, RUNNING
+from hpo.spelling import suggestion
+from hpo.text import cut, excerpt, without_password
+
+if TYPE_CHECKING:
+    import optuna
+
+TABLES = (".csv", ".json", ".parquet")
+"""Suffixes of tables, as ``hpo export`` writes them."""
+PARAMS, OBJECTIVES, METRICS, VALUE = "params.", "objectives.", "metrics.", "value"
+_URL = re.compile(r"\w+(\+\w+)?://")
+_SQLITE = b"SQLite format 3\0"
+_STATES = {"COMPLETE": COMPLETED, "FAIL": FAILED, "PRUNED": PRUNED}
+_OF_EXPORTS = frozenset(
+    {"id", "island", "worker", "sequence", "status", "started", "finished", "seconds", "operator"}
+    | {"parents", "migrations", "retries", "error"}
+)
+"""Columns of an export that are neither parameters nor results."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration and its result there, by column. ``origin``: what it is called there."""
+
+    origin: str
+    cells: Mapping[str, object]
+    status: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """``exported``: columns have the prefixes of ``hpo export``; else they are plain names. ``directions``: by column
+    of an objective, as far as they are known; ``ordered``: these have no names, and come in the task's order."""
+
+    name: str
+    rows: list[Row]
+    exported: bool
+    directions: dict[str, str] = field(default_factory=dict)
+    ordered: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.cells))
+
+
+def read(source: object, study: str | None = None) -> Table:
+    """The rows of ``source``: a table's file, a campaign's directory, the file or URL of an Optuna storage (with the
+    name of the ``study`` where it holds several), an Optuna study, or a list of dictionaries.
+
+    Raises:
+        UsageError: it is none of these, or cannot be read.
+        CampaignError: it is a campaign's directory that cannot be read.
+    """
+    if isinstance(source, (str, Path)):
+        return _from_path(str(source), study)
+    if hasattr(source, "get_trials") and hasattr(source, "directions"):
+        given = cast("optuna.Study", source)
+        return _from_study(f"study {given.study_name}", given)
+    if isinstance(source, Sequence) and all(isinstance(row, Mapping) for row in source):
+        return _table("the given points", source)
+    raise UsageError(
+        f"known points: {type(source).__name__} is no source of them. Name a file ({', '.join(TABLES)}), a campaign's "
+        "directory or an Optuna storage, or give a study or a list of dictionaries."
+    )
+
+
+def _from_path(name: str, study: str | None) -> Table:
+    if not name:
+        raise UsageError("known points: the name of their source is empty. Name a file or a directory.")
+    if _URL.match(name):
+        return _from_storage(name, study)
+    path = Path(name).expanduser()
+    try:
+        there, folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # too long a name, or one that no file can have
+        there = folder = False
+    if there and folder:
+        return _from_campaign(name, path)
+    if not there:
+        raise UsageError(
+            f"known points: {cut(name)} does not exist. Name a table, a campaign's directory (both relative to "
+            "where hpo is started) or an Optuna storage."
+        )
+    try:
+        if path.suffix.lower() in TABLES:
+            return _table(name, _READERS[path.suffix.lower()](path))
+        with open(path, "rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"known points: {name} cannot be read ({error.strerror or error}).") from None
+    except (ValueError, csv.Error) as error:  # also what is no UTF-8, no JSON, no parquet
+        raise UsageError(
+            f"known points: {name} is no table that its suffix {path.suffix} promises: {error}"
+        ) from None
+    if head.startswith(_SQLITE) or b'"op_code"' in head.split(b"\n", 1)[0]:
+        return _from_storage(name, study)
+    raise UsageError(
+        f"known points: {name} is no table ({', '.join(TABLES)}), no SQLite file and no journal of Optuna's."
+    )
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+def _csv(path: Path) -> list[dict[str, object]]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, restkey="", strict=True)
+        rows: list[dict[str, object]] = [{**row} for row in reader]
+    for number, row in enumerate(rows, start=2):
+        if "" in row or None in row.values():
+            raise ValueError(
+                f"line {number} or one before it has not as many cells as the first line has names."
+            )
+    return rows
+
+
+def _json(path: Path) -> list[dict[str, object]]:
+    rows = orjson.loads(path.read_bytes())
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("a table is a list of objects, one a row.")
+    return rows
+
+
+def _parquet(path: Path) -> list[dict[str, object]]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise UsageError(
+            f"known points: {path} needs pyarrow. Run `bash jobs/setup.sh parquet`, or use .csv."
+        ) from None
+    rows: list[dict[str, object]] = parquet.read_table(path).to_pylist()
+    return rows
+
+
+_READERS = {".csv": _csv, ".json": _json, ".parquet": _parquet}
+
+
+def _table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
+    found = list(rows)
+    columns = {column for row in found for column in row}
+    if strange := [column for column in columns if not isinstance(column, str)]:
+        raise UsageError(f"known points: the name of a column is {excerpt(strange[0])}, and must be text.")
+    exported = any(column.startswith(PARAMS) for column in columns)
+    skipped = _OF_EXPORTS if exported else frozenset()
+    return Table(
+        name=name,
+        exported=exported,
+        rows=[
+            Row(
+                str(row["id"]) if exported and row.get("id") else f"row {number}",
+                {key: value for key, value in row.items() if key not in skipped},
+                str(row["status"]) if exported and row.get("status") else None,
+            )
+            for number, row in enumerate(found, start=1)
+        ],
+    )
+
+
+# --- campaigns ----------------------------------------------------------------------------------------------
+
+
+def _from_campaign(name: str, directory: Path) -> Table:
+    from hpo.results.record import load
+
+    record = load(directory)
+    return Table(
+        name=name,
+        exported=True,
+        directions={OBJECTIVES + objective: way for objective, way in record.objectives.items()},
+        rows=[
+            Row(
+                one.id,
+                {
+                    **{PARAMS + key: value for key, value in one.params.items()},
+                    **{OBJECTIVES + key: value for key, value in (one.objectives or {}).items()},
+                    **{METRICS + key: value for key, value in one.metrics.items()},
+                },
+                one.status,
+            )
+            for one in (*record.known, *record.individuals)
+        ],
+    )
+
+
+# --- Optuna -------------------------------------------------------------------------------------------------
+
+
+def _from_storage(url: str, study: str | None) -> Table:
+    name = without_password(url)
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError(f"known points: {name} needs Optuna. Run `bash jobs/setup.sh optuna`.") from None
+    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings(), ExitStack() as closing:
+        warnings.simplefilter("ignore")
+        try:
+            storage = _storage(url, Path(scratch))
+            if isinstance(storage, optuna.storages.RDBStorage):
+                # Else its connection to the database stays open until it is collected.
+                closing.callback(storage.engine.dispose)
+                closing.callback(storage.remove_session)
+            names = optuna.get_all_study_names(storage)
+            if study is None and len(names) != 1:
+                raise UsageError(
+                    f"known points: {name} holds {len(names)} studies. Name one: study = … "
+                    f"({', '.join(sorted(names)[:8]) or 'there is none'})"
+                )
+            if study is not None and study not in names:
+                raise UsageError(f"known points: {name} has no study {study!r}. {suggestion(study, names)}")
+            return _from_study(name, optuna.load_study(study_name=study or names[0], storage=storage))
+        except UsageError:
+            raise
+        except Exception as error:  # SQLAlchemy's, the driver's, Optuna's: there is no end of kinds
+            reason = str(error).strip().splitlines()
+            raise UsageError(
+                f"known points: {name} cannot be read as an Optuna storage: {reason[0] if reason else type(error)}"
+            ) from error
+
+
+def _storage(name: str, scratch: Path) -> Any:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    if name.startswith("sqlite:///") and "?" not in name:
+        name = name.removeprefix("sqlite:///")
+    if _URL.match(name):
+        return optuna.storages.RDBStorage(name)
+    path = Path(name).expanduser()
+    with open(path, "rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            # Else Optuna would write its tables into whatever database this is.
+            return optuna.storages.RDBStorage(f"sqlite:///file:{path.resolve()}?mode=ro&uri=true")
+    # Its journal is opened for appending, which one may not be allowed to.
+    copy = scratch / "journal"
+    shutil.copyfile(path, copy)
+    return optuna.storages.JournalStorage(JournalFileBackend(str(copy)))
+
+
+def _from_study(name: str, study: optuna.Study) -> Table:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the names of metrics are called experimental
+        names = study.metric_names
+    count = len(study.directions)
+    columns = [OBJECTIVES + one for one in names or ([VALUE] if count == 1 else map(str, range(count)))]
+    rows = []
+    for trial in study.get_trials(deepcopy=False):
+        cells: dict[str, object] = {PARAMS + key: value for key, value in trial.params.items()}
+        cells |= dict(zip(columns, trial.values or ()))
+        cells |= {METRICS + key: value for key, value in trial.user_attrs.items()}
+        rows.append(Row(f"trial {trial.number}", cells, _STATES.get(trial.state.name, RUNNING)))
+    return Table(
+        name=name,
+        rows=rows,
+        exported=True,
+        directions={column: one.name.lower() for column, one in zip(columns, study.directions)},
+        ordered=names is None,
+    )
+
+
+# --- cells --------------------------------------------------------------------------------------------------
+
+
+def empty(cell: object) -> bool:
+    """Whether there is nothing in the cell: tables write gaps as empty text, null or NaN."""
+    return (
+        cell is None or (isinstance(cell, str) and not cell) or (isinstance(cell, float) and math.isnan(cell))
+    )
+
+
+def number(cell: object) -> float | None:
+    """The cell as a number, which may be infinite or NaN; None if it is none."""
+    if isinstance(cell, bool) or not isinstance(cell, (str, int, float)):
+        return None
+    try:
+        return float(cell)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,213 @@
+"""Several objectives: which individuals no other dominates, and the volume that they dominate."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
+from hpo.results import repeated as repeats
+from hpo.task.metrics import as_number
+from hpo.text import excerpt
+
+if TYPE_CHECKING:
+    import pandas
+
+    from hpo.individual import Individual
+    from hpo.results.record import CampaignRecord
+    from hpo.results.repeated import Repeated
+
+Losses = tuple[float, ...]
+"""One number an objective, all to be minimised."""
+
+
+def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> list[Individual]:
+    """The ``top`` best completed individuals, best first; with several objectives, of the :func:`front` (None: all
+    of it). Known points are among them, unless only the campaign's ``own`` evaluations are asked for.
+
+    Where configurations were evaluated more than once on purpose, one individual a configuration, by what is
+    believed of its mean (``hpo.results.repeated``)."""
+    if len(record.objectives) > 1:
+        return front(record, own=own)[:top]
+    most = 1 if top is None else top
+    if found := repeated(record, own=own):
+        return [one.individual for one in found[:most]]
+    ordered = heapq.nsmallest(most, with_losses(record, own), key=lambda pair: pair[0])
+    return [individual for _, individual in ordered]
+
+
+def repeated(record: CampaignRecord, *, own: bool = False) -> list[Repeated]:
+    """Where configurations were evaluated more than once on purpose, what all are worth, best first; else nothing."""
+    again = [one for one in record.individuals if one.operator == REEVALUATION]
+    pairs = with_losses(record, own) if again and len(record.objectives) == 1 else []
+    return repeats.ranked(pairs, [one for one in again if one.status in FAULTS]) if pairs else []
+
+
+def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:
+    """The completed individuals that no other dominates, those best in the first objective first; known points
+    among them, unless only ``own`` evaluations are asked for.
+
+    One dominates another if it is better in one objective and worse in none; equals all stay.
+    """
+    import numpy
+
+    candidates = with_losses(record, own)
+    if not candidates:
+        return []
+    losses = numpy.array([loss for loss, _ in candidates])
+    rows = numpy.lexsort(losses.T[::-1])
+    losses = losses[rows]
+    # Each survivor in turn removes all that it dominates: the cost is the front's length times what is left.
+    turn = 0
+    while turn < len(rows):
+        kept = (losses < losses[turn]).any(axis=1) | (losses == losses[turn]).all(axis=1)
+        rows, losses = rows[kept], losses[kept]
+        turn = int(kept[: turn + 1].sum())
+    return [candidates[row][1] for row in rows]
+
+
+def with_losses(record: CampaignRecord, own: bool = False) -> list[tuple[Losses, Individual]]:
+    """The completed individuals, each with its losses; the campaign's own come before known points."""
+    return [
+        (_losses(one.objectives, record.objectives), one)
+        for one in (record.individuals if own else [*record.individuals, *record.known])
+        if one.status == COMPLETED and one.objectives is not None
+    ]
+
+
+def _losses(values: Mapping[str, float], objectives: Mapping[str, str]) -> Losses:
+    return tuple(-values[name] if way == "maximize" else values[name] for name, way in objectives.items())
+
+
+def knee(individuals: Sequence[Individual], objectives: Mapping[str, str]) -> Individual | None:
+    """Of a front the one nearest to its ideal point, which has the best of each objective, where each objective runs
+    from 0 at its best on the front to 1 at its worst; None for an empty one."""
+    if not individuals:
+        return None
+    losses = [_losses(one.objectives or {}, objectives) for one in individuals]
+    ideal = [min(column) for column in zip(*losses)]
+    widths = [max(column) - low or 1.0 for column, low in zip(zip(*losses), ideal)]
+
+    def distance(index: int) -> float:
+        return sum(
+            (((value - low) / width) ** 2 for value, low, width in zip(losses[index], ideal, widths)),
+            start=0.0,
+        )
+
+    return individuals[min(range(len(losses)), key=distance)]
+
+
+def reference_losses(reference: Mapping[str, float], objectives: Mapping[str, str]) -> Losses | None:
+    """``[search] reference`` as losses; None where there is none.
+
+    Raises:
+        UsageError: it does not have a number for each of several objectives.
+    """
+    if not isinstance(reference, Mapping):
+        raise UsageError(f"reference = {excerpt(reference)}: must map each objective to a number.")
+    if not reference:
+        return None
+    if len(objectives) < 2:
+        raise UsageError(
+            f"[search] reference = {excerpt(dict(reference))}: is for tasks of several objectives, and this one has "
+            "one. Remove it."
+        )
+    if set(reference) != set(objectives):
+        raise UsageError(
+            f"[search] reference = {excerpt(dict(reference))}: must have a number for each objective, which are "
+            f"{', '.join(objectives)}."
+        )
+    numbers = {name: as_number(value) for name, value in reference.items()}
+    finite = {name: value for name, value in numbers.items() if value is not None and isfinite(value)}
+    if len(finite) < len(numbers):
+        raise UsageError(
+            f"[search] reference = {excerpt(dict(reference))}: must have a finite number for each objective."
+        )
+    return _losses(finite, objectives)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypervolume:
+    """The volume that the front dominates up to the ``reference``, after each finished evaluation of the campaign.
+
+    ``evaluations``: how many had finished, 0 for what was known before; ``finished``: Unix seconds, None for that.
+    ``given``: whether the reference was given; else it is the worst of each objective."""
+
+    reference: dict[str, float]
+    given: bool
+    evaluations: list[int] = field(default_factory=list)
+    finished: list[float | None] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def last(self) -> float:
+        """The volume now."""
+        return self.values[-1] if self.values else 0.0
+
+    def after(self, evaluations: int) -> float:
+        """The volume after so many evaluations."""
+        known = [value for count, value in zip(self.evaluations, self.values) if count <= evaluations]
+        return known[-1] if known else 0.0
+
+    def dataframe(self) -> pandas.DataFrame:
+        """Columns ``evaluations``, ``finished`` and ``hypervolume``."""
+        import pandas
+
+        columns = {"evaluations": self.evaluations, "finished": self.finished, "hypervolume": self.values}
+        return pandas.DataFrame(columns)
+
+
+def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = None) -> Hypervolume:
+    """The hypervolume over the campaign's time (moocore; Guerreiro et al. 2021, doi:10.1145/3453474).
+
+    ``reference``: a value an objective, what is worse than it does not count; by default the campaign's own, else the
+    worst value of each objective that has been seen.
+
+    Raises:
+        UsageError: there is one objective, or the reference does not fit them.
+    """
+    import numpy
+    from moocore import hypervolume as volume
+
+    objectives = record.objectives
+    if len(objectives) < 2:
+        raise UsageError(
+            "a hypervolume needs several objectives, and this campaign has one. Look at its best value."
+        )
+    signs = {name: -1.0 if way == "maximize" else 1.0 for name, way in objectives.items()}
+    own = (
+        record.reference
+        if reference is None or (isinstance(reference, Mapping) and not reference)
+        else reference
+    )
+    corner = None if own is None else reference_losses(own, objectives)
+    if corner is None:
+        seen = [losses for losses, _ in with_losses(record)]
+        corner = tuple(max(column) for column in zip(*seen)) if seen else (0.0,) * len(objectives)
+    found = Hypervolume(
+        reference={name: sign * value for (name, sign), value in zip(signs.items(), corner)}, given=bool(own)
+    )
+    if not all(map(isfinite, corner)):  # a damaged journal's
+        return found
+    edge = numpy.array(corner)
+    points = numpy.empty((0, len(corner)))
+    value = 0.0
+    ended = [one for one in record.individuals if one.status in FINAL and one.finished is not None]
+    ended.sort(key=lambda one: (one.finished or 0.0, one.id))
+    for count, one in [*((0, one) for one in record.known), *enumerate(ended, start=1)]:
+        if one.status == COMPLETED and one.objectives is not None:
+            loss = numpy.array(_losses(one.objectives, objectives))
+            if numpy.isfinite(loss).all() and (loss < edge).all() and not (points <= loss).all(axis=1).any():
+                points = numpy.vstack([points[(points < loss).any(axis=1)], loss])
+                value = float(volume(points, ref=edge))
+        if count == 0 and found.values:  # all that was known before is one step
+            found.values[-1] = value
+            continue
+        found.evaluations.append(count)
+        found.finished.append(one.finished)
+        found.values.append(value)
+    return found

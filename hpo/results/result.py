@@ -1,0 +1,364 @@
+"""From journals to tables: what a campaign has found so far, and whether it runs, has ended or was killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpo.errors import CampaignError, UsageError
+from hpo.individual import COMPLETED, RUNNING, STATUSES, Individual, Scalar
+from hpo.journal import directory as directories
+from hpo.journal import records as journal
+from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
+from hpo.results.record import CampaignRecord, Leg, load
+from hpo.results.repeated import Repeated
+from hpo.text import excerpt
+
+if TYPE_CHECKING:
+    import pandas
+
+    from hpo.results.importance import Importance
+
+__all__ = ["CampaignRecord", "Leg", "Result", "best", "dataframe", "export", "front", "load", "status"]
+
+_NEW = object()
+_SUFFIXES = (".csv", ".parquet", ".json")
+
+
+def schedule(record: CampaignRecord, identity: str) -> list[Individual]:
+    """The individual after those from whose checkpoints it went on, the first one first; UsageError where there is no
+    such individual."""
+    by_id = {one.id: one for one in (*record.known, *record.individuals)}
+    if identity not in by_id:
+        raise UsageError(
+            f"{identity}: there is no such individual in {record.directory}. Name one of its ids."
+        )
+    line = [by_id[identity]]
+    while line[-1].metrics.get("parent_checkpoint") != "gone":
+        # An edited journal may lead in a circle; where a journal was removed the line ends.
+        parent = by_id.pop(line[-1].inherits, None)
+        if parent is None or parent is line[0]:
+            break
+        line.append(parent)
+    return line[::-1]
+
+
+def changed(line: Sequence[Individual]) -> list[dict[str, Scalar]]:
+    """For each individual of a schedule the parameters that are not as before; of the first one all."""
+    before: dict[str, Scalar] = {}
+    found = []
+    for one in line:
+        found.append({name: value for name, value in one.params.items() if before.get(name, _NEW) != value})
+        before = one.params
+    return found
+
+
+def status(record: CampaignRecord) -> dict[str, object]:
+    """What ``hpo status --json`` prints.
+
+    ``evaluations`` counts the individuals by status, those that are running apart (``running``). The budget's
+    ``deadline`` is in seconds from the launch. With several objectives, ``best`` is the individual of the
+    front that is best in the first one, and its ``value`` holds all of them by name.
+    """
+    counts = dict.fromkeys(STATUSES, 0)
+    for individual in record.individuals:
+        counts[individual.status] += 1
+    running = counts.pop(RUNNING)
+    launched = record.legs[-1].launched if record.legs else {}
+    top = best(record, 1)
+    return {
+        "evaluations": counts,
+        "budget": {"evaluations": launched.get("evaluations"), "deadline": launched.get("deadline_s")},
+        "running": running,
+        "best": {"value": _value(top[0]), "params": top[0].params, "id": top[0].id} if top else None,
+        "islands": launched.get("islands", 0),
+        "workers": launched.get("workers", 0),
+        "started": record.started,
+        "updated": record.updated,
+        "seconds": record.seconds,
+    }
+
+
+def _value(individual: Individual) -> float | dict[str, float] | None:
+    return individual.objectives if individual.value is None else individual.value
+
+
+def table_rows(record: CampaignRecord) -> list[Individual]:
+    """All that a table of the campaign has a row for: known points, then its evaluations. With several objectives the
+    completed ones have a metric "front", whether no other dominates them, unless the task has one of that name."""
+    rows = [*record.known, *record.individuals]
+    if len(record.objectives) < 2 or any("front" in one.metrics for one in rows):
+        return rows
+    first = {one.id for one in front(record)}
+    return [
+        replace(one, metrics={**one.metrics, "front": one.id in first}) if one.status == COMPLETED else one
+        for one in rows
+    ]
+
+
+def _columns(individuals: Sequence[Individual], objectives: Sequence[str]) -> dict[str, list[object]]:
+    """The exported table by column; None where an individual has no such value.
+
+    ``parents`` are ids separated by spaces, ``migrations`` moves like ``0>1`` (from island 0 to island 1).
+    """
+    columns: dict[str, list[object]] = {
+        "id": [one.id for one in individuals],
+        "island": [one.island for one in individuals],
+        "worker": [one.worker for one in individuals],
+        "sequence": [one.sequence for one in individuals],
+        "status": [one.status for one in individuals],
+    }
+    if len(objectives) > 1:
+        for name in objectives:
+            columns[f"objectives.{name}"] = [(one.objectives or {}).get(name) for one in individuals]
+    else:
+        columns["value"] = [one.value for one in individuals]
+    columns |= {
+        "started": [one.started for one in individuals],
+        "finished": [one.finished for one in individuals],
+        "seconds": [one.seconds for one in individuals],
+        "operator": [one.operator for one in individuals],
+        "parents": [" ".join(one.parents) for one in individuals],
+        "migrations": [
+            " ".join(f"{source}>{target}" for source, target in one.migrations) for one in individuals
+        ],
+        "retries": [one.retries for one in individuals],
+        "error": [one.error for one in individuals],
+    }
+    for name in dict.fromkeys(name for one in individuals for name in one.params):
+        columns[f"params.{name}"] = [one.params.get(name) for one in individuals]
+    for name in dict.fromkeys(name for one in individuals for name in one.metrics):
+        columns[f"metrics.{name}"] = [one.metrics.get(name) for one in individuals]
+    return columns
+
+
+def _objective_names(individuals: Iterable[Individual]) -> list[str]:
+    return list(dict.fromkeys(name for one in individuals for name in one.objectives or {}))
+
+
+def dataframe(individuals: Sequence[Individual], objectives: Sequence[str] | None = None) -> pandas.DataFrame:
+    """The exported columns, one row an individual; ``objectives`` names all there can be (those seen by
+    default).
+
+    Integers and truth values with gaps (parameters that not every individual has) stay what they are, in
+    pandas' nullable types.
+    """
+    import pandas
+
+    columns = _columns(individuals, _objective_names(individuals) if objectives is None else objectives)
+    return pandas.DataFrame(
+        {name: pandas.Series(values, dtype=_dtype(values)) for name, values in columns.items()}
+    )
+
+
+def _dtype(values: Sequence[object]) -> str | None:
+    kinds = {type(value) for value in values}
+    gaps = type(None) in kinds
+    kinds.discard(type(None))
+    if kinds == {bool}:
+        return "boolean" if gaps else "bool"
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values if isinstance(value, int)):
+        return "Int64" if gaps else "int64"
+    if kinds and kinds <= {int, float}:
+        return "float64"
+    # One kind of text: left to pandas, whose versions differ here.
+    return None if kinds == {str} else "object"
+
+
+def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> int:
+    """Write the campaign's table to ``path`` as its suffix says (.csv, .parquet, .json); returns its rows.
+
+    JSON is a list of objects, one a row, null where there is no value; numbers that JSON does not have are
+    the words "nan", "inf", "-inf". A file that exists is replaced, all at once.
+
+    Raises:
+        UsageError: another suffix.
+        CampaignError: there is no campaign in ``directory``, ``path`` cannot be written, or pyarrow is
+            missing.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise UsageError(
+            f"{path}: the suffix {suffix!r} is none that hpo can write. Name a file that ends in "
+            f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}."
+        )
+    record = load(directory)
+    objectives = list(record.objectives)
+    rows = table_rows(record)
+    if suffix == ".json":
+        data = _json(_columns(rows, objectives))
+    elif suffix == ".csv":
+        data = _csv(dataframe(rows, objectives))
+    else:
+        data = _parquet(dataframe(rows, objectives))
+    try:
+        directories.write_atomically(path, data)
+    except OSError as error:
+        raise CampaignError(
+            f"{path} cannot be written ({error.strerror or error}). Name a file in a directory that exists "
+            "and that you may write."
+        ) from error
+    return len(rows)
+
+
+def _json(columns: Mapping[str, Sequence[object]]) -> bytes:
+    import orjson
+
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return orjson.dumps(journal.storable(rows), option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _csv(table: pandas.DataFrame) -> bytes:
+    for name in table.columns:
+        values = list(table[name])
+        if any(isinstance(value, list) for value in values):
+            table[name] = [_list_as_text(value) for value in values]
+    text: str = table.to_csv(index=False)
+    return text.encode()
+
+
+def _list_as_text(value: object) -> object:
+    """A list as JSON, with the words of ``_json`` for numbers that JSON does not have; else ``value``."""
+    if not isinstance(value, list):
+        return value
+    import orjson
+
+    return orjson.dumps(journal.storable(value)).decode()
+
+
+def _parquet(table: pandas.DataFrame) -> bytes:
+    # A parquet column has one type; a Categorical of, say, "auto" and 3 becomes text.
+    for name in table.columns:
+        values = table[name]
+        if values.dtype != object:
+            continue
+        kinds = {type(value) for value in values if value is not None}
+        if kinds == {list}:
+            number = int if all(type(one) is int for value in values for one in value or ()) else float
+            table[name] = [None if value is None else list(map(number, value)) for value in values]
+        elif len(kinds) > 1:
+            table[name] = [None if value is None else str(_list_as_text(value)) for value in values]
+    try:
+        data: bytes = table.to_parquet(index=False)
+    except ImportError as error:
+        raise CampaignError(
+            "parquet needs pyarrow, which is not installed. Run `bash jobs/setup.sh parquet`, "
+            "or export to .csv or .json."
+        ) from error
+    return data
+
+
+class Result:
+    """What a campaign found; read from its directory when it is first asked for, and then kept.
+
+    Args:
+        directory: of the campaign.
+        reason: why ``run`` returned; taken from the journal by default.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], reason: str | None = None) -> None:
+        if not isinstance(directory, (str, os.PathLike)):
+            raise UsageError(
+                f"Result: directory = {excerpt(directory)}: must be the path of a campaign's directory"
+            )
+        self.directory = Path(directory)
+        self._reason = reason
+
+    @cached_property
+    def record(self) -> CampaignRecord:
+        return load(self.directory)
+
+    @property
+    def reason(self) -> str:
+        """Why the campaign ended, in a few words; empty if it has not, or was killed."""
+        if self._reason is not None:
+            return self._reason
+        return self.record.ended[0] if self.record.ended else ""
+
+    @property
+    def individuals(self) -> list[Individual]:
+        """All, in the order in which they started."""
+        return self.record.individuals
+
+    @property
+    def best(self) -> Individual:
+        """The best completed individual; with several objectives, that of the front which is best in the
+        first. With ``[search] reevaluate`` it is of the configuration which is believed to be the best in the
+        mean, and of its evaluations the one which looks best (``repeated`` has the others).
+
+        Raises:
+            CampaignError: none has completed.
+        """
+        found = best(self.record, 1)
+        if not found:
+            raise CampaignError(
+                f"{self.directory}: no evaluation has completed, so there is no best one ({self._counts()}). "
+                "`hpo export` writes the error of each."
+            )
+        return found[0]
+
+    def schedule(self, id: str | None = None) -> list[Individual]:
+        """With ``kind = "pbt"``, the intervals of training that led to the individual ``id`` (by default ``best``), the
+        first one first: each went on from the checkpoint of the one before. Of other kinds that individual alone.
+
+        Raises:
+            UsageError: there is no such individual.
+            CampaignError: ``id`` is not given, and none has completed.
+        """
+        return schedule(self.record, self.best.id if id is None else id)
+
+    @property
+    def repeated(self) -> list[Repeated]:
+        """With ``[search] reevaluate``, each configuration's evaluations and their mean, best first; else empty."""
+        return repeated(self.record)
+
+    def _counts(self) -> str:
+        statuses = [one.status for one in self.individuals]
+        counts = [f"{statuses.count(name)} {name}" for name in STATUSES if name in statuses]
+        return ", ".join(counts) or "none has started"
+
+    @property
+    def front(self) -> list[Individual]:
+        """The completed individuals that no other beats: the Pareto front, or those of the best value, which with
+        ``[search] reevaluate`` need not be ``best``."""
+        return front(self.record)
+
+    @property
+    def knee(self) -> Individual | None:
+        """Of the front the one nearest to the best of each objective; None where none has completed."""
+        return knee(self.front, self.record.objectives)
+
+    def hypervolume(self, reference: Mapping[str, float] | None = None) -> Hypervolume:
+        """The volume that the front dominates, over the campaign's time; UsageError where there is one objective.
+
+        ``reference``: a value an objective, beyond which nothing counts; by default that of the campaign, else the
+        worst value of each."""
+        return hypervolume(self.record, reference)
+
+    def importance(self, objective: str | None = None) -> Importance:
+        """How much each parameter matters for ``objective``, by default the first (see ``hpo.results.importance``).
+
+        Raises:
+            UsageError: there is no such objective.
+            CampaignError: too few evaluations have completed, or all have the same result.
+        """
+        from hpo.results.importance import importance
+
+        return importance(self.record, objective)
+
+    def dataframe(self) -> pandas.DataFrame:
+        """One row an individual, known points first, with the columns that ``hpo export`` writes."""
+        return dataframe(table_rows(self.record), list(self.record.objectives))
+
+    @property
+    def status(self) -> dict[str, object]:
+        """What ``hpo status --json`` prints."""
+        return status(self.record)
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.directory)!r})"

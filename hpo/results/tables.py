@@ -1,0 +1,224 @@
+"""Campaigns as text for a person to read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, is_known
+from hpo.task.outcome import summary_line
+from hpo.terminal import one_line
+
+if TYPE_CHECKING:
+    from hpo.results.pareto import Hypervolume
+    from hpo.results.record import CampaignRecord
+    from hpo.results.repeated import Repeated
+
+
+_MOST = 3
+
+
+def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
+    """What ``hpo status`` prints: ``status``, as ``hpo status --json`` has it, and whether somebody is at work."""
+    from hpo.results import pareto as fronts
+
+    repeated = fronts.repeated(record)
+    counts = {name: count for name, count in status["evaluations"].items() if count}
+    lines = [
+        ("directory", one_line(record.directory)),
+        ("state", _state(record)),
+        ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
+        ("running", str(status["running"])),
+        ("budget", _budget(status["budget"])),
+        ("islands, workers", f"{status['islands']}, {status['workers']}"),
+        ("best", _best(status["best"]) + "".join(f" ({of_several(one)})" for one in repeated[:1])),
+        *([("known points", str(len(record.known)))] if record.known else []),
+        *[("errors" if first else "", line) for first, line in _numbered(errors(record))],
+        ("started", _when(status["started"])),
+        ("last record", _when(status["updated"])),
+    ]
+    if not record.alive:  # else it is being written
+        lines += [
+            ("torn", f"the last line of {path.name} was cut off and is left out") for path in record.torn
+        ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def _numbered(lines: Sequence[str]) -> list[tuple[bool, str]]:
+    return [(number == 0, line) for number, line in enumerate(lines)]
+
+
+def errors(record: CampaignRecord) -> list[str]:
+    """What went wrong, the most frequent first: how often, the latest to meet it, and a line of the error."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in record.individuals:
+        if one.status in FINAL - {COMPLETED, PRUNED}:
+            found.setdefault((one.status, summary_line(one.error or "")), []).append(one.id)
+    ordered = sorted(found.items(), key=lambda entry: -len(entry[1]))
+    lines = [
+        f"{len(ids)} {status}, {ids[-1]} the latest: {one_line(told)}"
+        for (status, told), ids in ordered[:_MOST]
+    ]
+    rest = sum(len(ids) for _, ids in ordered[_MOST:])
+    return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
+
+
+def nothing(record: CampaignRecord) -> str:
+    """Where no evaluation has completed: that, and what went wrong."""
+    lines = [f"{one_line(record.directory)}: no evaluation has completed yet", *errors(record)]
+    return "\n    ".join(lines)
+
+
+def _state(record: CampaignRecord) -> str:
+    if record.alive:
+        stopping = record.legs[-1].stopping if record.legs else None
+        return f"stopping ({stopping}): what runs may save itself" if stopping else "running"
+    if record.ended is None:
+        return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
+    reason, code = one_line(record.ended[0]), record.ended[1]
+    more = {
+        "deadline": "deadline: the time was over. The same `hpo run` goes on for as long again",
+        "exhausted": "exhausted: all configurations that the space and its constraints allow are evaluated",
+        "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
+    }
+    failed = {
+        "futile": "futile: the first evaluations of the last launch all failed. Mend that; the same `hpo run` goes on",
+        "in vain": "in vain: the budget is used up, and no evaluation has completed. Mend what failed; with more "
+        "evaluations or time the same `hpo run` goes on",
+    }
+    if code:
+        return failed.get(reason, f"{reason}. The same `hpo run` goes on")
+    return more.get(reason, reason)
+
+
+def _budget(budget: Mapping[str, Any]) -> str:
+    parts = []
+    if budget.get("evaluations") is not None:
+        parts.append(f"{budget['evaluations']} evaluations")
+    if budget.get("deadline") is not None:
+        parts.append(f"deadline {budget['deadline']}")
+    return ", ".join(parts) or "unknown"
+
+
+def _best(best: Mapping[str, Any] | None) -> str:
+    if not best:
+        return "none yet"
+    value, of = best["value"], f"by {best['id']}: {params(best['params'])}"
+    if not isinstance(value, Mapping):
+        return f"{value} {of}"
+    values = ", ".join(f"{one_line(name)} = {_short(one)}" for name, one in value.items())
+    first = one_line(next(iter(value)))
+    return f"{values} {of} (of {len(value)} objectives the best in {first}; `hpo best` shows the front)"
+
+
+def _when(seconds: float | None) -> str:
+    return "never" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def params(values: Mapping[str, object]) -> str:
+    """A configuration on one line."""
+    return ", ".join(f"{one_line(name)}={_short(value)}" for name, value in values.items())
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
+
+
+def best(individuals: Sequence[Individual], repeated: Mapping[str, Repeated]) -> str:
+    """One block an individual: its value and its parameters in full; ``repeated``: by id, what evaluations of the same
+    configuration were in the mean.
+    """
+    return "\n".join(_block(one, repeated.get(one.id)) for one in individuals)
+
+
+def _block(one: Individual, repeated: Repeated | None = None) -> str:
+    values = ", ".join(f"{one_line(name)} = {value!r}" for name, value in (one.objectives or {}).items())
+    rows = [f"{one.id}: {values}{_whence(one)}{_of(repeated)}"]
+    shown = {one_line(name): repr(value) for name, value in one.params.items()}
+    width = max((len(name) for name in shown), default=0)
+    rows += [f"    {name:<{width}} = {value}" for name, value in shown.items()]
+    return "\n".join(rows)
+
+
+def schedule(line: Sequence[Individual], changed: Sequence[Mapping[str, object]]) -> str:
+    """The intervals of training that led to an individual, a line each; empty where it went on from no other."""
+    if len(line) < 2:
+        return ""
+    rows = [
+        [one.id, *(f"{one_line(name)} = {_short(value)}" for name, value in (one.objectives or {}).items())]
+        for one in line
+    ]
+    widths = [
+        max(len(row[place]) if place < len(row) else 0 for row in rows) for place in range(len(rows[-1]))
+    ]
+    lines = [f"schedule of {line[-1].id}, {len(line)} intervals, with the parameters that change:"]
+    for row, fresh in zip(rows, changed):
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths))
+        lines.append(f"    {cells}  {params(fresh) or 'goes on'}")
+    return "\n".join(lines)
+
+
+def steadiest(record: CampaignRecord) -> str:
+    """Where configurations were evaluated more than once, that which is believed to be the best, on a line; else
+    empty.
+    """
+    from hpo.results import pareto as fronts
+
+    for one in fronts.repeated(record)[:1]:
+        return f"\nmost likely the best: {one.individual.id}{_of(one)}: {params(one.individual.params)}"
+    return ""
+
+
+def _of(repeated: Repeated | None) -> str:
+    return "" if repeated is None else f"    ({of_several(repeated)})"
+
+
+def of_several(repeated: Repeated) -> str:
+    """How often a configuration was evaluated, and what that brought in the mean."""
+    failed = f", {repeated.failed} more failed" if repeated.failed else ""
+    if repeated.error is None:
+        return f"evaluated once{failed}"
+    return f"of {len(repeated.values)} evaluations{failed}; their mean {repeated.mean:.6g} ± {repeated.error:.2g}"
+
+
+def _whence(one: Individual) -> str:
+    return f"    (known, from {one_line(one.metrics.get('source'))})" if is_known(one.id) else ""
+
+
+def front(
+    individuals: Sequence[Individual],
+    knee: Individual,
+    volume: Hypervolume,
+    whole: int,
+    objectives: Mapping[str, str],
+) -> str:
+    """A line an individual of the front, the configuration of its knee in full, and the hypervolume."""
+    names = list(knee.objectives or {})
+    head = ["", "id", *map(one_line, names), "configuration"]
+    rows = [
+        ["*" if one is knee else "", one.id]
+        + [_short((one.objectives or {})[name]) for name in names]
+        + [params(one.params) + _whence(one)]
+        for one in individuals
+    ]
+    widths = [max(map(len, column)) for column in zip(*[head[:-1], *(row[:-1] for row in rows)])]
+    lines = [
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths)), row[-1]])
+        for row in [head, *rows]
+    ]
+    of = f"{len(individuals)} of {whole}" if len(individuals) < whole else str(whole)
+    ways = ", ".join(f"{one_line(name)} ({way})" for name, way in objectives.items())
+    half = volume.after((volume.evaluations or [0])[-1] // 2)
+    at = ", ".join(f"{one_line(name)} = {_short(value)}" for name, value in volume.reference.items())
+    return "\n".join(
+        [
+            f"{len(objectives)} objectives, {ways}: front of {of} that no other dominates; * is its knee, the nearest "
+            "to the best of each objective:",
+            *lines,
+            _block(knee),
+            f"hypervolume {volume.last:.6g} up to {at}{'' if volume.given else ', the worst of each'}; "
+            f"{half:.6g} after half of the evaluations",
+        ]
+    )

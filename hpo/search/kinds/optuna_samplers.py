@@ -1,0 +1,277 @@
+"""Optuna's samplers as breeders: asked through a study of their own, told all that the island knows.
+
+Imports Optuna when the first individual is bred, for that takes half a second (``gp``: torch too, 200 MB a rank)."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, PRUNED, Scalar
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.kinds.vectorised import parents_first
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Genome, Offspring
+from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.space import SearchSpace
+
+if TYPE_CHECKING:
+    import optuna
+
+OPTUNA_KINDS = ("tpe", "gp", "optuna-cmaes")
+_MOST_TOLD = {"tpe": 400, "gp": 40, "optuna-cmaes": 400}
+"""Observations that a study holds, the best and the latest: fitting a Gaussian process anew for each proposal stays
+under 200 ms with so many."""
+_LATEST = 0.5
+_INITIAL = 10
+_SLACK = 1.2
+_MOST_PENDING = 64
+_MOST_USED = 20_000
+_TRIES = 3
+_LARGEST = 1e100
+"""Samplers square what they are told."""
+_GENERATION = "cma:generation"
+
+
+def missing(kind: str) -> list[str]:
+    """The packages that ``kind`` needs and that are not installed."""
+    needed = {"tpe": ("optuna",), "gp": ("optuna", "torch"), "optuna-cmaes": ("optuna", "cmaes")}[kind]
+    return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+class OptunaBreeder(EvolutionBreeder):
+    """One of Optuna's samplers: ``tpe`` (multivariate, Watanabe 2023, arXiv:2304.11127), ``gp`` (Matérn 5/2, log
+    expected improvement) or ``optuna-cmaes`` (Hansen's CMA-ES on the numbers that always exist, TPE for the rest).
+
+    Every member that a population shows is an observation, whoever bred it; failed ones count as the worst so far,
+    pruned ones as their last report and as the median at best. What this leader has proposed and not yet heard of is
+    pending in the study, which TPE and GP keep away from. The sampler is made anew for each proposal, from ``rng``:
+    what it proposes depends on what it was told and on nothing else. What was evaluated or proposed before is varied
+    a little. With several objectives it is the typed evolution.
+
+    Raises UsageError where a package lacks, or the space has too few numbers for CMA-ES."""
+
+    def __init__(self, space: SearchSpace, kind: str) -> None:
+        super().__init__(space)
+        if lacking := missing(kind):
+            raise UsageError(
+                f'[search] kind = "{kind}" needs {" and ".join(lacking)}. Run bash jobs/setup.sh optuna, or choose '
+                'another kind, such as "default".'
+            )
+        numbers = [p for p in space.parameters.values() if not isinstance(p, Categorical) and p.count != 1]
+        if kind == "optuna-cmaes" and sum(not p.when for p in numbers) < 2:
+            raise UsageError(
+                '[search] kind = "optuna-cmaes" needs at least two Float or Int parameters that always exist. '
+                "Choose another kind for this space."
+            )
+        self.operator = kind
+        self._order = parents_first(space)
+        self._most = _MOST_TOLD[kind]
+        self._distributions: dict[str, Any] = {}
+        self._study: Any = None
+        # By id in order of arrival: the trial and the loss.
+        self._told: dict[str, tuple[Any, float]] = {}
+        self._seen: dict[str, None] = {}
+        self._pending: dict[Genome, Any] = {}
+        self._used: dict[Genome, None] = {}
+        self._generation = 0
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        best = population.best
+        if len(best) > 0 and len(best[0].losses or ()) > 1:
+            return super().breed(population, rng)
+        if population.judged < _INITIAL or not best:
+            return Offspring(self._space.sample(rng), "random")
+        with _quiet():
+            self._observe(population)
+            for _ in range(_TRIES):
+                genome = self._asked(rng)
+                if genome not in self._used:
+                    break
+        for _ in range(_TRIES):
+            if genome not in self._used:
+                break
+            genome = self._child([Member("", genome, (0.0,), COMPLETED)], rng).genome
+        self._use(genome)
+        return Offspring(genome, self.operator)
+
+    # --- what the study is told -----------------------------------------------------------------------------
+
+    def _observe(self, population: Population) -> None:
+        shown: dict[str, Member] = {}
+        for members in (population.best, population.recent, population.failures, population.pruned):
+            shown.update((one.id, one) for one in members)
+        fresh = sorted((one for one in shown.values() if self._news(one)), key=lambda one: one.age)
+        if self._study is None:
+            self._study = self._new_study()
+        if self.operator == "optuna-cmaes" and not self._told:
+            # Of what was known before CMA-ES makes its first generation of the first that it is told.
+            fresh.sort(key=lambda one: one.rank)
+        # The losses come first: failed ones are told what the worst of them is.
+        for member in sorted(fresh, key=lambda one: one.losses is None):
+            self._tell(member)
+        if len(self._told) > _SLACK * self._most:
+            self._begin_anew()
+
+    def _news(self, member: Member) -> bool:
+        # A pruned one may have gone on meanwhile.
+        return f"{member.id} {member.status}" not in self._seen
+
+    def _tell(self, member: Member) -> None:
+        from optuna.trial import TrialState, create_trial
+
+        self._seen[f"{member.id} {member.status}"] = None
+        while len(self._seen) > _MOST_USED:
+            del self._seen[next(iter(self._seen))]
+        params = self._space.decode(member.genome)
+        genome = self._space.encode(params)
+        self._use(genome)
+        values = {name: self._value(name, value) for name, value in params.items()}
+        loss = self._loss(member)
+        attributes: dict[str, Any] = {}
+        asked = self._pending.pop(genome, None)
+        if asked is not None:
+            # Told as a trial of its own like everybody else's, but for the state that CMA-ES leaves in it.
+            attributes = dict(self._study._storage.get_trial(asked._trial_id).system_attrs)
+            self._study.tell(asked, state=TrialState.FAIL)
+        if self.operator == "optuna-cmaes":
+            attributes[_GENERATION] = self._generation
+        trial = create_trial(
+            params=values,
+            distributions={name: self._distributions[name] for name in values},
+            value=loss,
+            system_attrs=attributes,
+        )
+        self._told[member.id] = (trial, loss)
+        self._study.add_trial(trial)
+
+    def _loss(self, member: Member) -> float:
+        losses = [loss for _, loss in self._told.values()]
+        if member.status == COMPLETED and member.losses is not None:
+            return min(_LARGEST, max(-_LARGEST, member.losses[0]))
+        if not losses:
+            return _LARGEST
+        if member.status == PRUNED and member.progress is not None:
+            return min(max(losses), max(member.progress[1], sorted(losses)[len(losses) // 2]))
+        return max(losses)
+
+    def _begin_anew(self) -> None:
+        """A study of the best and the latest of those that were told."""
+        entries = list(self._told.items())
+        latest = int(_LATEST * self._most)
+        rest = sorted(entries[:-latest], key=lambda entry: entry[1][1])[: self._most - latest]
+        kept = {identity for identity, _ in rest + entries[-latest:]}
+        # CMA-ES goes on from the state in the last trial that carries one.
+        carriers = [one for one, (trial, _) in entries if "cma:optimizer:0" in trial.system_attrs]
+        kept.update(carriers[-1:])
+        self._told = {identity: entry for identity, entry in entries if identity in kept}
+        self._study = self._new_study()
+        self._pending.clear()
+        for trial, _ in self._told.values():
+            self._study.add_trial(trial)
+
+    def _new_study(self) -> optuna.Study:
+        import optuna
+
+        if not self._distributions:
+            for name, parameter in self._space.parameters.items():
+                self._distributions[name] = _distribution(parameter)
+        return optuna.create_study()
+
+    # --- what it is asked -----------------------------------------------------------------------------------
+
+    def _asked(self, rng: random.Random) -> Genome:
+        from optuna.trial import TrialState
+
+        self._study.sampler = self._sampler(rng.getrandbits(30))
+        trial = self._study.ask()
+        params: dict[str, Scalar] = {}
+        for name in self._order:
+            parameter = self._space.parameters[name]
+            if all(
+                parent in params and params[parent] in allowed for parent, allowed in parameter.when.items()
+            ):
+                params[name] = self._suggested(trial, name)
+        proposed = self._space.encode(self._space.validate(params))
+        if self.operator == "optuna-cmaes":
+            attributes = self._study._storage.get_trial(trial._trial_id).system_attrs
+            self._generation = int(attributes.get(_GENERATION, self._generation))
+        genome = self._space.project_to_allowed(proposed)
+        if genome != proposed or genome in self._used:
+            self._study.tell(trial, state=TrialState.FAIL)
+        else:
+            self._pending[genome] = trial
+            if len(self._pending) > _MOST_PENDING:
+                self._study.tell(self._pending.pop(next(iter(self._pending))), state=TrialState.FAIL)
+        return genome
+
+    def _sampler(self, seed: int) -> Any:
+        from optuna import samplers
+
+        if self.operator == "tpe":
+            return samplers.TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
+        independent = samplers.TPESampler(seed=seed, n_startup_trials=0, multivariate=False)
+        if self.operator == "gp":
+            return samplers.GPSampler(
+                seed=seed,
+                n_startup_trials=0,
+                independent_sampler=independent,
+                warn_independent_sampling=False,
+            )
+        return samplers.CmaEsSampler(
+            seed=seed, n_startup_trials=0, independent_sampler=independent, warn_independent_sampling=False
+        )
+
+    def _suggested(self, trial: Any, name: str) -> Scalar:
+        parameter, distribution = self._space.parameters[name], self._distributions[name]
+        if isinstance(parameter, Ordinal):
+            return parameter.choices[int(trial.suggest_int(name, 0, distribution.high))]
+        if isinstance(parameter, Categorical):
+            return parameter.choices[int(trial.suggest_categorical(name, distribution.choices))]
+        suggest = trial.suggest_float if isinstance(parameter, Float) else trial.suggest_int
+        value = suggest(name, distribution.low, distribution.high, log=distribution.log)
+        return parameter.canonical(min(distribution.high, max(distribution.low, value)))
+
+    def _value(self, name: str, value: Scalar) -> Any:
+        parameter = self._space.parameters[name]
+        return parameter.choices.index(value) if isinstance(parameter, Categorical) else value
+
+    def _use(self, genome: Genome) -> None:
+        self._used[genome] = None
+        if len(self._used) > _MOST_USED:
+            del self._used[next(iter(self._used))]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What Optuna announces, calls experimental or will change is none of the user's business here."""
+    import optuna
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _distribution(parameter: object) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(parameter, Ordinal):
+        return IntDistribution(0, parameter.count - 1)
+    if isinstance(parameter, Categorical):
+        # By index: Optuna's choices need not differ as ours do, and None is one of them.
+        return CategoricalDistribution(tuple(range(parameter.count)))
+    if isinstance(parameter, Float):
+        return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+    if isinstance(parameter, Int):
+        return IntDistribution(parameter.low, parameter.high, log=parameter.log)
+    raise TypeError(f"{parameter!r} is no parameter")

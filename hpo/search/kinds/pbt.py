@@ -1,0 +1,126 @@
+"""Population-based training (Jaderberg et al. 2017, arXiv:1711.09846) on an asynchronous island.
+
+An individual is one interval of training: it goes on from the checkpoint of the one that it inherits, and its fitness
+is what it has reached at the interval's end. A worker goes on with its own lineage, unless that has fallen behind."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from hpo.errors import UsageError
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Offspring
+from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.space import SearchSpace
+from hpo.spelling import suggestion
+
+MEMBERS = 10
+"""Lineages of an island where ``pool`` does not say how many."""
+_TRUNCATED = 5
+"""The last one in so many exploits the first one in so many (truncation selection, section 4.1 there)."""
+_RESAMPLED = 0.25
+_FACTORS = (0.8, 1.2)
+
+
+def kept_for_others(pool: int | None, workers: int) -> int:
+    """How many of its own latest checkpoints a leader keeps: twice its share of those that may be chosen, and more,
+    since others may choose a little later than it knows."""
+    return 2 + -(-4 * (pool or MEMBERS) // max(1, workers))
+
+
+class PbtBreeder:
+    """Proposes the next interval of a lineage.
+
+    The first ``pool`` individuals of an island are random. Then the lineage of this leader that has waited longest
+    goes on as it is, or, when its last individual failed or is among the worst fifth of the latest ``pool`` of the
+    island, with the checkpoint and the parameters of one of the best fifth. Of these ``perturb`` change (None: all
+    numbers): each is drawn anew with probability 1/4, else a number is multiplied by 0.8 or 1.2, in a range below zero
+    moved by a tenth of it, and an ordered choice goes to a neighbour. Everything else stays what it was, for what is
+    in the checkpoint may depend on it. Individuals of other islands are no parents: their checkpoints may be gone.
+
+    Raises UsageError where ``perturb`` names what the space has not, or there is nothing to perturb."""
+
+    def __init__(
+        self, space: SearchSpace, *, pool: int | None = None, perturb: Sequence[str] | None = None
+    ) -> None:
+        self._space = space
+        self._pool = pool or MEMBERS
+        for name in perturb or ():
+            if name not in space.parameters:
+                raise UsageError(
+                    f"[search] perturb: {name!r} is no parameter. {suggestion(name, space.names)}"
+                )
+        chosen = [
+            name
+            for name, parameter in space.parameters.items()
+            if (isinstance(parameter, (Float, Int)) if perturb is None else name in perturb)
+        ]
+        if not chosen:
+            raise UsageError(
+                '[search] kind = "pbt" needs parameters that may change while a model trains, and the space has no '
+                "numbers. Name some: perturb = [...], or choose another kind"
+            )
+        self._perturbed = [(index, name) for index, name in enumerate(space.parameters) if name in chosen]
+        self._leaves: deque[Member] = deque(maxlen=self._pool)
+
+    def learn(self, member: Member) -> None:
+        """An own individual has finished: its lineage waits to go on."""
+        self._leaves.append(member)
+
+    def begun(self, parents: Sequence[str]) -> None:
+        """A lineage goes on, and waits no longer."""
+        waiting = [one for one in self._leaves if one.id not in parents[-1:]]
+        self._leaves = deque(waiting, self._pool)
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        if population.native < self._pool:
+            return Offspring(self._space.sample(rng), "random")
+        latest = [member for member in population.recent if not member.history][-self._pool :]
+        latest.sort(key=lambda member: (member.rank, member.age))
+        if not latest:
+            return Offspring(self._space.sample(rng), "random")
+        part = max(1, len(latest) // _TRUNCATED)
+        leaf = self._leaves[0] if self._leaves else None
+        self._leaves.rotate(-1)  # if this proposal comes to nothing, the next one is another's
+        if leaf is not None and leaf.losses is not None:
+            worst = latest[-part]
+            behind = len(latest) > 1 and (leaf.rank, leaf.age) >= (worst.rank, worst.age)
+            if not behind:
+                return Offspring(leaf.genome, "continue", (leaf.id,), inherits=leaf.id)
+        parent = latest[rng.randrange(part)]
+        parents = (parent.id,) if leaf is None or leaf.id == parent.id else (parent.id, leaf.id)
+        return Offspring(self._explored(parent.genome, rng), "exploit", parents, inherits=parent.id)
+
+    def _explored(self, genome: Sequence[float], rng: random.Random) -> tuple[float, ...]:
+        present = self._space.decode(genome)
+        genes = list(genome)
+        drawn = self._space.sample(rng)
+        for index, name in self._perturbed:
+            if name not in present:
+                continue
+            parameter = self._space.parameters[name]
+            if rng.random() < _RESAMPLED:
+                genes[index] = drawn[index]
+            elif isinstance(parameter, Ordinal):
+                genes[index] = min(max(round(genes[index]) + rng.choice((-1, 1)), 0), parameter.count - 1)
+            elif isinstance(parameter, (Float, Int)):
+                genes[index] = _moved(parameter, genes[index], rng)
+            elif isinstance(parameter, Categorical):
+                continue  # no choice is near another: it changes where it is drawn anew
+        return tuple(genes)
+
+
+def _moved(parameter: Float | Int, gene: float, rng: random.Random) -> float:
+    factor = rng.choice(_FACTORS)
+    if parameter.low < 0:
+        return min(max(gene + (factor - 1.0) / 2, 0.0), 1.0)
+    if isinstance(parameter, Float):
+        value = parameter.canonical(parameter.decoder()(gene)) * factor
+        return parameter.encoder()(min(max(value, parameter.low), parameter.high))
+    number = parameter.canonical(parameter.decoder()(gene))
+    moved = round(number * factor)
+    if moved == number:
+        moved += 1 if factor > 1 else -1
+    return parameter.encoder()(min(max(moved, parameter.low), parameter.high))

@@ -1,0 +1,140 @@
+"""Evaluations of what looks best once more: where they differ by chance, the best of many is the luckiest of many."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, FAULTS, REEVALUATION
+from hpo.search.models.estimates import estimates, exact, median_of
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Genome, Offspring
+from hpo.space.space import SearchSpace
+
+_MOST = 300
+_INITIAL = 10
+_WHOLE = 50
+_SELDOM = 0.1
+_FORGOTTEN = 500
+_ONCE = {
+    "grid": "which evaluates each of its points once",
+    "pbt": "whose individuals go on from checkpoints of others and so are never the same again",
+}
+
+
+def check(share: float, kind: str, objectives: Iterable[str]) -> None:
+    """UsageError where ``[search] reevaluate`` does not suit the kind of search or the task."""
+    if not share:
+        return
+    if kind in _ONCE:
+        raise UsageError(
+            f'[search] reevaluate = {share} does not suit kind = "{kind}", {_ONCE[kind]}. Remove reevaluate, or choose '
+            "another kind"
+        )
+    if len(names := list(objectives)) > 1:
+        raise UsageError(
+            f"[search] reevaluate = {share} is for one objective, and the task has {', '.join(names)}. Remove it; "
+            "K folds or several trainings an evaluation make each objective surer"
+        )
+
+
+class ReevaluatingBreeder:
+    """Breeds as ``breeder`` does, but for a ``share`` of the individuals, which are configurations that are known. The
+    share grows over the first 50: nothing is worth repeating while the search still finds better by far.
+
+    It is the configuration of the lowest confidence bound: mean less k standard deviations of what is believed of its
+    mean loss (``hpo.search.models.estimates``), with k drawn anew each time, so that several workers repeat different
+    ones; a repetition that is under way makes the deviation smaller and leaves the mean. One that failed counts as if
+    it had been as good as the median configuration. Nobody waits for a repetition: each is an individual like any
+    other, with a seed of its own, and the models of ``breeder`` learn from it. Where repetitions brought what was
+    known to the last bit, as far as is known, a tenth of them remains. It remembers 300 configurations, those
+    evaluated more than once before others; those that the island's ``space`` does not have, which came from
+    elsewhere, are not repeated."""
+
+    def __init__(self, space: SearchSpace, breeder: Breeder, share: float) -> None:
+        self.breeder = breeder
+        self._space = space
+        self._share = share
+        # By configuration the losses of its evaluations by id.
+        self._known: dict[Genome, dict[str, float]] = {}
+        self._ids: set[str] = set()
+        # By configuration what was proposed and is not known to have completed: by id, how many had been seen then.
+        self._begun: dict[Genome, dict[str, int]] = {}
+
+    def learn(self, member: Member) -> None:
+        self.breeder.learn(member)
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        return self.breeder.breed(population, rng)
+
+    def again(self, identity: str, population: Population, rng: random.Random) -> Offspring | None:
+        """What the individual ``identity`` repeats, if it does; to be asked once for each."""
+        self._observe(population)
+        share = self._share * min(1.0, population.judged / _WHOLE)
+        if rng.random() >= share or population.judged < _INITIAL or not self._known:
+            return None
+        losses = [list(own.values()) for own in self._known.values()]
+        if exact(losses) and rng.random() >= _SELDOM:
+            return None
+        caution = rng.expovariate(1.0)
+        bounds = [
+            one.mean - caution * one.after(len(self._begun.get(genome, ())))
+            for genome, one in zip(self._known, estimates(losses))
+        ]
+        least = min(bounds)
+        genome = rng.choice([genome for genome, bound in zip(self._known, bounds) if bound == least])
+        self._begun.setdefault(genome, {})[identity] = population.seen
+        return Offspring(genome, REEVALUATION, (next(iter(self._known[genome])),))
+
+    def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
+        """Pairs of loss and id, by what is believed of their configurations; of each configuration one first. One that
+        is not known here any more was bad when it was forgotten."""
+        self._observe(population)
+        believed: dict[str, tuple[float, Genome]] = {}
+        losses = [list(each.values()) for each in self._known.values()]
+        for (genome, each), one in zip(self._known.items(), estimates(losses) if losses else ()):
+            believed.update((name, (one.mean, genome)) for name in each)
+        met: set[Genome] = set()
+        first: list[tuple[float, str]] = []
+        rest: list[tuple[float, str]] = []
+        for pair in sorted(own, key=lambda pair: (believed.get(pair[1], (math.inf,))[0], pair)):
+            genome = believed[pair[1]][1] if pair[1] in believed else ()
+            (rest if genome in met else first).append(pair)
+            if genome:
+                met.add(genome)
+        return first + rest
+
+    def _observe(self, population: Population) -> None:
+        for member in (*population.best, *population.recent):
+            if member.id in self._ids or member.status != COMPLETED or member.losses is None:
+                continue
+            genome = tuple(member.genome)
+            self._ids.add(member.id)
+            if self._space.project_to_allowed(genome) == genome:
+                self._known.setdefault(genome, {})[member.id] = member.losses[0]
+        failed = {member.id for member in population.failures if member.status in FAULTS}
+        for genome in list(self._begun):
+            for identity in failed.intersection(self._begun[genome]):
+                self._ids.add(identity)
+                if genome in self._known:
+                    self._known[genome][identity] = median_of(
+                        list(own.values()) for own in self._known.values()
+                    )
+            # One that was given back before it was begun never comes.
+            self._begun[genome] = {
+                name: seen
+                for name, seen in self._begun[genome].items()
+                if name not in self._ids and population.seen - seen < _FORGOTTEN
+            }
+            if not self._begun[genome]:
+                del self._begun[genome]
+        if len(self._known) > 2 * _MOST:
+            order = sorted(
+                self._known, key=lambda one: (-len(self._known[one]), min(self._known[one].values()))
+            )
+            for genome in order[_MOST:]:
+                del self._known[genome]
+            # What is forgotten may come again, from the population's best.
+            self._ids = {name for own in self._known.values() for name in own}

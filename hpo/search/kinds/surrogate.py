@@ -1,0 +1,212 @@
+"""Offspring of the typed evolution, judged by models: of many children the most promising one is proposed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.ensemble import AcquisitionFunction, ModelEnsemble, import_in_background
+from hpo.search.models.observations import Observations
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Offspring
+from hpo.space.space import SearchSpace
+
+INITIAL = 10
+"""Completed individuals of the island before the first model."""
+_DRAWN = 150
+_CHANCE = 4.0
+_COARSE = (0.01, 1 / 3)
+_FINER = ((0.01, 0.3), (0.003, 0.3), (0.001, 0.1), (0.0003, 0.1))
+"""Least and largest steps of numbers: in the first children, and in each round of the children of their best."""
+_REFINED = 75
+_PARENTS = 10
+_NICHE = 3
+_ELSEWHERE = 0.5
+"""Share of the proposals that take another than the most promising value of one unordered parameter, once the best
+has stalled: a model that has seen a value only beside badly tuned numbers may never propose it again."""
+_FIRST = 200
+"""Individuals of a campaign that the default kind screens however short evaluations are."""
+_WORKERS_PER_CORE = 2
+_SHARE_OF_TIME = 0.05
+_IMPORT_S = 1.0
+_IMPORT_LIMIT_S = 30.0
+"""How long breeding waits for the import, once: with cold files of a cluster it takes several seconds."""
+
+
+class SurrogateBreeder(EvolutionBreeder):
+    """Draws many children, 40 in a hundred at random and the others as the typed evolution does, breeds from the most
+    promising of them in four rounds, and proposes the one of the lowest confidence bound of all: mean less k standard
+    deviations of a model's prediction (``hpo.search.models.ensemble.ModelEnsemble``), with k drawn anew each time.
+
+    Among the most promising are always some of each value of one unordered parameter, for else children of the
+    leading value crowd out those of others whose own parameters are not tuned yet; and while the best stalls, half of
+    the proposals take another value than the leading one. What was proposed or seen before is not proposed. With
+    several objectives it is the typed evolution. ``random_rate``: a quarter of the share that is drawn at random."""
+
+    operator = "surrogate"
+
+    def __init__(
+        self, space: SearchSpace, *, pool: int | None = None, crossover: float = 0.7, random_rate: float = 0.1
+    ) -> None:
+        super().__init__(space, pool=pool, crossover=crossover, random_rate=random_rate)
+        self._brood = VectorisedGenomes(space)
+        self._known = Observations(self._brood)
+        self._panel = ModelEnsemble(self._brood)
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        best = population.best
+        if len(best) > 0 and len(best[0].losses or ()) > 1:
+            return super().breed(population, rng)
+        if population.judged < INITIAL or len(best) < 2:
+            return Offspring(self._space.sample(rng), "random")
+        self._panel.learn(self._known.observe(population))
+        return self._searched(self._fittest(population), self._panel.judge(self._known, rng), rng)
+
+    def _searched(self, pool: Sequence[Member], judge: AcquisitionFunction, rng: random.Random) -> Offspring:
+        """The lowest bound that is found."""
+        import numpy
+
+        brood, known = self._brood, self._known
+        generator = numpy.random.default_rng(rng.getrandbits(64))
+        parents = numpy.array([member.genome for member in pool], dtype=float)
+        at_random = int(_DRAWN * min(1.0, _CHANCE * self._random_rate))
+        bred, picked = brood.children(parents, _DRAWN - at_random, generator, self._crossover, _COARSE)
+        genomes = numpy.concatenate([bred, brood.drawn(at_random, generator)])
+        # Of each child its parents' places in the pool, -1 for nobody's.
+        origins = numpy.concatenate([picked, numpy.full((at_random, 2), -1)])
+        bounds = self._bounds(genomes, judge)
+        niche = rng.choice(brood.unordered) if brood.unordered else None
+        elsewhere = niche is not None and rng.random() < _ELSEWHERE and known.stalled
+        for steps in _FINER:
+            promising = _promising(genomes, bounds, niche)
+            genomes, bounds, origins = genomes[promising], bounds[promising], origins[promising]
+            more, picked = brood.children(genomes, _REFINED, generator, self._crossover, steps)
+            genomes = numpy.concatenate([genomes, more])
+            bounds = numpy.concatenate([bounds, self._bounds(more, judge)])
+            origins = numpy.concatenate([origins, origins[picked[:, 0]]])
+        index = int(bounds.argmin())
+        if niche is not None and elsewhere:
+            index = _elsewhere(genomes, bounds, niche, index, rng)
+        known.use(brood.rows(genomes[index : index + 1]))
+        ids = tuple(dict.fromkeys(pool[one].id for one in origins[index].tolist() if one >= 0))
+        return Offspring(brood.genome(genomes[index].tolist()), self.operator, ids)
+
+    def _bounds(self, genomes: Any, judge: AcquisitionFunction) -> Any:
+        """Infinite for what is not new."""
+        import numpy
+
+        rows = self._brood.rows(genomes)
+        fresh = self._known.new(rows)
+        bounds = numpy.full(len(genomes), numpy.inf)
+        if fresh.any():
+            bounds[fresh] = judge(rows[fresh])
+        return bounds
+
+
+def _elsewhere(genomes: Any, bounds: Any, niche: int, index: int, rng: random.Random) -> int:
+    """The place of the lowest bound among those with another value in the column ``niche`` than ``index`` has, which is
+    drawn at random."""
+    import numpy
+
+    fresh = numpy.isfinite(bounds)
+    others = [one for one in numpy.unique(genomes[fresh, niche]).tolist() if one != genomes[index, niche]]
+    if not others:
+        return index
+    return int(numpy.where(genomes[:, niche] == rng.choice(others), bounds, numpy.inf).argmin())
+
+
+def _promising(genomes: Any, bounds: Any, niche: int | None) -> Any:
+    """Places of the lowest bounds, lowest first; ``niche``: a column of each of whose values some are taken."""
+    import numpy
+
+    order = numpy.argsort(bounds, kind="stable")
+    if niche is None:
+        return order[:_PARENTS]
+    values = genomes[order, niche]
+    place = numpy.empty(len(order), dtype=int)
+    for value in numpy.unique(values):
+        here = values == value
+        place[here] = numpy.arange(here.sum())
+    return order[(place < _NICHE) | (numpy.arange(len(order)) < _PARENTS // 2)]
+
+
+class TimeBudgetedSurrogate(SurrogateBreeder):
+    """Screens the first individuals of the campaign, and later ones as long as that takes no more than a twentieth of
+    the time since the first individual, all of which would else go to evaluations; beyond that, it is the typed
+    evolution.
+
+    So a campaign of a few evaluations finds what models find however short they are, one of evaluations of minutes
+    screens every individual, and one of a hundred thousand that take microseconds hardly any. What the first ones cost
+    does not count for the twentieth; the import of scikit-learn does.
+
+    ``clock``: seconds; virtual ones in a simulation, so that there the same seeds breed the same. ``first``: how many
+    individuals its worker screens at first (``first_of_worker``). ``background``: import scikit-learn in a thread while
+    the first, random individuals are evaluated; only where evaluations run in other processes."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        *,
+        clock: Callable[[], float],
+        first: int = _FIRST,
+        background: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(space, **settings)
+        self._clock = clock
+        self._first = first
+        self._background = background
+        self._limit_s = _IMPORT_LIMIT_S
+        self._began: float | None = None
+        self._spent = _IMPORT_S
+        self._screened = 0
+        self.sequence = 0
+
+    @property
+    def screens(self) -> bool:
+        """Whether the next individual is screened whatever that costs."""
+        # In a finite space that is nearly used up, one individual may take many proposals.
+        return self.sequence < self._first and self._screened < 2 * self._first
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        screens = self.screens
+        self.sequence += 1
+        if screens:
+            if self._imported(population):
+                self._screened += 1
+                return super().breed(population, rng)
+            return EvolutionBreeder.breed(self, population, rng)
+        if self._spent > _SHARE_OF_TIME * (now - self._began):
+            return EvolutionBreeder.breed(self, population, rng)
+        offspring = super().breed(population, rng)
+        self._spent += self._clock() - now
+        return offspring
+
+    def evaluating(self) -> None:
+        """Not before: evaluators that start need the cores."""
+        if self._background and self.screens:
+            import_in_background()
+
+    def _imported(self, population: Population) -> bool:
+        """Whether models can be grown; waits for the import once they are needed."""
+        if not self._background or population.judged < INITIAL:  # what is random needs no model
+            return True
+        thread = import_in_background()
+        thread.join(self._limit_s)
+        self._limit_s = 0.0
+        return not thread.is_alive()
+
+
+def first_of_worker(leader: int, leaders: Sequence[int], hosts: Sequence[str], cores: int) -> int:
+    """How many individuals the worker of ``leader`` screens however short evaluations are: its share of the
+    campaign's first 200, or none where more than two workers share a core, for each of them has to import
+    scikit-learn. ``hosts``: by rank; ``cores``: of the leader's host."""
+    here = sum(hosts[one] == hosts[leader] for one in leaders)
+    return 0 if here > _WORKERS_PER_CORE * cores else math.ceil(_FIRST / len(leaders))

@@ -1,0 +1,216 @@
+"""Children of typed evolution by the hundred, as arrays: what ``EvolutionBreeder`` does one at a time, for models that
+judge many before one is proposed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.space import SearchSpace
+
+_LARGEST_ONE_HOT = 32
+_MUTATED = 1.2
+"""Parameters that mutate in a child, in the mean."""
+
+
+class VectorisedGenomes:
+    """Draws genomes and tells them apart. Arrays of genomes have a row each and a column a parameter; ``generator`` is
+    a ``numpy.random.Generator``."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        import numpy
+
+        self._space = space
+        parameters = list(space.parameters.values())
+        self._counts = [p.count if isinstance(p, Categorical) else None for p in parameters]
+        self._choices = numpy.array([count or 0 for count in self._counts])
+        self._numbers = numpy.array([count is None for count in self._counts])
+        self._ordered = numpy.array([isinstance(p, Ordinal) for p in parameters])
+        self._open = numpy.array([p.count != 1 for p in parameters])
+        # A step over less than half an integer's cell would mostly lead nowhere.
+        self._least_step = numpy.array([0.5 / p.count if isinstance(p, Int) else 0.0 for p in parameters])
+        self._fixed = [i for i, p in enumerate(parameters) if isinstance(p, Float) and p.count == 1]
+        self._integers = [(i, p) for i, p in enumerate(parameters) if isinstance(p, Int)]
+        self._conditions = self._indexed_conditions()
+        self._instead = _confined_choices(space)
+        self.unordered = [
+            i
+            for i, p in enumerate(parameters)
+            if isinstance(p, Categorical) and p.count > 1 and not isinstance(p, Ordinal)
+        ]
+        """Columns of choices without an order."""
+        self.columns: list[tuple[int, int]] = []
+        """Of each parameter the first column of a row and how many."""
+        start = 0
+        for count, ordered in zip(self._counts, self._ordered):
+            one_hot = count is not None and not ordered and 2 < count <= _LARGEST_ONE_HOT
+            self.columns.append((start, count if one_hot and count else 1))
+            start += self.columns[-1][1]
+        self.width = start
+
+    def _indexed_conditions(self) -> list[tuple[int, list[tuple[int, list[float]]]]]:
+        """Parents first: the column of each conditional parameter, and for each parent its column and the values
+        under which the child exists, as indices of choices or as whole numbers."""
+        names, found = self._space.names, []
+        for name in parents_first(self._space):
+            parents = []
+            for parent, allowed in self._space.parameters[name].when.items():
+                p = self._space.parameters[parent]
+                if isinstance(p, Categorical):
+                    values = [float(p.choices.index(p.canonical(one))) for one in allowed]
+                else:
+                    values = [float(p.canonical(one)) for one in allowed]  # type: ignore[arg-type]
+                parents.append((names.index(parent), values))
+            if parents:
+                found.append((names.index(name), parents))
+        return found
+
+    def drawn(self, count: int, generator: Any) -> Any:
+        """``count`` genomes, uniform over the cube."""
+        import numpy
+
+        genomes = generator.random((count, len(self._counts)))
+        return self._confined(numpy.where(self._numbers, genomes, numpy.floor(genomes * self._choices)))
+
+    def _confined(self, genomes: Any) -> Any:
+        for column, instead in self._instead.items():
+            genomes[:, column] = instead[genomes[:, column].astype(int)]
+        return genomes
+
+    def active(self, genomes: Any) -> Any:
+        """Which parameters exist in each genome's configuration."""
+        import numpy
+
+        exists = numpy.ones(genomes.shape, dtype=bool)
+        if not self._conditions:
+            return exists
+        values = genomes.copy()
+        for column, parameter in self._integers:
+            values[:, column] = _integer(parameter, genomes[:, column])
+        for column, parents in self._conditions:
+            for parent, allowed in parents:
+                exists[:, column] &= exists[:, parent] & numpy.isin(values[:, parent], allowed)
+        return exists
+
+    def rows(self, genomes: Any) -> Any:
+        """Configurations as rows of numbers from -1 to 1: a column a number or ordered choice, a column a choice where
+        there is no order; -1 where the parameter does not exist. The same configuration is the same row."""
+        import numpy
+
+        exists = self.active(genomes)
+        canonical = genomes.copy()
+        for column, parameter in self._integers:
+            canonical[:, column] = _middle(parameter, _integer(parameter, genomes[:, column]))
+        canonical[:, self._fixed] = 0.5
+        rows = numpy.empty((len(genomes), self.width))
+        for column, (start, width) in enumerate(self.columns):
+            gene = canonical[:, column]
+            if width > 1:
+                rows[:, start : start + width] = gene[:, None] == numpy.arange(width)
+            else:
+                count = self._counts[column]
+                rows[:, start] = gene if count is None else gene / max(1, count - 1)
+            rows[~exists[:, column], start : start + width] = -1.0
+        return rows
+
+    def children(
+        self, parents: Any, count: int, generator: Any, crossover: float, steps: tuple[float, float]
+    ) -> tuple[Any, Any]:
+        """``count`` children of ``parents`` (best first), and the places of both parents of each, count × 2.
+
+        Binary tournaments, uniform crossover, about 1.2 of the existing parameters mutated: numbers by a normal step
+        of a width that is drawn log-uniformly between the two ``steps``, ordered choices to a neighbour,
+        unordered ones to any other."""
+        import numpy
+
+        picked = generator.integers(len(parents), size=(2, 2, count)).min(axis=0)
+        first, second = parents[picked[0]], parents[picked[1]]
+        crossed = generator.random(count) < crossover
+        take = (generator.random(first.shape) < 0.5) & crossed[:, None]
+        genomes = numpy.where(take, second, first)
+        open_ = self.active(genomes) & self._open
+        chance = generator.random(genomes.shape)
+        mutated = open_ & (chance < _MUTATED / numpy.maximum(1, open_.sum(axis=1))[:, None])
+        clones = (genomes == first).all(axis=1) | (genomes == second).all(axis=1)
+        lonely = clones & ~mutated.any(axis=1) & open_.any(axis=1)
+        mutated[lonely, numpy.where(open_, chance, 2.0).argmin(axis=1)[lonely]] = True
+        genomes = numpy.where(mutated, self._mutated(genomes, generator, steps), genomes)
+        picked[1] = numpy.where(crossed, picked[1], picked[0])
+        return self._confined(genomes), picked.T
+
+    def _mutated(self, genomes: Any, generator: Any, steps: tuple[float, float]) -> Any:
+        """All genes of all genomes mutated, to choose from."""
+        import numpy
+
+        shape = genomes.shape
+        width = numpy.exp(generator.uniform(math.log(steps[0]), math.log(steps[1]), shape))
+        moved = genomes + generator.standard_normal(shape) * numpy.maximum(width, self._least_step)
+        moved = numpy.fmod(numpy.abs(moved), 2.0)
+        moved = numpy.where(moved > 1.0, 2.0 - moved, moved)
+        if self._numbers.all():
+            return moved
+        step = 1 + generator.exponential(1 / 1.5, shape).astype(int)
+        step = numpy.where(generator.random(shape) < 0.5, step, -step)
+        there = genomes + step
+        outside = (there < 0) | (there >= self._choices)
+        neighbour = numpy.clip(
+            numpy.where(outside, genomes - step, there), 0, numpy.maximum(0, self._choices - 1)
+        )
+        other = generator.random(shape) * (self._choices - 1)
+        count = numpy.maximum(1, self._choices)
+        other = (genomes + 1 + numpy.floor(numpy.maximum(0.0, other))) % count
+        return numpy.where(self._numbers, moved, numpy.where(self._ordered, neighbour, other))
+
+    def genome(self, row: Sequence[float]) -> tuple[float, ...]:
+        """A row of an array of genomes as breeders propose it: indices are ints."""
+        return tuple(float(gene) if number else int(gene) for gene, number in zip(row, self._numbers))
+
+
+def parents_first(space: SearchSpace) -> list[str]:
+    """All names, each after those that its conditions name."""
+    placed: dict[str, None] = {}
+    while len(placed) < len(space.names):
+        for name in space.names:
+            if name not in placed and all(parent in placed for parent in space.parameters[name].when):
+                placed[name] = None
+    return list(placed)
+
+
+def _confined_choices(space: SearchSpace) -> dict[int, Any]:
+    """By column what stands for each choice, where not all are allowed (see ``SearchSpace.project_to_allowed``)."""
+    import numpy
+
+    allowed = list(space.project_to_allowed(tuple(p.neutral for p in space.parameters.values())))
+    found = {}
+    for column, parameter in enumerate(space.parameters.values()):
+        if isinstance(parameter, Categorical):
+            genomes = [(*allowed[:column], index, *allowed[column + 1 :]) for index in range(parameter.count)]
+            instead = [space.project_to_allowed(genome)[column] for genome in genomes]
+            if instead != list(range(parameter.count)):
+                found[column] = numpy.array(instead)
+    return found
+
+
+def _integer(parameter: Int, genes: Any) -> Any:
+    """What the parameter's decoder makes of each gene."""
+    import numpy
+
+    low, high = parameter.low, parameter.high
+    if not parameter.log:
+        return numpy.clip(low + numpy.floor(genes * parameter.count), low, high)
+    start = math.log(low - 0.5)
+    width = math.log(high + 0.5) - start
+    return numpy.clip(numpy.floor(numpy.exp(start + genes * width) + 0.5), low, high)
+
+
+def _middle(parameter: Int, values: Any) -> Any:
+    """The gene in the middle of each value's cell."""
+    import numpy
+
+    if not parameter.log:
+        return (values - parameter.low + 0.5) / parameter.count
+    start = math.log(parameter.low - 0.5)
+    twice = 2 * (math.log(parameter.high + 0.5) - start)
+    return (numpy.log(values - 0.5) + numpy.log(values + 0.5) - 2 * start) / twice

@@ -1,0 +1,215 @@
+"""What a leader knows of its island: bounded, so that breeding costs the same at the hundredth and the
+millionth evaluation."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+
+from hpo.individual import COMPLETED, PRUNED
+from hpo.search.models.pareto import crowding, dominates
+
+_MOST_ENTERED = 256
+_BEYOND = 1_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An evaluated individual as breeding sees it.
+
+    ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be
+    minimised, None unless completed. ``history``: islands that it left. ``progress``: steps and loss of the last
+    report of one that was pruned or completed. ``operator``: what proposed it. ``age``: how many members this
+    population had seen before it. ``rank``: by what the population sorts it, lowest first. ``dominators``: how many of
+    the best dominate it."""
+
+    id: str
+    genome: tuple[float | int, ...]
+    losses: tuple[float, ...] | None
+    status: str
+    history: tuple[int, ...] = ()
+    progress: tuple[int, float] | None = None
+    operator: str = ""
+    age: int = 0
+    rank: float = 0.0
+    dominators: int = 0
+
+    def to_wire(self) -> list[object]:
+        """The fields of ``hpo.islands.messages.Evaluated``."""
+        losses = None if self.losses is None else list(self.losses)
+        progress: list[object] | None = None
+        if self.progress is not None:  # JSON has no infinity
+            progress = [self.progress[0], self.progress[1] if isfinite(self.progress[1]) else None]
+        return [self.id, list(self.genome), losses, self.status, list(self.history), progress, self.operator]
+
+
+class Population:
+    """The best, the most recent, the last pruned and the last failed members of one island.
+
+    ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members dominate
+    one (Fonseca and Fleming 1993), and of those whom as many dominate, the least crowded first (Deb et al. 2002). With
+    a ``reference``, losses beyond which nothing is wanted, those that are beyond it in any come after all others. Ties
+    go to the older member, so that order does not depend on the order of arrival within equal values."""
+
+    def __init__(
+        self,
+        *,
+        best: int = 64,
+        recent: int = 64,
+        failures: int = 64,
+        reference: tuple[float, ...] | None = None,
+    ) -> None:
+        self._reference = reference
+        self.best: list[Member] = []
+        # What is searched of the best, in their order: lists of plain values are searched without a call.
+        self._ranks: list[float] = []
+        self._ids: list[str] = []
+        self._best_limit = best
+        self._recent_limit = self._recent_least = recent
+        self._failure_limit = failures
+        self._recent: OrderedDict[str, Member] = OrderedDict()
+        self._failures: OrderedDict[str, Member] = OrderedDict()
+        self._pruned: OrderedDict[str, Member] = OrderedDict()
+        self.completed = 0
+        """How many completed ones have come, whatever became of them."""
+        self.native = 0
+        """How many of these had not come from another island."""
+        self.judged = 0
+        """How many have come that completed, or were pruned as worse than others."""
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        """The best first, then the recent ones that are not among them."""
+        yield from self.best
+        kept = set(self._ids)
+        for member in self._recent.values():
+            if member.id not in kept:
+                yield member
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def recent(self) -> list[Member]:
+        """Completed members in order of arrival, oldest first."""
+        return list(self._recent.values())
+
+    @property
+    def failures(self) -> list[Member]:
+        """The last members that did not complete, but for pruned ones, oldest first."""
+        return list(self._failures.values())
+
+    @property
+    def pruned(self) -> list[Member]:
+        """The last pruned members with a report, oldest first."""
+        return list(self._pruned.values())
+
+    def enter(self, member: Member) -> None:
+        """Take in ``member``, which was evaluated before this population began to be told of any.
+
+        The window of recent ones is wider for such members, up to a bound, until others have come in their place:
+        else of a large table only the last few would ever be seen."""
+        self._recent_limit = min(self._recent_limit + 1, self._recent_least + _MOST_ENTERED)
+        self._add(member)
+
+    def add(self, member: Member) -> None:
+        """Take in ``member``; cost does not depend on how many there have been."""
+        self._recent_limit = max(self._recent_least, self._recent_limit - 1)
+        self._add(member)
+
+    def _add(self, member: Member) -> None:
+        if member.id in self._recent or member.id in self._ids:
+            return
+        member.age = self.seen
+        if self._pruned.pop(member.id, None) is None:
+            self.seen += 1
+        else:  # it was promoted, and is known already
+            self.judged -= 1
+        losses = member.losses
+        if member.status == PRUNED and member.progress is not None:
+            self.judged += 1
+            self._pruned[member.id] = member
+            if len(self._pruned) > self._failure_limit:
+                self._pruned.popitem(last=False)
+            return
+        if losses is None or member.status != COMPLETED:
+            self._failures[member.id] = member
+            if len(self._failures) > self._failure_limit:
+                self._failures.popitem(last=False)
+            return
+        self.completed += 1
+        self.native += not member.history
+        self.judged += 1
+        self._recent[member.id] = member
+        while len(self._recent) > self._recent_limit:
+            self._recent.popitem(last=False)
+        if len(losses) == 1:
+            member.rank = losses[0]
+            if len(self._ranks) < self._best_limit or member.rank < self._ranks[-1]:
+                self._insert(bisect_right(self._ranks, member.rank), member)
+                if len(self._ranks) > self._best_limit:
+                    self._remove(-1)
+        else:
+            self._add_by_domination(member)
+
+    def discard(self, identity: str) -> None:
+        """Forget the individual (it emigrated); unknown ones are ignored, they may be long out of the
+        bounds."""
+        self._recent.pop(identity, None)
+        self._pruned.pop(identity, None)
+        if identity in self._ids:
+            index = self._ids.index(identity)
+            member = self.best[index]
+            self._remove(index)
+            if member.losses is not None and len(member.losses) > 1:
+                for other in self.best:
+                    other.dominators -= dominates(member.losses, other.losses)
+                self._sort()
+
+    def _insert(self, index: int, member: Member) -> None:
+        self.best.insert(index, member)
+        self._ranks.insert(index, member.rank)
+        self._ids.insert(index, member.id)
+
+    def _remove(self, index: int) -> None:
+        del self.best[index], self._ranks[index], self._ids[index]
+
+    def _add_by_domination(self, member: Member) -> None:
+        member.dominators = 0
+        for other in self.best:
+            member.dominators += dominates(other.losses, member.losses)
+            other.dominators += dominates(member.losses, other.losses)
+        self._insert(len(self.best), member)
+        self._sort()
+        if len(self.best) > self._best_limit:
+            # Nobody is dominated by one less: whomever the last one dominated, its dominators dominate too, so it
+            # would come behind the last.
+            self._remove(-1)
+            self._sort()
+
+    def _sort(self) -> None:
+        """By domination, then by crowding, in which the whole part and the fraction of a rank differ."""
+        alike: dict[tuple[bool, int], list[Member]] = {}
+        for member in self.best:
+            alike.setdefault((self._is_beyond(member), member.dominators), []).append(member)
+        self.best = []
+        for beyond, dominators in sorted(alike):
+            members = alike[beyond, dominators]
+            members.sort(key=lambda member: member.age)
+            distances = dict(
+                zip((one.id for one in members), crowding([one.losses or () for one in members]))
+            )
+            members.sort(key=lambda member: -distances[member.id])
+            for place, member in enumerate(members):
+                member.rank = dominators + _BEYOND * beyond + place / len(members)
+            self.best += members
+        self._ranks = [member.rank for member in self.best]
+        self._ids = [member.id for member in self.best]
+
+    def _is_beyond(self, member: Member) -> bool:
+        if self._reference is None or member.losses is None:
+            return False
+        return any(loss > limit for loss, limit in zip(member.losses, self._reference))

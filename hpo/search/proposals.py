@@ -1,0 +1,119 @@
+"""From a breeder's offspring to a configuration worth evaluating: allowed by the constraints, and new."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from hpo.individual import REEVALUATION, Scalar
+from hpo.search.kinds.designs import Designed, GridBreeder
+from hpo.search.population import Population
+from hpo.search.protocols import Breeder, Candidate, Codec, Offspring, Repeating, Sequenced
+
+STUCK = 200
+"""Attempts after which only known configurations can be expected from breeding and from chance alike."""
+_BRED = 50
+_MOST = 10_000
+
+
+def key_of(space: Codec, params: dict[str, Scalar], inherits: str, operator: str, identity: str) -> str:
+    """What must not come twice: a configuration, and whose checkpoint it goes on from, if from any. A repetition may
+    come as often as it is bred."""
+    key = space.key(params)
+    if operator == REEVALUATION:
+        return f"{key}#{identity}"
+    return f"{key}<{inherits}" if inherits else key
+
+
+class Proposals:
+    """Gives candidates their configurations. ``known``: keys of those that need not be proposed again.
+
+    Each draw's generator comes from (seed, id of the candidate, attempt), never from a state: a resumed
+    campaign draws what an undisturbed one would have drawn."""
+
+    def __init__(
+        self,
+        space: Codec,
+        breeder: Breeder,
+        *,
+        seed: int,
+        allows: Callable[[dict[str, Scalar]], bool] = lambda params: True,
+        duplicates: bool = False,
+    ) -> None:
+        self._space = space
+        self._design = breeder if isinstance(breeder, Designed) else None
+        if isinstance(breeder, Designed):
+            breeder = breeder.breeder
+        self._repeating = breeder if isinstance(breeder, Repeating) else None
+        if isinstance(breeder, Repeating):
+            breeder = breeder.breeder
+        self._breeder = breeder
+        self._sequenced = breeder if isinstance(breeder, Sequenced) else None
+        self._seed = seed
+        self._allows = allows
+        self._duplicates = duplicates
+        self._rng = random.Random()
+        self.known: set[str] = set()
+
+    @property
+    def ahead(self) -> bool:
+        """Whether individuals may be bred ahead of evaluations."""
+        return self._sequenced is None or not self._sequenced.screens
+
+    def evaluating(self) -> None:
+        """Called when an evaluation has begun."""
+        if self._sequenced is not None:
+            self._sequenced.evaluating()
+
+    def _first(self, candidate: Candidate, population: Population) -> Offspring | None:
+        """What comes before breeding: the candidate's point of the design, or what it repeats, if either."""
+        child = None
+        if self._design is not None:
+            island, worker, _ = (int(part) for part in candidate.id.split("-"))
+            child = self._design.first(self._seed, island, worker, candidate.sequence)
+        if child is None and self._repeating is not None:
+            child = self._repeating.again(candidate.id, population, self._rng)
+        return child
+
+    def best_first(self, own: list[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
+        """Losses and ids of individuals, the best first: by loss, or by all evaluations of what was repeated."""
+        return sorted(own) if self._repeating is None else self._repeating.best_first(own, population)
+
+    def fill(self, candidate: Candidate, population: Population) -> None:
+        """Give ``candidate`` an allowed configuration that is new as far as known here.
+
+        Where breeding proposes only known ones, random ones are tried. After ``STUCK`` attempts a known one
+        is left, and after many more an empty key where the constraints allow nothing that was drawn: the
+        caller must look further."""
+        rng, breeder = self._rng, self._breeder
+        bred = _BRED
+        if self._sequenced is not None:
+            self._sequenced.sequence = candidate.sequence
+        rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
+        first = None if candidate.attempts else self._first(candidate, population)
+        if isinstance(breeder, GridBreeder):
+            # What it holds and others have taken comes back refused, one by one.
+            bred += candidate.attempts + breeder.patience
+        while True:
+            candidate.attempts += 1
+            if first is not None:
+                child, first = first, None
+            elif candidate.attempts <= bred:
+                child = breeder.breed(population, rng)
+            else:
+                child = Offspring(self._space.sample(rng), "random")
+            if (genome := self._space.project_to_allowed(child.genome)) is not child.genome:
+                child = replace(child, genome=genome)
+            params = self._space.decode(child.genome)
+            if not self._allows(params):
+                if candidate.attempts < _MOST:
+                    continue
+                key = ""
+                break
+            key = key_of(self._space, params, child.inherits, child.operator, candidate.id)
+            if candidate.attempts >= bred + STUCK - _BRED or self._duplicates or key not in self.known:
+                break
+        candidate.genome, candidate.params, candidate.key = child.genome, params, key
+        candidate.operator, candidate.parents = child.operator, child.parents
+        candidate.inherits = child.inherits

@@ -1,0 +1,327 @@
+"""A search space: named parameters, conditions between them, and the map from configurations to genomes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+
+import orjson
+
+from hpo.arguments import checked_arguments
+from hpo.errors import UsageError
+from hpo.individual import Scalar
+from hpo.space.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
+from hpo.spelling import suggestion
+from hpo.text import excerpt
+
+__all__ = ["Categorical", "Float", "Genome", "Int", "Ordinal", "Parameter", "Params", "SearchSpace"]
+
+Genome = tuple[float, ...]
+"""One gene a parameter in the order of declaration, also for one that does not exist in the configuration."""
+
+Params = dict[str, Scalar]
+"""A configuration: the value of each parameter that exists in it, in the order of declaration."""
+
+
+_OTHER = "\ud800"
+"""Stands for any value that no condition names; no choice is this string, which UTF-8 cannot write."""
+
+
+class SearchSpace:
+    """Named parameters: ``SearchSpace(lr=Float(…), …)``, or a dictionary for names that cannot be keywords.
+
+    A parameter is *active* where all its conditions hold and the parents that they name are active; a
+    configuration holds the active ones only. UsageError if a name or a condition cannot be.
+    """
+
+    @checked_arguments()
+    def __init__(self, named: Mapping[str, Parameter] | None = None, /, **parameters: Parameter) -> None:
+        if named is not None and not isinstance(named, Mapping):
+            raise UsageError(
+                f"SearchSpace({excerpt(named)}): parameters are keywords or one dictionary. Write SearchSpace(lr=…)."
+            )
+        if twice := [name for name in parameters if named is not None and name in named]:
+            raise UsageError(f"SearchSpace: {twice[0]!r} is in the dictionary and a keyword too. Remove one.")
+        self.parameters: dict[str, Parameter] = {**(named or {}), **parameters}
+        _check_names(self.parameters)
+        self.names: tuple[str, ...] = tuple(self.parameters)
+        self.limits: dict[str, tuple[float, float]] = {name: p.limits for name, p in self.parameters.items()}
+        self._when = {name: _checked_when(name, self.parameters) for name in self.names}
+        self._order = _parents_first(self._when)
+        self.order: tuple[str, ...] = self._order
+        """All names, parents before the children whose conditions name them."""
+        self._conditional = [
+            (name, tuple(when.items())) for name in self._order if (when := self._when[name])
+        ]
+        self._counts = [p.count if isinstance(p, Categorical) else None for p in self.parameters.values()]
+        self._decoders = [(name, p.decoder()) for name, p in self.parameters.items()]
+        self._encoders: list[tuple[str, Encoder, float]] = [
+            (name, p.encoder(), p.neutral) for name, p in self.parameters.items()
+        ]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"SearchSpace({', '.join(self.names)})"
+
+    def __reduce__(self) -> tuple[Callable[..., SearchSpace], tuple[dict[str, Parameter]]]:
+        return SearchSpace, (self.parameters,)
+
+    def encode(self, params: Mapping[str, Scalar]) -> Genome:
+        """The genome of a configuration that ``validate`` or ``decode`` returned; undefined for any other."""
+        return tuple(
+            [encode(params[name]) if name in params else idle for name, encode, idle in self._encoders]
+        )
+
+    def decode(self, genome: Iterable[float]) -> Params:
+        """The configuration of a genome of any finite numbers, clipped to the limits.
+
+        Raises ValueError for NaN and for a wrong length.
+        """
+        values = {name: decode(gene) for (name, decode), gene in zip(self._decoders, genome, strict=True)}
+        for name, conditions in self._conditional:
+            for parent, allowed in conditions:
+                if parent not in values or values[parent] not in allowed:
+                    del values[name]
+                    break
+        return values
+
+    def exists(self, name: str, params: Mapping[str, object]) -> bool:
+        """Whether the parameter is active, given those of ``params`` that come before it in ``order``."""
+        return _is_active(self._when[name], params)
+
+    def validate(self, params: Mapping[str, object]) -> Params:
+        """``params`` as ``decode`` would return it.
+
+        Raises UsageError that names all that is unknown, missing, not allowed, or idle where it is given.
+        """
+        if not isinstance(params, Mapping):
+            raise UsageError(
+                f"{excerpt(params)} is no configuration: write a dictionary such as {{{self.names[0]!r}: …}}."
+            )
+        unknown = [name for name in params if name not in self.parameters]
+        problems = [f"{excerpt(name)} is no parameter. {suggestion(name, self.names)}" for name in unknown]
+        canonical: Params = {}
+        rejected: set[str] = set()
+        for name in self._order:
+            parents = self._when[name]
+            if rejected.intersection(parents):
+                # Whether it exists hangs on a value that is already reported.
+                rejected.add(name)
+            elif (idle := self._why_idle(name, canonical)) is not None:
+                if name in params:
+                    problems.append(f"{name} = {excerpt(params[name])}: {idle}. Leave it out.")
+            elif name not in params:
+                problems.append(f"{name} is missing. Add it.")
+                rejected.add(name)
+            else:
+                try:
+                    canonical[name] = self.parameters[name].canonical(params[name])
+                except ValueError as rule:
+                    problems.append(f"{name} = {excerpt(params[name])}: must be {_ended(str(rule))}")
+                    rejected.add(name)
+        if problems:
+            raise UsageError("\n".join(problems))
+        return {name: canonical[name] for name in self.names if name in canonical}
+
+    def sample(self, rng: random.Random) -> Genome:
+        """A genome drawn uniformly from the cube."""
+        return tuple([rng.random() if count is None else rng.randrange(count) for count in self._counts])
+
+    def project_to_allowed(self, genome: Genome) -> Genome:
+        """``genome``, or what stands for it where not all choices are allowed (see ``hpo.space.restricted``)."""
+        return genome
+
+    def key(self, params: Params) -> str:
+        """32 hexadecimal digits that tell what ``decode`` or ``validate`` return apart, also 1 from True."""
+        return blake2b(orjson.dumps(params, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+
+    @cached_property
+    def size(self) -> int | None:
+        """The number of different configurations; None where a Float makes it infinite."""
+        return _count(self.parameters, self._when)
+
+    def enumerate(self) -> Iterator[Params]:
+        """All configurations of a finite space, without constraints; UsageError where ``size`` is None."""
+        if self.size is None:
+            floats = [name for name, p in self.parameters.items() if p.count is None]
+            raise UsageError(
+                f"An infinite space cannot be listed: {floats[0]} is a Float. Use Ordinal instead."
+            )
+        return self._extensions(0, {})
+
+    def describe(self) -> dict[str, dict[str, object]]:
+        """The definition of each parameter by name, as JSON-able data."""
+        described = {name: parameter.describe() for name, parameter in self.parameters.items()}
+        for name, conditions in self._conditional:
+            described[name]["when"] = {
+                parent: sorted(allowed, key=repr) for parent, allowed in sorted(conditions)
+            }
+        return described
+
+    def differences(self, other: Mapping[str, Mapping[str, object]]) -> list[str]:
+        """A sentence for each difference from an older space's ``describe()``; order does not count."""
+        mine = self.describe()
+        sentences = [f"{name}: was there, is gone" for name in other if name not in mine]
+        for name, now in mine.items():
+            if name not in other:
+                sentences.append(f"{name}: was not there, is new")
+                continue
+            was = other[name]
+            keys = ["type"] if was.get("type") != now["type"] else list({**was, **now})
+            sentences += [
+                f"{name}: {key} was {_written(was.get(key))}, is {_written(now.get(key))}"
+                for key in keys
+                if _written(was.get(key)) != _written(now.get(key))
+            ]
+        return sentences
+
+    def _why_idle(self, name: str, canonical: Params) -> str | None:
+        for parent, allowed in self._when[name].items():
+            needed = f"exists only where {parent} is {' or '.join(map(repr, allowed))}"
+            if parent not in canonical:
+                return f"{needed}, and {parent} does not exist here"
+            if canonical[parent] not in allowed:
+                return f"{needed}, and {parent} is {canonical[parent]!r}"
+        return None
+
+    def _extensions(self, depth: int, chosen: Params) -> Iterator[Params]:
+        if depth == len(self._order):
+            yield {name: chosen[name] for name in self.names if name in chosen}
+            return
+        name = self._order[depth]
+        if not _is_active(self._when[name], chosen):
+            yield from self._extensions(depth + 1, chosen)
+            return
+        for value in self.parameters[name].values():
+            yield from self._extensions(depth + 1, {**chosen, name: value})
+
+
+def _check_names(parameters: Mapping[str, Parameter]) -> None:
+    if not parameters:
+        raise UsageError(
+            "SearchSpace(): at least one parameter is needed. Write SearchSpace(lr=Float(1e-5, 0.1))."
+        )
+    for name, parameter in parameters.items():
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise UsageError(f"SearchSpace: a name must be a printable string, not {excerpt(name)}.")
+        if name.startswith("_"):
+            raise UsageError(
+                f'SearchSpace: {name!r}: a name must not begin with "_". Write {name.lstrip("_")!r}.'
+            )
+        if not isinstance(parameter, Parameter):
+            raise UsageError(
+                f"SearchSpace: {name} = {excerpt(parameter)} is no parameter. "
+                "Use Float(low, high), Int(low, high), Categorical(a, b) or Ordinal(a, b)."
+            )
+
+
+def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
+    """The conditions of a parameter, with each value as its parent gives it."""
+    checked = {}
+    for parent, allowed in parameters[name].when.items():
+        if parent not in parameters:
+            others = [other for other in parameters if other != name]
+            raise UsageError(
+                f"{name}: when names {parent!r}, no other parameter. {suggestion(parent, others)}"
+            )
+        if isinstance(parameters[parent], Float):
+            raise UsageError(
+                f"{name}: when names {parent!r}, a Float, whose single values are hardly ever met. "
+                f"Make {parent} an Ordinal or an Int, or drop the condition."
+            )
+        values = []
+        for value in allowed:
+            try:
+                values.append(parameters[parent].canonical(value))
+            except ValueError as rule:
+                raise UsageError(
+                    f"{name}: when needs {parent} = {excerpt(value)}, and {parent} must be {_ended(str(rule))}"
+                ) from None
+        checked[parent] = tuple(dict.fromkeys(values))
+    return checked
+
+
+def _parents_first(when: Mapping[str, When]) -> tuple[str, ...]:
+    """All names, each after the parents that its conditions name; UsageError for a circle of conditions."""
+    placed: dict[str, None] = {}
+    left = list(when)
+    while left:
+        ready = [name for name in left if all(parent in placed for parent in when[name])]
+        if not ready:
+            raise UsageError(f"SearchSpace: conditions go in a circle: {_circle(when, placed)}. Remove one.")
+        placed.update(dict.fromkeys(ready))
+        left = [name for name in left if name not in placed]
+    return tuple(placed)
+
+
+def _circle(when: Mapping[str, When], placed: Mapping[str, None]) -> str:
+    path = [next(name for name in when if name not in placed)]
+    while path[-1] not in path[:-1]:
+        path.append(next(parent for parent in when[path[-1]] if parent not in placed))
+    return " needs ".join(path[path.index(path[-1]) :])
+
+
+def _is_active(when: When, chosen: Mapping[str, object]) -> bool:
+    return all(parent in chosen and chosen[parent] in allowed for parent, allowed in when.items())
+
+
+def _count(parameters: Mapping[str, Parameter], when: Mapping[str, When]) -> int | None:
+    """The number of configurations: a product over groups that conditions link, a sum inside each group."""
+
+    def count(names: Sequence[str], chosen: Params) -> int | None:
+        product = 1
+        for group in _linked(names, when):
+            part = count_group(group, chosen)
+            if part is None:
+                return None
+            product *= part
+        return product
+
+    def count_group(names: Sequence[str], chosen: Params) -> int | None:
+        # Parents come first, and those outside the group are chosen: whether the first exists is known.
+        first, rest = names[0], names[1:]
+        if not _is_active(when[first], chosen):
+            return count(rest, chosen)
+        choices = parameters[first].count
+        if choices is None or not rest:
+            return choices
+        # Values that no condition names have the same configurations below: one count does for all of them.
+        told_apart = {value for name in rest for value in when[name].get(first, ())}
+        total = 0
+        for value in told_apart:
+            below = count(rest, {**chosen, first: value})
+            if below is None:
+                return None
+            total += below
+        if choices > len(told_apart):
+            below = count(rest, {**chosen, first: _OTHER})
+            if below is None:
+                return None
+            total += (choices - len(told_apart)) * below
+        return total
+
+    return count(_parents_first(when), {})
+
+
+def _linked(names: Sequence[str], when: Mapping[str, When]) -> list[list[str]]:
+    """``names`` in groups between which there is no condition, each in the order of ``names``."""
+    groups: list[list[str]] = []
+    for name in names:
+        met = [group for group in groups if any(parent in group for parent in when[name])]
+        groups = [group for group in groups if group not in met]
+        groups.append([*(member for group in met for member in group), name])
+    order = {name: position for position, name in enumerate(names)}
+    return [sorted(group, key=order.__getitem__) for group in groups]
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith(("?", ".")) else f"{sentence}."
+
+
+def _written(value: object) -> str:
+    return "not set" if value is None else json.dumps(value)

@@ -1,0 +1,30 @@
+"""What to write instead of a misspelt name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from hpo.text import MOST_SHOWN, excerpt
+
+_LISTED = 12
+
+
+def nearest(word: object, valid: Iterable[str]) -> str | None:
+    """The valid name that ``word`` was most likely meant to be; None when none is near."""
+    folded = {name.casefold(): name for name in reversed(list(valid))}
+    text = (word if isinstance(word, str) else excerpt(word))[:MOST_SHOWN]
+    near = get_close_matches(text.casefold(), folded, n=1, cutoff=0.6)
+    return folded[near[0]] if near else None
+
+
+def suggestion(word: object, valid: Iterable[str]) -> str:
+    """A sentence that names the valid name nearest to ``word``, or the valid names when none is near."""
+    names = list(valid)
+    near = nearest(word, names)
+    if near is not None:
+        return f'Did you mean "{near}"?'
+    if not names:
+        return "There is none to choose from."
+    shown = ", ".join(names[:_LISTED])
+    return f"Valid: {shown}{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}."

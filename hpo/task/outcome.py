@@ -1,0 +1,168 @@
+"""How an evaluation ended: what a task returns or raises, as the search sees it. No NaN gets past it."""
+
+from __future__ import annotations
+
+import math
+import os
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Metric
+from hpo.task.metrics import as_number, keep
+from hpo.text import excerpt
+
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_WIDEST = 300
+"""Characters of the one line that tells of an error."""
+
+_TRACEBACK_LIMIT = 12_000
+"""Characters of a traceback that are kept: its end, where the cause stands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of one evaluation.
+
+    ``objectives`` are finite; they are there when ``status`` is completed, or pruned after a finite report.
+    ``error`` is a sentence or a traceback; ``seconds`` is wall-clock time. ``remarks``: by name what is to be said of
+    metrics that are not kept whole.
+    """
+
+    status: str
+    objectives: dict[str, float] | None = None
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    error: str | None = None
+    seconds: float = 0.0
+    remarks: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """The fields as JSON-able values; ``from_json`` takes them back."""
+        return {
+            "status": self.status,
+            "objectives": self.objectives,
+            "metrics": self.metrics,
+            "error": self.error,
+            "seconds": self.seconds,
+            "remarks": self.remarks,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, object]) -> Outcome:
+        """Read what ``to_json`` wrote. ValueError when a field is not what an outcome can hold."""
+        status, error, seconds = fields["status"], fields["error"], fields["seconds"]
+        objectives, metrics, remarks = fields["objectives"], fields["metrics"], fields["remarks"]
+        if status not in STATUSES or not isinstance(error, (str, type(None))):
+            raise ValueError(f"not an outcome: {fields!r}")
+        if not isinstance(metrics, Mapping) or not isinstance(seconds, (int, float)):
+            raise ValueError(f"not an outcome: {fields!r}")
+        if not isinstance(remarks, Mapping):
+            raise ValueError(f"not an outcome: {fields!r}")
+        if not isinstance(objectives, (Mapping, type(None))):
+            raise ValueError(f"not an outcome: {fields!r}")
+        if objectives is not None and not all(math.isfinite(value) for value in objectives.values()):
+            raise ValueError(f"an objective that is not finite in {fields!r}")
+        return cls(
+            status=str(status),
+            objectives=None if objectives is None else {name: float(x) for name, x in objectives.items()},
+            metrics=dict(metrics),
+            error=error,
+            seconds=float(seconds),
+            remarks={str(name): str(remark) for name, remark in remarks.items()},
+        )
+
+
+def judge(returned: object, objectives: Sequence[str]) -> Outcome:
+    """What a task's return value says: completed, invalid (NaN or infinite) or failed (not a fitness).
+
+    Numbers, NumPy scalars and tensors of one element are values. A dictionary holds every objective by name;
+    its other entries are metrics.
+    """
+    if isinstance(returned, Mapping):
+        return _judge_mapping(returned, objectives)
+    value = as_number(returned)
+    if value is None:
+        return Outcome(status=FAILED, error=_wrong_type("the task", returned, objectives))
+    if len(objectives) != 1:
+        return Outcome(
+            status=FAILED,
+            error=f"the task returned the number {value!r}, but it has the objectives {_listed(objectives)}: "
+            "return a dictionary that holds each of them.",
+        )
+    return _judge_values({objectives[0]: value})
+
+
+def _judge_mapping(returned: Mapping[object, object], objectives: Sequence[str]) -> Outcome:
+    metrics: dict[str, Metric] = {}
+    remarks: dict[str, str] = {}
+    for name, entry in returned.items():
+        if name not in objectives:
+            keep(str(name), entry, metrics, remarks)
+    return replace(_judge_objectives(returned, objectives), metrics=metrics, remarks=remarks)
+
+
+def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[str]) -> Outcome:
+    values: dict[str, float] = {}
+    for name in objectives:
+        if name not in returned:
+            return Outcome(status=FAILED, error=_missing(name, returned))
+        value = as_number(returned[name])
+        if value is None:
+            error = _wrong_type(f"objective {name!r}", returned[name], (name,))
+            return Outcome(status=FAILED, error=error)
+        values[name] = value
+    return _judge_values(values)
+
+
+def _judge_values(values: dict[str, float]) -> Outcome:
+    bad = [f"{name!r} is {value}" for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        error = f"objective {' and '.join(bad)}: only finite values can be compared."
+        return Outcome(status=INVALID, error=error)
+    return Outcome(status=COMPLETED, objectives=values)
+
+
+def describe_exception(error: BaseException) -> str:
+    """The traceback of ``error`` without its outermost frames in this package, which tell the user nothing."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frames = frames.tb_next
+    frames = error.__traceback__ if frames is None else frames
+    text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    if len(text) > _TRACEBACK_LIMIT:
+        text = f"… {text[-_TRACEBACK_LIMIT:]}"
+    return _encodable(text)
+
+
+def summary_line(error: str) -> str:
+    """The line that says what went wrong: of a traceback the exception's first, else the first."""
+    lines = error.rpartition("Traceback (most recent call last):")[2].splitlines()
+    told = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
+    return _encodable(told[:_WIDEST])
+
+
+def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:
+    verb = "returned" if what == "the task" else "is"
+    if value is None:
+        return f"{what} {verb} None: return one number, or a dictionary that holds {_listed(objectives)}."
+    return (
+        f"{what} {verb} {_encodable(excerpt(value))} of type {type(value).__name__}: "
+        f"return one real number, or a dictionary that holds {_listed(objectives)}."
+    )
+
+
+def _missing(name: str, returned: Mapping[object, object]) -> str:
+    names = [str(key) for key in returned]
+    near = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r} to be it" if near else ""
+    return f"the task returned a dictionary without objective {name!r} (it holds {_listed(names)}){hint}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names) if names else "nothing"
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates would stop the journal

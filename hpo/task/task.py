@@ -1,0 +1,412 @@
+"""A task: what is searched, how one configuration is judged, and how a process finds the task by name."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+from hpo.arguments import checked_arguments
+from hpo.errors import CampaignError, UsageError
+from hpo.individual import MOST_STEPS
+from hpo.space.space import Params, SearchSpace
+from hpo.spelling import suggestion
+from hpo.task.importing import explained, import_user_module, split_reference
+from hpo.text import excerpt
+
+if TYPE_CHECKING:
+    from hpo.task.trial import Trial
+
+MINIMIZE = "minimize"
+MAXIMIZE = "maximize"
+_DIRECTIONS = (MINIMIZE, MAXIMIZE)
+
+Constraint = Callable[[Params], object]
+
+_MOST_LISTED = 1_000_000
+
+
+class Task:
+    """A search space, the function that evaluates a trial, and the objectives.
+
+    ``evaluate(trial)`` returns the objective's value, or a dictionary of objectives by name and further
+    metrics. One objective without a name is called "value" and has a ``direction``, by default "minimize";
+    ``objectives`` maps names to directions instead. ``constraints`` are functions of the parameters, true
+    where these are allowed. ``default`` and ``points`` are evaluated first. ``steps``: how many steps a whole run
+    reports, where the task knows it; early stopping then begins with the first individuals. Raises UsageError for a
+    definition that cannot be.
+    """
+
+    @checked_arguments(
+        metric='evaluate returns the value itself: Task(space, evaluate, "maximize"), or objectives={"f1": '
+        '"maximize"} where it returns a dictionary.'
+    )
+    def __init__(
+        self,
+        space: SearchSpace,
+        evaluate: Callable[[Trial], object],
+        direction: str | None = None,
+        *,
+        objectives: Mapping[str, str] | None = None,
+        constraints: Iterable[Constraint] = (),
+        default: Mapping[str, object] | None = None,
+        points: Iterable[Mapping[str, object]] = (),
+        steps: int | None = None,
+    ) -> None:
+        if not isinstance(space, SearchSpace):
+            raise UsageError(
+                f"Task: space must be a SearchSpace, not {excerpt(space)}. Write hpo.SearchSpace(lr=…)."
+            )
+        self.space = space
+        self.evaluate = _checked_evaluate(evaluate)
+        self.objectives: dict[str, str] = _checked_objectives(direction, objectives)
+        self.constraints: tuple[Constraint, ...] = checked_constraints(constraints)
+        self.default: Params | None = None if default is None else self._point("default", default)
+        self.points: tuple[Params, ...] = tuple(
+            self._point(f"points[{number}]", point) for number, point in enumerate(_checked_points(points))
+        )
+        self.steps: int | None = None if steps is None else _checked_steps(steps)
+        self.source: TaskSource | None = None
+
+    def __repr__(self) -> str:
+        return f"Task({self.space!r}, {self.name}, {self.objectives})"
+
+    @property
+    def name(self) -> str:
+        """Where the evaluation is defined, as ``module:function``."""
+        named: object = self.evaluate
+        while isinstance(named, functools.partial):
+            named = named.func
+        named = named if hasattr(named, "__qualname__") else type(named)
+        return f"{named.__module__}:{getattr(named, '__qualname__', '')}"
+
+    def allows(self, params: Params) -> bool:
+        """Whether all constraints hold; CampaignError that names the constraint if one of them raises."""
+        return self._refusing(params) is None
+
+    @property
+    def listable(self) -> bool:
+        """Whether the space is finite and small enough to be gone through where random draws find nothing new."""
+        return self.space.size is not None and self.space.size <= _MOST_LISTED
+
+    def configurations(self) -> Iterator[tuple[Params, str]]:
+        """All configurations of a finite space that the constraints allow, with their keys."""
+        for params in self.space.enumerate():
+            if self.allows(params):
+                yield params, self.space.key(params)
+
+    def _refusing(self, params: Params) -> Constraint | None:
+        for constraint in self.constraints:
+            try:
+                if not constraint(dict(params)):
+                    return constraint
+            except Exception as error:
+                raise CampaignError(
+                    f"constraint {_place(constraint)} raised {type(error).__name__}: {error}, for {params}. "
+                    "It must return True or False for each configuration of the space."
+                ) from error
+        return None
+
+    def losses(self, objectives: Mapping[str, float]) -> tuple[float, ...]:
+        """The objectives' values in order, with the sign that makes smaller better."""
+        return tuple(
+            -objectives[name] if direction == MAXIMIZE else objectives[name]
+            for name, direction in self.objectives.items()
+        )
+
+    def describe(self) -> dict[str, object]:
+        """What must stay the same for a campaign to go on, as JSON-able data."""
+        return {"space": self.space.describe(), "objectives": dict(self.objectives)}
+
+    def _point(self, label: str, point: Mapping[str, object]) -> Params:
+        try:
+            params = self.space.validate(point)
+        except UsageError as error:
+            raise UsageError("\n".join(f"{label}: {line}" for line in str(error).splitlines())) from None
+        if (constraint := self._refusing(params)) is not None:
+            raise UsageError(
+                f"{label}: constraint {_place(constraint)} refuses {params}. Change one of them."
+            )
+        return params
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSource:
+    """How a child process gets the task: by reference, or pickled over a private pipe where it has none.
+
+    ``path`` is the module search path of the process that made this source.
+    """
+
+    reference: str | None = None
+    base: str = "."
+    options: Mapping[str, object] = field(default_factory=dict)
+    pickled: bytes | None = field(default=None, repr=False)
+    path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
+
+    @classmethod
+    def of(cls, task: Task) -> TaskSource:
+        """What ``load_task`` noted, else the pickled task; CampaignError if it cannot be pickled."""
+        return task.source or cls(pickled=_pickled(task))
+
+    def load(self) -> Task:
+        """The task, in this process; CampaignError or UsageError if its module is not what it was."""
+        known = {str(Path(entry).resolve()) for entry in sys.path}
+        sys.path.extend(entry for entry in self.path if str(Path(entry).resolve()) not in known)
+        if self.reference is not None:
+            return load_task(self.reference, base=Path(self.base), options=dict(self.options))
+        import cloudpickle
+
+        try:
+            task = cloudpickle.loads(self.pickled)
+        except Exception as error:
+            raise CampaignError(
+                f"the task cannot be rebuilt in the evaluator process: {type(error).__name__}: {error}. "
+                'Define it in a module that can be imported from anywhere, or use isolation = "inline".'
+            ) from error
+        if not isinstance(task, Task):
+            raise CampaignError(
+                f"the evaluator process was sent a {type(task).__name__} instead of an hpo.Task."
+            )
+        return task
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON-able dictionary; the pickled bytes are in base64."""
+        return {
+            "reference": self.reference,
+            "base": self.base,
+            "options": dict(self.options),
+            "pickled": None if self.pickled is None else base64.b64encode(self.pickled).decode("ascii"),
+            "path": list(self.path),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> TaskSource:
+        """The inverse of ``to_json``."""
+        reference, options, pickled, path = (data[key] for key in ("reference", "options", "pickled", "path"))
+        return cls(
+            reference=None if reference is None else str(reference),
+            base=str(data["base"]),
+            options=options if isinstance(options, dict) else {},
+            pickled=None if pickled is None else base64.b64decode(str(pickled)),
+            path=tuple(map(str, path)) if isinstance(path, (list, tuple)) else (),
+        )
+
+
+def load_task(reference: str, *, base: Path, options: Mapping[str, object] | None = None) -> Task:
+    """The task that ``"package.module:name"`` or ``"file.py:name"``, relative to ``base``, stands for.
+
+    A function is called with ``options`` as keywords. Raises UsageError for a reference or options that
+    cannot be; CampaignError, with the traceback of the user's code, if the module is missing or raises or
+    the name is no task.
+    """
+    module = import_user_module(reference, base=base)
+    name = split_reference(reference)[1]
+    task = _as_task(reference, module, name, dict(options or {}))
+    task.source = TaskSource(reference=reference, base=str(base.resolve()), options=dict(options or {}))
+    return task
+
+
+# --- definitions --------------------------------------------------------------------------------------------
+
+
+def _checked_evaluate(evaluate: Callable[[Trial], object]) -> Callable[[Trial], object]:
+    if not callable(evaluate):
+        raise UsageError(f"Task: evaluate must be a function of the trial, not {excerpt(evaluate)}.")
+    try:
+        inspect.signature(evaluate).bind(None)
+    except TypeError as error:
+        raise UsageError(
+            f"Task: evaluate is called with the trial alone, and {_place(evaluate)} does not take that "
+            f"({error}). Write def evaluate(trial): …, and functools.partial for anything else."
+        ) from None
+    except ValueError:
+        pass  # some built-in functions tell no signature
+    return evaluate
+
+
+def _checked_objectives(direction: object, objectives: object) -> dict[str, str]:
+    if objectives is None:
+        return {"value": MINIMIZE if direction is None else _checked_direction("direction", direction)}
+    if direction is not None:
+        raise UsageError(
+            f"Task: direction = {excerpt(direction)} and objectives = {excerpt(objectives)} are given. "
+            "Remove direction: objectives has one for each name."
+        )
+    if (
+        not isinstance(objectives, Mapping)
+        or not objectives
+        or not all(isinstance(n, str) and n for n in objectives)
+    ):
+        raise UsageError(
+            f"Task: objectives = {excerpt(objectives)}: must map names to directions. "
+            'Write {"f1": "maximize", "seconds": "minimize"}.'
+        )
+    return {name: _checked_direction(f"objectives[{name!r}]", value) for name, value in objectives.items()}
+
+
+def _checked_steps(steps: object) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or not 1 <= int(steps) <= MOST_STEPS:
+        raise UsageError(
+            f"Task: steps = {excerpt(steps)}: must be the number of steps that a whole run reports, a whole number "
+            "from 1 to 2**53. Leave it out if runs differ."
+        )
+    return int(steps)
+
+
+def _checked_direction(label: str, direction: object) -> str:
+    if not isinstance(direction, str) or direction not in _DIRECTIONS:
+        raise UsageError(
+            f'Task: {label} = {excerpt(direction)}: must be "minimize" or "maximize". '
+            f"{suggestion(direction, _DIRECTIONS)}"
+        )
+    return str(direction)
+
+
+def _is_listed(given: object) -> bool:
+    """Whether ``given`` is a collection without names, whose members can be gone through."""
+    if callable(given) or isinstance(given, (str, bytes, Mapping)):
+        return False
+    try:
+        iter(given)  # type: ignore[call-overload]
+    except TypeError:  # among them an array of no dimension, which has __iter__ all the same
+        return False
+    return True
+
+
+def _checked_points(points: object) -> Iterable[Mapping[str, object]]:
+    if not _is_listed(points):
+        raise UsageError(
+            f"Task: points = {excerpt(points)}: must be a list of configurations. "
+            "Write points=[{…}], or default={…} for one."
+        )
+    return cast("Iterable[Mapping[str, object]]", points)
+
+
+def checked_constraints(constraints: object) -> tuple[Constraint, ...]:
+    if not _is_listed(constraints):
+        raise UsageError(
+            f"constraints = {excerpt(constraints)}: must be a list of functions. Write constraints=[…]."
+        )
+    checked = tuple(cast("Iterable[Constraint]", constraints))
+    for constraint in checked:
+        if not callable(constraint):
+            raise UsageError(
+                f"constraint {excerpt(constraint)} must be a function of the parameters, true where allowed."
+            )
+    return checked
+
+
+def _place(function: object) -> str:
+    """The function's name with the file and line of its definition, as many are called <lambda>."""
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", repr(function))
+    return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
+
+
+# --- by value -----------------------------------------------------------------------------------------------
+
+
+def _pickled(task: Task) -> bytes:
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(task))
+    except Exception as error:
+        parts = {
+            "evaluate": task.evaluate,
+            **{_place(constraint): constraint for constraint in task.constraints},
+        }
+        raise CampaignError(
+            f"the task cannot be sent to an evaluator process because of {_culprit(parts) or error}. "
+            "Create that inside evaluate, or define the task in a module and name it in a campaign file, "
+            'or use isolation = "inline".'
+        ) from error
+
+
+def _culprit(parts: Mapping[str, object], depth: int = 5) -> str | None:
+    """Which of the named objects cannot be pickled, and which global or closed-over variable is why."""
+    import cloudpickle
+
+    for name, part in parts.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as error:
+            deeper = None
+            # Functions may use each other in a circle.
+            if inspect.isfunction(part) and depth:
+                variables = inspect.getclosurevars(part)
+                deeper = _culprit({**variables.globals, **variables.nonlocals}, depth - 1)
+            return f"{name}, which uses {deeper}" if deeper else f"{name}, which cannot be pickled ({error})"
+    return None
+
+
+# --- by name ------------------------------------------------------------------------------------------------
+
+
+def _as_task(reference: str, module: ModuleType, name: str, options: dict[str, object]) -> Task:
+    own = {
+        n: value for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__
+    }
+    tasks = [n for n, value in vars(module).items() if isinstance(value, Task)]
+    if name not in vars(module):
+        candidates = [
+            *tasks,
+            *(n for n, value in own.items() if inspect.isfunction(value) and n not in tasks),
+        ]
+        raise CampaignError(
+            f'task = "{reference}": the module has no {name!r}. {suggestion(name, candidates)}'
+        )
+    found = vars(module)[name]
+    if isinstance(found, Task):
+        if options:
+            raise UsageError(
+                f'task = "{reference}" is a Task, and task options are given ({", ".join(options)}). '
+                "Remove them, or name a function that takes them as keywords and returns a Task."
+            )
+        return found
+    if not callable(found):
+        raise CampaignError(
+            f'task = "{reference}" is a {type(found).__name__}: must be an hpo.Task, or a function that '
+            f"returns one. {suggestion(name, tasks)}"
+        )
+    _check_options(reference, found, options)
+    try:
+        task = found(**options)
+    except (Exception, SystemExit) as error:
+        raise explained(reference, "the function", error) from error
+    if not isinstance(task, Task):
+        raise CampaignError(
+            f'task = "{reference}" returned a {type(task).__name__}; it must return an hpo.Task.'
+        )
+    return task
+
+
+def _check_options(reference: str, function: Callable[..., object], options: Mapping[str, object]) -> None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some built-in functions tell no signature
+        return
+    keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = [p.name for p in keywords]
+    problems = []
+    if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+        problems += [
+            f'task option "{option}": unknown to "{reference}". {suggestion(option, names)}'
+            for option in options
+            if option not in names
+        ]
+    problems += [
+        f'task option "{p.name}" is missing: "{reference}" is a function that needs it. '
+        "Give it in [task_options], or name a Task."
+        for p in keywords
+        if p.default is p.empty and p.name not in options
+    ]
+    if problems:
+        raise UsageError("\n".join(problems))

@@ -1,0 +1,298 @@
+"""What a task sees of its evaluation: parameters, its place in the worker, and how to report and save."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpo.errors import Interrupted, Pruned, UsageError
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, MOST_STEPS, PRUNED, Metric, Scalar
+from hpo.spelling import suggestion
+from hpo.task.metrics import as_number, keep
+from hpo.task.outcome import Outcome, describe_exception, judge
+from hpo.task.trial_directory import clear_directory
+from hpo.text import excerpt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """An order to evaluate one individual, for all ranks of a worker.
+
+    ``directory`` is the individual's own. It is emptied first, but for printed output, unless the evaluation
+    was interrupted and goes on (``resumed``). ``parent``: the directory of the individual from whose checkpoint it
+    goes on; empty where what that had saved is gone.
+    """
+
+    id: str
+    params: dict[str, Scalar]
+    seed: int
+    directory: str
+    resumed: bool = False
+    parent: str | None = None
+
+
+class Link(Protocol):
+    """How a trial reaches its campaign. All ranks of the worker make each call and get the same answer."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def comm(self) -> object | None: ...
+
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
+        """True when the trial should stop; ``value`` of worker rank 0 counts. ``last_step``: of the whole run, None
+        where the task has not said it."""
+        ...
+
+    def should_checkpoint(self) -> bool: ...
+
+
+class Trial:
+    """One evaluation, as seen by one rank of the worker.
+
+    ``rank`` and ``size`` count the worker's ranks, ``local_rank`` those of them on this host. ``seed`` is the
+    same on all of them.
+    """
+
+    __slots__ = (
+        "_directory",
+        "_last_step",
+        "_link",
+        "_parent",
+        "_stale",
+        "id",
+        "last_report",
+        "local_rank",
+        "metrics",
+        "params",
+        "rank",
+        "remarks",
+        "seed",
+        "size",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        job: Job,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        stale: bool = False,
+    ) -> None:
+        """``stale``: what the directory holds, but for printed output, is removed at its first use."""
+        self.params: dict[str, Scalar] = dict(job.params)
+        self.id = job.id
+        self.seed = job.seed
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.metrics: dict[str, Metric] = {}
+        self.remarks: dict[str, str] = {}
+        self.last_report: tuple[int, float] | None = None
+        self._link = link
+        self._last_step: int | None = None
+        self._directory = job.directory
+        self._parent = job.parent
+        if job.parent == "":
+            self.metrics["parent_checkpoint"] = "gone"
+        self._stale = stale
+
+    @classmethod
+    def alone(
+        cls,
+        params: Mapping[str, Scalar],
+        *,
+        directory: str | Path = ".",
+        seed: int = 0,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        device: str = "cpu",
+    ) -> Trial:
+        """A trial without a campaign, for a task's own command line. Nothing prunes or stops it."""
+        if not isinstance(params, Mapping):
+            raise UsageError(
+                f"Trial.alone: params = {excerpt(params)}: must be a configuration, such as {{'lr': 0.1}}"
+            )
+        if not isinstance(directory, (str, os.PathLike)):
+            raise UsageError(
+                f"Trial.alone: directory = {excerpt(directory)}: must be the path of a directory"
+            )
+        job = Job(id="alone", params=dict(params), seed=seed, directory=str(directory), resumed=True)
+        return cls(_Alone(device), job, rank=rank, size=size, local_rank=local_rank)
+
+    @property
+    def directory(self) -> Path:
+        """This individual's own directory, kept when the individual is interrupted and goes on later."""
+        path = Path(self._directory)
+        if self._stale:
+            clear_directory(path)
+            self._stale = False
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def parent_checkpoint(self) -> Path | None:
+        """The directory of the individual from whose state this one goes on training, to be read only; None where it
+        begins anew, or where that state is gone."""
+        return Path(self._parent) if self._parent else None
+
+    @property
+    def device(self) -> str:
+        """The device of this rank as torch names it, "cpu" or "cuda:0"."""
+        return self._link.device
+
+    @property
+    def comm(self) -> object:
+        """The worker's MPI communicator; only with ``isolation = "inline"``. UsageError elsewhere."""
+        comm = self._link.comm
+        if comm is None:
+            raise UsageError(
+                'trial.comm is there only with isolation = "inline" in a campaign started by mpirun; other '
+                'evaluations run without MPI. Use torch.distributed, or set isolation to "inline".'
+            )
+        return comm
+
+    def report(self, step: int, value: object) -> None:
+        """Tell an intermediate value of the objective. All ranks must call it; rank 0's value counts.
+
+        Raises Pruned, on all ranks at once, when the trial should stop. UsageError unless it is one number, and the
+        step a whole number that a training can reach.
+        """
+        number = as_number(value)
+        if number is None:
+            kind = type(value).__name__
+            raise UsageError(f"trial.report takes one number as value, not {excerpt(value)} of type {kind}.")
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise UsageError(f"trial.report takes a whole number of steps, not {excerpt(step)}.") from None
+        if abs(step) > MOST_STEPS:  # a journal's numbers have 64 bits
+            raise UsageError(f"trial.report: step {excerpt(step)} must be a number of steps, at most 2**53.")
+        self.last_report = (step, number)
+        if self._link.report(step, number, self._last_step):
+            raise Pruned(f"pruned at step {step} with value {number!r}")
+
+    def log(self, **metrics: object) -> None:
+        """Keep further results under these names: numbers, text, True, False, None, and flat lists of numbers, also as
+        arrays and tensors. A later value replaces an earlier one. Rank 0's count. A value that cannot be kept is left
+        out, which the campaign says once a name."""
+        for name, value in metrics.items():
+            keep(name, value, self.metrics, self.remarks)
+
+    def should_checkpoint(self) -> bool:
+        """Whether the campaign wants to stop: then save into ``directory`` and raise Interrupted."""
+        return self._link.should_checkpoint()
+
+    def training(self, *, value: str) -> dict[str, Any]:
+        """Keywords of ``trainers.train`` by which a campaign stops, resumes and prunes it:
+        ``trainers.train(…, **trial.training(value="accuracy"))``.
+
+        They are ``seed``, ``checkpoint`` (a directory in ``directory`` for this number of ranks, as another number
+        cannot go on from it), ``interrupt`` and ``report``, which reports the metric named ``value`` after each epoch.
+        """
+        return {
+            "seed": self.seed,
+            "checkpoint": self.directory / f"{self.size}-ranks",
+            "interrupt": self.should_checkpoint,
+            "report": _EpochReport(self, value),
+        }
+
+    def __repr__(self) -> str:
+        return f"Trial(id={self.id!r}, rank={self.rank} of {self.size}, params={self.params!r})"
+
+
+class _EpochReport:
+    """``report`` of ``trainers.train`` for ``trial``: one metric after each epoch."""
+
+    def __init__(self, trial: Trial, value: str) -> None:
+        self._trial = trial
+        self._value = value
+
+    def set_last_epoch(self, epochs: int) -> None:
+        """The run ends after ``epochs`` epochs: early stopping decides nothing at the last one."""
+        self._trial._last_step = epochs
+
+    def __call__(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        if self._value not in metrics:
+            raise UsageError(
+                f"trial.training(value={self._value!r}): the training records no such metric. "
+                f"{suggestion(self._value, metrics)}"
+            )
+        self._trial.report(epoch, metrics[self._value])
+
+
+def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> Outcome:
+    """Call the task once and say how that ended; only worker rank 0's return value is looked at.
+
+    KeyboardInterrupt passes: it is for the campaign.
+    """
+    begun = time.perf_counter()
+    try:
+        returned = evaluate(trial)
+        outcome = judge(returned, objectives) if trial.rank == 0 else Outcome(status=COMPLETED)
+    except Pruned:
+        outcome = _pruned(trial, objectives)
+    except Interrupted:
+        outcome = Outcome(status=INTERRUPTED)
+    except SystemExit as error:
+        outcome = Outcome(
+            status=FAILED, error=f"the task called sys.exit({error.code!r}): return or raise instead."
+        )
+    except Exception as error:
+        outcome = (
+            Outcome(status=INTERRUPTED)
+            if _of_trainers(error)
+            else Outcome(status=FAILED, error=describe_exception(error))
+        )
+    seconds = time.perf_counter() - begun
+    return replace(
+        outcome,
+        metrics={**trial.metrics, **outcome.metrics},
+        remarks={**trial.remarks, **outcome.remarks},
+        seconds=seconds,
+    )
+
+
+def _of_trainers(error: Exception) -> bool:
+    """Whether ``trainers.train`` has saved and stopped, as its ``interrupt=trial.should_checkpoint`` asked it to."""
+    kind = getattr(sys.modules.get("trainers.loop"), "Interrupted", None)
+    return isinstance(kind, type) and isinstance(error, kind) and getattr(error, "saved", False)
+
+
+def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:
+    """Its objective is the last value reported, where there is one objective and the value is finite; of several the
+    value is a metric.
+    """
+    if trial.last_report is None:
+        return Outcome(status=PRUNED)
+    step, value = trial.last_report
+    if not math.isfinite(value):
+        return Outcome(status=PRUNED, metrics={"pruned_step": step})
+    if len(objectives) > 1:
+        return Outcome(status=PRUNED, metrics={"pruned_step": step, "pruned_value": value})
+    return Outcome(status=PRUNED, objectives={objectives[0]: value}, metrics={"pruned_step": step})
+
+
+class _Alone:
+    """The link of a trial outside any campaign."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.comm: object | None = None
+
+    def report(self, step: int, value: float, last_step: int | None) -> bool:
+        return False
+
+    def should_checkpoint(self) -> bool:
+        return False

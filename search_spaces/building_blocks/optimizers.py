@@ -1,0 +1,131 @@
+"""The nine optimizers of Keras as parameters of a search space, and as torch's optimizers.
+
+    space = hpo.SearchSpace(width=…, **optimizers.parameters())
+    trainers.train(…, optimizer=lambda weights: optimizers.make(weights, trial.params))
+
+``optimizer`` chooses one; each other parameter exists only where an optimizer that has it was chosen. Of
+``schedules()`` and ``make_schedule`` the same is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import hpo
+
+# torch is imported by what makes optimizers: the ranks that search read the space, and need no torch.
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    import trainers
+    from hpo.individual import Scalar
+    from hpo.space.space import Parameter
+
+OPTIMIZERS = ("adadelta", "adagrad", "adam", "amsgrad", "adamax", "ftrl", "nadam", "rmsprop", "sgd")
+SCHEDULES = ("exponential", "inverse-time", "polynomial")
+
+_ADAMS = ("adam", "amsgrad", "adamax", "nadam")
+
+
+def parameters(choices: Sequence[str] = OPTIMIZERS) -> dict[str, Parameter]:
+    """``optimizer``, one of ``choices``, its learning rate ``lr``, and what only some optimizers have.
+
+    UsageError for an unknown choice.
+    """
+    for choice in choices:
+        if choice not in OPTIMIZERS:
+            raise hpo.UsageError(
+                f"optimizer {choice!r}: must be one of {', '.join(OPTIMIZERS)}. Name some of these."
+            )
+    made: dict[str, Parameter] = {
+        "optimizer": hpo.Categorical(*choices),
+        "lr": hpo.Float(1e-5, 1.0, log=True),
+    }
+
+    def only(*owners: str) -> dict[str, tuple[str, ...]] | None:
+        """The condition of a parameter that these have; None where no choice is among them."""
+        present = tuple(owner for owner in owners if owner in choices)
+        return {"optimizer": present} if present else None
+
+    if when := only(*_ADAMS):
+        made["beta1"] = hpo.Float(0.5, 0.99, when=when)
+        made["beta2"] = hpo.Float(0.9, 0.9999, when=when)
+    if when := only("adadelta", "rmsprop"):
+        made["rho"] = hpo.Float(0.8, 0.999, when=when)
+    if when := only("rmsprop", "sgd"):
+        made["momentum"] = hpo.Float(0.0, 0.99, when=when)
+    if when := only("sgd"):
+        made["nesterov"] = hpo.Categorical(False, True, when=when)
+    if when := only("rmsprop"):
+        made["centered"] = hpo.Categorical(False, True, when=when)
+    if when := only("adagrad", "ftrl"):
+        made["initial_accumulator"] = hpo.Float(1e-3, 1.0, log=True, when=when)
+    if when := only("ftrl"):
+        made["lr_power"] = hpo.Float(-1.0, 0.0, when=when)
+        made["l1"] = hpo.Float(1e-8, 1e-1, log=True, when=when)
+        made["l2"] = hpo.Float(1e-8, 1e-1, log=True, when=when)
+        made["beta"] = hpo.Float(0.0, 1.0, when=when)
+    if when := only("adadelta", "adagrad", "rmsprop", *_ADAMS):
+        made["epsilon"] = hpo.Float(1e-10, 1e-2, log=True, when=when)
+    return made
+
+
+def make(weights: Iterable[nn.Parameter], params: Mapping[str, Scalar]) -> Optimizer:
+    """The optimizer that ``params`` chose, with its own parameters."""
+    from torch import optim
+
+    import trainers
+
+    p: dict[str, Any] = dict(params)
+    kind, lr = p["optimizer"], p["lr"]
+    if kind == "sgd":
+        # Nesterov's needs a momentum: without one, both are plain gradient descent.
+        nesterov = p["nesterov"] and p["momentum"] > 0
+        return optim.SGD(weights, lr=lr, momentum=p["momentum"], nesterov=nesterov)
+    if kind == "ftrl":
+        own = {name: p[name] for name in ("lr_power", "initial_accumulator", "l1", "l2", "beta")}
+        return trainers.Ftrl(weights, lr=lr, **own)
+    epsilon = p["epsilon"]
+    if kind == "adadelta":
+        return optim.Adadelta(weights, lr=lr, rho=p["rho"], eps=epsilon)
+    if kind == "adagrad":
+        return optim.Adagrad(weights, lr=lr, initial_accumulator_value=p["initial_accumulator"], eps=epsilon)
+    if kind == "rmsprop":
+        return optim.RMSprop(
+            weights, lr=lr, alpha=p["rho"], momentum=p["momentum"], centered=p["centered"], eps=epsilon
+        )
+    betas = p["beta1"], p["beta2"]
+    if kind == "adamax":
+        return optim.Adamax(weights, lr=lr, betas=betas, eps=epsilon)
+    if kind == "nadam":
+        return optim.NAdam(weights, lr=lr, betas=betas, eps=epsilon)
+    return optim.Adam(weights, lr=lr, betas=betas, eps=epsilon, amsgrad=kind == "amsgrad")
+
+
+def schedules() -> dict[str, Parameter]:
+    """``schedule``, and what each of the three has: TensorFlow's ExponentialDecay, InverseTimeDecay and
+    PolynomialDecay.
+    """
+    return {
+        "schedule": hpo.Categorical(*SCHEDULES),
+        # By what the rate is multiplied over the run; per epoch would mean other things in short and long runs.
+        "final_fraction": hpo.Float(1e-3, 1.0, log=True, when={"schedule": "exponential"}),
+        # How many times the rate of the end is the first one, less 1.
+        "decay": hpo.Float(1e-1, 1e3, log=True, when={"schedule": "inverse-time"}),
+        "power": hpo.Float(0.25, 4.0, log=True, when={"schedule": "polynomial"}),
+        "end_fraction": hpo.Float(1e-4, 1.0, log=True, when={"schedule": "polynomial"}),
+    }
+
+
+def make_schedule(params: Mapping[str, Scalar], *, epochs: int) -> trainers.Schedule:
+    """The schedule that ``params`` chose, over a run of ``epochs``."""
+    import trainers
+
+    p: dict[str, Any] = dict(params)
+    if p["schedule"] == "exponential":
+        return trainers.Exponential(rate_factor=p["final_fraction"], every_epochs=epochs)
+    if p["schedule"] == "inverse-time":
+        return trainers.InverseTime(decay=p["decay"], every_epochs=epochs)
+    return trainers.Polynomial(power=p["power"], min_lr=p["lr"] * p["end_fraction"])

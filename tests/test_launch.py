@@ -1,0 +1,100 @@
+"""``hpo run`` and an mpirun that does not do what it should: a script stands for it, which starts no ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from terminal import wait_until
+
+from hpo.campaign import launch
+from hpo.campaign.launch import Supervisor
+from hpo.cluster.mpirun import _session
+from hpo.config import reader as config
+from hpo.errors import EXIT_RESUMABLE
+
+MPIRUN = """#!{python}
+import os, signal, subprocess, sys, time
+if "--version" in sys.argv:
+    print("mpirun (Open MPI) 5.0.11")
+    raise SystemExit
+with open("{log}", "a") as log:
+    print(os.getpid(), file=log)
+{then}
+"""
+
+
+def supervisor(directory: Path, then: str) -> tuple[Supervisor, Path]:
+    """One whose mpirun notes its process in a file, which is returned too, and does ``then``."""
+    log, mpirun = directory / "started.txt", directory / "mpirun"
+    mpirun.write_text(MPIRUN.format(python=sys.executable, log=log, then=then))
+    mpirun.chmod(0o755)
+    settings = config.from_keywords(directory=directory / "run", evaluations=1)
+    (directory / "run" / "journal").mkdir(parents=True)
+    return Supervisor(directory / "c.toml", settings, 2, str(mpirun)), log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_mpirun_that_ignores_an_interrupt_while_it_starts_ranks_is_killed_with_all_it_started(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    monkeypatch.setattr(launch, "_INTERRUPTED_S", 0.2)
+    then = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+subprocess.Popen(["sleep", "300"])
+open("ready", "w").close()
+time.sleep(300)
+"""
+    monkeypatch.chdir(tmp_path)
+    supervised, log = supervisor(tmp_path, then)
+
+    def interrupt() -> None:
+        wait_until((tmp_path / "ready").exists, "the start")
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert supervised.run() == EXIT_RESUMABLE
+    thread.join(60)
+    (started,) = log.read_text().split()
+    assert _session(int(started)) == []
+    assert "stopped before the campaign began. Give the same command again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_mpirun_that_was_killed_before_its_campaign_began_is_not_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    then = f"signal.pthread_sigmask(signal.SIG_SETMASK, []); os.kill(os.getpid(), {int(number)})"
+    supervised, log = supervisor(tmp_path, then)
+    assert supervised.run() == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 1
+    told = capsys.readouterr().err
+    assert f"killed by signal {int(number)} before the campaign began, so it is not started again" in told
+
+
+@pytest.mark.parametrize("then", ["sys.exit(5)", "sys.exit(134)"])
+def test_an_mpirun_whose_ranks_did_not_start_is_started_again(tmp_path: Path, then: str) -> None:
+    supervised, log = supervisor(tmp_path, then)
+    assert supervised.run() == 1
+    assert len(log.read_text().split()) == 3
+
+
+def test_a_signal_while_hosts_are_asked_who_is_left_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervised, log = supervisor(tmp_path, "sys.exit(5)")
+
+    def left() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(supervised, "_left", left)
+    assert supervised.run() == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 1

@@ -1,0 +1,210 @@
+"""What a task logs is kept as it is, from the evaluator to the tables; or the user is told that it is not."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from enum import IntEnum
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from terminal import Terminal
+
+import hpo
+from hpo.individual import Metric
+from hpo.journal import records as journal
+from hpo.journal.check import check
+from hpo.results import result as results
+from hpo.results.record import load
+from hpo.task.metrics import MOST_CHARACTERS, MOST_NUMBERS, keep
+from hpo.task.outcome import Outcome, judge
+from hpo.task.trial import Trial, attempt
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+def kept(value: object) -> tuple[Metric | str, str]:
+    """What is kept of ``value``, "nothing" where that is so; and what is said of it."""
+    metrics: dict[str, Metric] = {"m": "what was there before"}
+    remarks: dict[str, str] = {}
+    keep("m", value, metrics, remarks)
+    return metrics.get("m", "nothing"), remarks.get("m", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (None, None), (True, True), (np.bool_(False), False), (torch.tensor(True), True),
+        (3, 3), (np.int64(7), 7), (Level.HIGH, 3), (2**70, 2.0**70), (torch.tensor(5), 5),
+        (0.1, 0.1), (np.float32(0.5), 0.5), (np.array(0.5), 0.5), (torch.tensor(0.5, requires_grad=True), 0.5),
+        (Fraction(1, 2), 0.5), (np.array([[0.5]]), 0.5),
+        ("text", "text"), (np.str_("text"), "text"), ("\ud800", "\\ud800"),
+        ("x" * MOST_CHARACTERS, "x" * MOST_CHARACTERS),
+        ([], []), ([1, 2.5], [1, 2.5]), ((1, 2), [1, 2]), ([np.float64(1), np.int8(2), Level.HIGH], [1.0, 2, 3]),
+        ([torch.tensor(0.5), np.array(2)], [0.5, 2]),
+        (np.arange(3), [0, 1, 2]), (np.array([0.5]), [0.5]), (torch.ones(2, dtype=torch.bfloat16), [1.0, 1.0]),
+        (torch.ones(2, requires_grad=True), [1.0, 1.0]), (pandas.Series([1.5, 2.5]), [1.5, 2.5]),
+        (list(range(MOST_NUMBERS)), list(range(MOST_NUMBERS))),
+    ],
+)  # fmt: skip
+def test_numbers_text_and_flat_lists_are_kept_whole(value: object, plain: Metric) -> None:
+    found, remark = kept(value)
+    assert (found, remark) == (plain, "")
+    assert type(found) is type(plain)
+    if isinstance(found, list):
+        assert [type(one) for one in found] == [type(one) for one in plain]
+
+
+class Broken:
+    ndim = 1
+
+    def __len__(self) -> int:
+        raise OSError("gone")
+
+    def tolist(self) -> list[float]:
+        raise OSError("gone")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"a": 1}, ["of type dict", "flat lists"]),
+        (object(), ["of type object"]),
+        (1j, ["of type complex"]),
+        (Path("x"), ["Path", "Log its parts"]),
+        ([1, "2"], ["of type list with an entry of type str"]),
+        ([True], ["an entry of type bool"]),
+        ([[1.0]], ["an entry of type list"]),
+        (np.zeros((3, 4)), ["of type ndarray and shape (3, 4)"]),
+        (torch.zeros(2, 2), ["of type Tensor and shape (2, 2)"]),
+        (np.array(["a"]), ["of type ndarray with an entry of type str"]),
+        (torch.ones(2, device="meta"), ["of type Tensor"]),
+        (range(3), ["of type range"]),
+        ([0.0] * (MOST_NUMBERS + 1), ["1,001 entries", "at most 1,000 numbers", "trial.directory"]),
+        (np.zeros(10**6), ["1,000,000 entries"]),
+        (Broken(), ["of type Broken", "OSError"]),
+    ],
+)
+def test_what_is_not_kept_is_said_with_the_rule(value: object, words: list[str]) -> None:
+    found, remark = kept(value)
+    assert found == "nothing"
+    for word in ("metric 'm' is", "is not kept", *words):
+        assert word in remark, remark
+
+
+def test_text_that_is_too_long_is_cut_and_that_is_said() -> None:
+    found, remark = kept("x" * 12_345)
+    assert found == "x" * MOST_CHARACTERS + "…"
+    assert "12,345 characters" in remark and "the first 10,000 are kept" in remark
+
+
+def test_no_metric_fails_an_evaluation(tmp_path: Path) -> None:
+    def evaluate(trial: Trial) -> dict[str, object]:
+        trial.log(curve=Broken(), shape=(2, 3))
+        return {"value": 1.0, "table": {"a": 1}, "loss": torch.tensor([0.5, 0.25])}
+
+    outcome = attempt(evaluate, Trial.alone({}, directory=tmp_path), ("value",))
+    assert (outcome.status, outcome.metrics) == ("completed", {"shape": [2, 3], "loss": [0.5, 0.25]})
+    assert list(outcome.remarks) == ["curve", "table"]
+    assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+    failed = judge({"metrics": [1], "valeu": 1.0}, ("value",))
+    assert (failed.status, failed.metrics) == ("failed", {"metrics": [1], "valeu": 1.0})
+
+
+def test_neither_numpy_nor_torch_is_imported() -> None:
+    code = (
+        "import sys; from hpo.task.metrics import keep; keep('m', [1, 2.0], {}, {}); keep('m', object(), {}, {}); "
+        "sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+LISTS = [[1, 2**60], [0.5, math.nan, -math.inf], []]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A campaign whose individuals log lists."""
+
+    def evaluate(trial: Trial) -> float:
+        number = int(trial.id.split("-")[-1])
+        trial.log(whole=[number, 2**60], curve=LISTS[number % 3], mixed=[1.5] if number % 2 else "text")
+        return 1.0 / (1 + number)
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+    hpo.Campaign(task, directory=tmp_path / "run", evaluations=3, isolation="inline", kind="random").run()
+    return tmp_path / "run"
+
+
+def test_lists_go_through_journal_results_and_tables(home: Path, tmp_path: Path) -> None:
+    individuals = hpo.Result(home).individuals
+    assert repr([one.metrics["curve"] for one in individuals]) == repr(LISTS)
+    assert [one.metrics["whole"] for one in individuals] == [[number, 2**60] for number in range(3)]
+    table = hpo.Result(home).dataframe()
+    assert repr(list(table["metrics.curve"])) == repr(LISTS)
+    for suffix in ("csv", "parquet", "json"):
+        assert results.export(home, tmp_path / f"all.{suffix}") == 3
+    rows = json.loads((tmp_path / "all.json").read_text())
+    words = [[1, 2**60], [0.5, "nan", "-inf"], []]
+    assert [row["metrics.curve"] for row in rows] == words
+    csv = pandas.read_csv(tmp_path / "all.csv")
+    assert [json.loads(cell) for cell in csv["metrics.curve"]] == words
+    assert list(csv["metrics.mixed"]) == ["text", "[1.5]", "text"]
+    parquet = pandas.read_parquet(tmp_path / "all.parquet")
+    assert [list(cell) for cell in parquet["metrics.whole"]] == [[number, 2**60] for number in range(3)]
+    assert [list(map(repr, cell)) for cell in parquet["metrics.curve"]][2] == []
+    assert math.isnan(parquet["metrics.curve"][1][1])
+    assert check(home).exit_code == 0
+
+
+@pytest.mark.parametrize("suffix", [None, "csv", "json", "parquet"])
+def test_known_points_of_a_campaign_that_logged_lists(home: Path, tmp_path: Path, suffix: str | None) -> None:
+    source = home if suffix is None else tmp_path / f"all.{suffix}"
+    if suffix is not None:
+        results.export(home, source)
+    assert len(hpo.known_points(source, hpo.SearchSpace(x=hpo.Float(0, 1)))) == 3
+
+
+@pytest.mark.parametrize("metric", [{"a": 1}, [[1]], ["text"], [True], [None]])
+def test_a_journal_with_another_metric_is_damaged(home: Path, metric: object) -> None:
+    path = journal.journal_path(home, leg=1, island=0, worker=0)
+    lines = [journal.decode(line) for line in path.read_bytes().splitlines(keepends=True)]
+    place = next(number for number, line in enumerate(lines) if line["type"] == "finished")
+    lines[place]["metrics"]["curve"] = metric
+    path.write_bytes(b"".join(map(journal.encode, lines)))
+    assert "'curve' is no single value" in str(check(home))
+    with pytest.raises(hpo.JournalDamaged, match=f"line {place + 1}: .*'curve'"):
+        load(home)
+
+
+LOGGING = """
+import hpo
+
+def evaluate(trial):
+    trial.log(curve=[0.5, 0.25], table={"a": 1})
+    return {"value": trial.params["x"], "note": "x" * 20_000}
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+"""
+
+
+def test_the_user_is_told_once_a_launch_and_name(terminal: Terminal) -> None:
+    terminal.write("task.py", LOGGING)
+    for evaluations, ranks in ((8, 3), (12, 1)):
+        terminal.campaign("[layout]\nislands = 1", evaluations=evaluations)
+        done = terminal.hpo("run", "c.toml", "--ranks", ranks)
+        assert done.returncode == 0, done.stderr
+        told = [line for line in done.stderr.splitlines() if line.startswith("hpo: metric")]
+        assert sorted(line.split("'")[1] for line in told) == ["note", "table"], done.stderr
+    assert all(one["metrics"]["curve"] == [0.5, 0.25] for one in terminal.records("finished"))
+    assert {len(one["metrics"]["note"]) for one in terminal.records("finished")} == {MOST_CHARACTERS + 1}
+    tried = terminal.hpo("try", "c.toml")
+    assert tried.stderr.count("hpo: metric") == 2 and "    curve = [0.5, 0.25]\n" in tried.stdout

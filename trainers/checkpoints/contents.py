@@ -1,0 +1,186 @@
+"""What a checkpoint holds, and whether it is of the run that finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, TypedDict, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainers.communication.rank_consistency import shown
+from trainers.methods.strategy import State
+from trainers.names import plain, plain_name
+
+_NO_SETTINGS = ("params", "param_names", "initial_lr")
+_REMEDY = "Name another directory, or remove it to start anew."
+
+
+class Best(TypedDict):
+    """The model as it was at some epoch, and the strategy's state, which tells its shapes."""
+
+    model: dict[str, Tensor]
+    strategy: State
+
+
+class _Always(TypedDict):
+    identity: dict[str, str]
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    strategy: State
+    buffers: dict[str, Tensor]
+    best: Best | None
+    epoch: int
+    step: int
+    history: list[dict[str, float]]
+    reason: str
+    loss_sum: Tensor
+    train_s: float
+    evaluation_s: float
+    counters: dict[str, dict[str, float]]
+
+
+class Saved(_Always, total=False):
+    """What a checkpoint holds, shared and own together."""
+
+    form: dict[str, str]
+    """Of the model's parameters, as the run began. Checkpoints of earlier versions have none."""
+
+
+def checked(
+    found: Mapping[str, object], *, identity: Mapping[str, str], form: Mapping[str, str], where: str
+) -> Saved:
+    """``found`` in ``where``; ValueError unless it is of a run with this ``identity`` on a model of this
+    ``form``.
+    """
+    missing = sorted(Saved.__required_keys__ - found.keys())
+    if missing:
+        raise ValueError(
+            f"The checkpoint in {where} is of something else than a run: no {missing[0]}. {_REMEDY}"
+        )
+    saved = cast(Saved, found)
+    differing = [
+        f"{name} was {was}, is {identity.get(name)}"
+        for name, was in saved["identity"].items()
+        if was != identity.get(name)
+    ]
+    if differing:
+        raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {_REMEDY}")
+    _refuse_other_model(saved.get("form", form), form, where)
+    return saved
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a model's ``state``, to which modules may add other things than tensors."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else deepcopy(value) for name, value in state.items()
+    }
+
+
+def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Load ``state``, by plain names, from ``where``; ValueError if it is of another model."""
+    # The model's own, as it also says which versions its modules' states are of.
+    filled = model.state_dict()
+    own, names = _shapes(plain(filled)), {plain_name(name): name for name in filled}
+    filled.clear()
+    filled.update({names.get(name, name): value for name, value in state.items()})
+    try:
+        model.load_state_dict(filled)
+    except RuntimeError:
+        _refuse_other_model(_shapes(state), own, where)
+        raise
+
+
+@torch.no_grad()
+def fill_buffers(model: nn.Module, buffers: Mapping[str, Tensor], *, where: str) -> None:
+    """Load ``buffers``, by plain names, also those that the model's state leaves out; ValueError if one is not
+    there, or of another shape.
+    """
+    own = plain(dict(model.named_buffers()))
+    found = {name: value for name, value in buffers.items() if name in own}
+    _refuse_other_model(_shapes(found), _shapes(own), where)
+    for name, buffer in own.items():
+        buffer.copy_(found[name])
+
+
+def fill_optimizer(
+    optimizer: Optimizer,
+    state: dict[str, Any],
+    *,
+    model: Mapping[str, object],
+    saved_model: Mapping[str, object],
+    where: str,
+) -> None:
+    """Load ``state``, saved beside ``saved_model``, now ``model``; ValueError if it is of parameters grouped
+    otherwise.
+    """
+    own = [group["lr"] for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(state)
+    except ValueError as error:
+        raise ValueError(f"The checkpoint in {where} is of another optimizer: {error}. {_REMEDY}") from error
+    for group, rate in zip(optimizer.param_groups, own, strict=True):
+        if isinstance(rate, Tensor):
+            # A captured step reads this very tensor; that of the file is on the CPU.
+            group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
+    # An optimizer around another may have a state of its own form.
+    if _types(model) != _types(saved_model) or not {"state", "param_groups"} <= state.keys():
+        return
+    # torch has given all of a parameter's state its type, also what was more precise: NAdam's product, say.
+    for group, was in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for parameter, number in zip(group["params"], was["params"], strict=True):
+            if parameter in optimizer.state:
+                optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state["state"].get(number))
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """``loaded`` with those tensors of ``saved`` whose type was changed."""
+    if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
+        return loaded if loaded.dtype is saved.dtype else saved.to(loaded.device)
+    if type(loaded) is dict and isinstance(saved, dict):
+        return {name: _as_saved(part, saved.get(name)) for name, part in loaded.items()}
+    if type(loaded) in (list, tuple) and isinstance(saved, (list, tuple)):
+        return type(loaded)(_as_saved(*parts) for parts in zip(loaded, saved, strict=True))
+    return loaded
+
+
+def _types(state: Mapping[str, object]) -> dict[str, torch.dtype]:
+    """Of each tensor in ``state``, by name."""
+    return {name: value.dtype for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _refuse_other_model(saved: Mapping[str, object], own: Mapping[str, object], where: str) -> None:
+    """ValueError with the first of the names that ``saved``, from ``where``, and ``own`` differ at."""
+    names = [name for name in (*own, *(saved.keys() - own.keys())) if saved.get(name) != own.get(name)]
+    if names:
+        first, others = names[0], f", and {len(names) - 1} more differ" if len(names) > 1 else ""
+        raise ValueError(
+            f"The checkpoint in {where} is of another model: {first} was {saved.get(first, 'not there')}, is "
+            f"{own.get(first, 'not there')}{others}. {_REMEDY}"
+        )
+
+
+def form_of(model: nn.Module) -> dict[str, str]:
+    """Of each parameter its shape, and whether it is trained."""
+    return {
+        plain_name(name): f"{tuple(parameter.shape)}{'' if parameter.requires_grad else ' and frozen'}"
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _shapes(state: Mapping[str, object]) -> dict[str, object]:
+    """Of each tensor in ``state``, by name."""
+    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def described(optimizer: Optimizer) -> dict[str, str]:
+    """The optimizer's kind, and the settings of its parameter groups by name; parameters' own names are not of them:
+    those of factors, or of a compiled model, are others.
+    """
+    found = {"optimizer": type(optimizer).__name__}
+    for index, group in enumerate(optimizer.param_groups):
+        settings = {name: value for name, value in group.items() if name not in _NO_SETTINGS}
+        found.update({f"{name} of group {index}": shown(value) for name, value in settings.items()})
+    return found

@@ -1,0 +1,129 @@
+"""From a run's checkpoint to a model for use, and to a file of tensors without code (safetensors)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trainers.checkpoints.checkpoint import read_alone
+from trainers.lowrank.layers import factorise, matrix_weights, product
+from trainers.names import plain, plain_name
+
+_PRODUCTS = (("u", "sigma", "vt"), ("a", "b"))
+"""The factors of the methods, in the order of their product."""
+_FROZEN = ("u", "vt")
+
+
+def load_trained(model: nn.Module, checkpoint: str | Path, *, merge: bool = False) -> nn.Module:
+    """``model``, made as for the run and filled with what that run, which is over, has left in ``checkpoint``.
+
+    Weights that are low-rank there become so in ``model``; with ``merge`` they are multiplied out, and it stays
+    an ordinary one. Of a run that restores its best epoch it is that one. Processes and devices are those of the
+    caller, however many had trained it. FileNotFoundError where there is no checkpoint, ValueError where it is of
+    a run that is not over, or of another model.
+    """
+    content = read_alone(checkpoint)
+    if not content.get("reason"):
+        raise ValueError(
+            f"The run of the checkpoint in {checkpoint} is not over. Let it go on to its end first."
+        )
+    best = content.get("best")
+    state = best["model"] if isinstance(best, dict) else content["model"]
+    assert isinstance(state, Mapping)
+    return load_state(model, state, merge=merge, source=str(checkpoint))
+
+
+def load_state(
+    model: nn.Module, state: Mapping[str, Tensor], *, merge: bool = False, source: str = "The state"
+) -> nn.Module:
+    """As ``load_trained``, from tensors by name, with factors or without. ``source`` names them in errors."""
+    filled, places = plain(state), _places(model)
+    with torch.no_grad():
+        for weight in matrix_weights(model, factored=False):
+            held = plain_name(weight.name)
+            names = next(
+                (names for names in _PRODUCTS if all(f"{held}_{name}" in filled for name in names)), ()
+            )
+            if held in filled or not names:
+                continue
+            factors = {name: filled[f"{held}_{name}"] for name in names}
+            if merge:
+                whole = product(tuple(factors.values()), weight.rows, weight.columns).view(weight.shape)
+                # The state has a layer that the model uses in several places once for each.
+                for place in places[weight.module]:
+                    for name in names:
+                        filled.pop(f"{place}{weight.attribute}_{name}", None)
+                    filled[f"{place}{weight.attribute}"] = whole
+            else:
+                factorise(
+                    weight,
+                    {
+                        name: nn.Parameter(torch.empty_like(factor), requires_grad=name not in _FROZEN)
+                        for name, factor in factors.items()
+                    },
+                )
+    own = model.state_dict()
+    needed, found = _forms(plain(own)), _forms(filled)
+    differing = [
+        f"{name} is {found.get(name, 'not there')} and must be {needed.get(name, 'not there')}"
+        for name in sorted(needed.keys() | found.keys())
+        if found.get(name) != needed.get(name)
+    ]
+    if differing:
+        raise ValueError(
+            f"{source} is of another model: {differing[0]}"
+            f"{f', and {len(differing) - 1} more' if len(differing) > 1 else ''}. "
+            "Make the model with the configuration and options of the run."
+        )
+    own.update({name: filled[plain_name(name)] for name in own})
+    model.load_state_dict(own)
+    return model
+
+
+def _forms(state: Mapping[str, object]) -> dict[str, object]:
+    """Of each tensor its shape; a module's extra state may be of any kind."""
+    return {
+        name: tuple(value.shape) if isinstance(value, Tensor) else "no tensor"
+        for name, value in state.items()
+    }
+
+
+def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Of each module all that the plain names of its tensors begin with."""
+    places: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(plain_name(f"{name}." if name else ""))
+    return places
+
+
+def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write the tensors of ``model``, on the CPU, and ``metadata`` to ``path``, a safetensors file. ValueError if its
+    state has more than tensors.
+    """
+    from safetensors.torch import save_file
+
+    named = plain(model.state_dict())
+    if others := [name for name, value in named.items() if not isinstance(value, Tensor)]:
+        raise ValueError(
+            f"{others[0]}, which a module adds to the model's state, is no tensor, and the file holds nothing else. "
+            "Save model.state_dict() by other means, or have the module keep it in buffers."
+        )
+    state = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Nobody shall find half of a file.
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, dict(metadata or {}))
+    partial.replace(path)
+
+
+def load_model(model: nn.Module, path: str | Path, *, merge: bool = False) -> nn.Module:
+    """``model`` filled with what ``save_model`` wrote to ``path``; ``merge`` and errors as for
+    ``load_trained``.
+    """
+    from safetensors.torch import load_file
+
+    return load_state(model, load_file(path), merge=merge, source=str(path))

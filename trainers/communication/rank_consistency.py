@@ -1,0 +1,110 @@
+"""What the ranks of a run were told alike: ranks that differ would wait for one another in vain, or train apart."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainers.communication.communicator import Channel
+from trainers.names import plain_name
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_SHOWN = 200
+"""Characters of a value in a message."""
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun and its like tell ranks that are to form a group."""
+
+
+def refuse_other_settings(channel: Channel, told: Mapping[str, object], device: torch.device) -> None:
+    """ValueError, on every rank of ``channel``, with the first name whose value is not the same on all.
+
+    Collective; ``told`` has the same names in the same order on all ranks. Values are the same if they show the same
+    settings: where objects lie in memory, the device of a tensor and the order in a set do not count.
+    """
+    if channel.size == 1:
+        return
+    texts = {name: shown(value) for name, value in told.items()}
+    own = [_number(name, value) for name, value in texts.items()]
+    # Of one shape on all ranks, whatever they were told: to exchange the values themselves might go wrong, too.
+    numbers = torch.stack(channel.all_gather(torch.tensor(own, dtype=torch.int64, device=device))).tolist()
+    for index, (name, value) in enumerate(texts.items()):
+        of_ranks = [row[index] for row in numbers]
+        others = [str(rank) for rank, number in enumerate(of_ranks) if number != of_ranks[0]]
+        if others:
+            text = value if len(value) <= _SHOWN else f"{value[:_SHOWN]} …"
+            raise ValueError(
+                f"{name} = {text} on rank {channel.rank}: not the same on all ranks; rank{'s' * (len(others) > 1)} "
+                f"{', '.join(others)} of {channel.size} and rank 0 differ. Give all ranks the same."
+            )
+
+
+def refuse_other_models(channel: Channel, model: nn.Module, device: torch.device) -> None:
+    """As ``refuse_other_settings``, of names, shapes and types of parameters and buffers."""
+    forms = [
+        f"{plain_name(name)} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{trained}"
+        for tensors, trained in (
+            ([(n, p) for n, p in model.named_parameters() if p.requires_grad], ""),
+            ([(n, p) for n, p in model.named_parameters() if not p.requires_grad], ", frozen"),
+            (list(model.named_buffers()), ", a buffer"),
+        )
+        for name, tensor in tensors
+    ]
+    refuse_other_settings(channel, {"number of the model's parameters and buffers": len(forms)}, device)
+    refuse_other_settings(
+        channel, {f"model's tensor {index}": form for index, form in enumerate(forms)}, device
+    )
+
+
+def refuse_other_optimizers(channel: Channel, optimizer: Optimizer, device: torch.device) -> None:
+    """As ``refuse_other_settings``, of the optimizer's kind and its groups' settings."""
+    groups = {
+        f"{name} of the optimizer's group {index}": len(value) if name == "params" else value
+        for index, group in enumerate(optimizer.param_groups)
+        for name, value in sorted(group.items())
+    }
+    kind = f"{type(optimizer).__name__} with {len(groups)} settings in {len(optimizer.param_groups)} groups"
+    refuse_other_settings(channel, {"optimizer": kind}, device)
+    refuse_other_settings(channel, groups, device)
+
+
+def refuse_alone_among_many() -> None:
+    """ValueError where a launcher started several ranks to form a group, and torch.distributed has none."""
+    if dist.is_available() and dist.is_initialized():
+        return
+    found = [os.environ.get(name, "") for name in _LAUNCHED]
+    rank, ranks, *_ = found
+    if all(found) and ranks.isdecimal() and int(ranks) > 1:
+        raise ValueError(
+            f"WORLD_SIZE = {ranks}: this is rank {rank} of several, and torch.distributed is not initialised, so that "
+            "each would train alone. Call torch.distributed.init_process_group() first. Where each is meant to train "
+            "alone, take WORLD_SIZE out of its environment."
+        )
+
+
+def shown(value: object) -> str:
+    """A setting as text that is the same on all ranks which were told the same, whatever devices they have."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Tensor):
+        return repr(value.tolist())
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(shown, value)))}}}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(shown, value))})"
+    if is_dataclass(value) and not isinstance(value, type):
+        own = (f"{field.name}={shown(getattr(value, field.name))}" for field in fields(value) if field.repr)
+        return f"{type(value).__name__}({', '.join(own)})"
+    return repr(value)
+
+
+def _number(name: str, value: str) -> int:
+    text = f"{name}\n{_ADDRESS.sub('', value)}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")

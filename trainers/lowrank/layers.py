@@ -1,0 +1,381 @@
+"""Layers whose weight is a product of factors: which can be, how they come to be, and how they compute.
+
+A layer keeps its place, name, hooks and bias; only its weight is exchanged. ``layer.weight`` still reads as
+the whole matrix, so that code which looks there (``nn.MultiheadAttention`` at its output projection) goes on
+working, with gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, conv2d, linear
+from torch.optim import Optimizer
+
+from trainers.lowrank.decomposition import full_precision
+from trainers.names import plain_name
+
+SMALLEST_SIDE = 16
+"""Weights with a smaller side stay whole: there is nothing to gain."""
+LARGEST_ASPECT = 64
+"""Weights with sides further apart stay whole: "tensors of disadvantageous shapes" (dissertation, 4.3)."""
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
+_OTHER_LAYERS = (
+    nn.Conv3d,
+    nn.modules.conv._ConvTransposeNd,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
+_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MatrixWeight:
+    """The weight of a layer, taken as a matrix of ``rows`` outputs and ``columns`` of everything else."""
+
+    name: str
+    """As in the state of the model before it was factored: "blocks.0.attention.in_proj_weight"."""
+    module: nn.Module
+    attribute: str
+    shape: torch.Size
+
+    @property
+    def layer(self) -> str:
+        """The layer's name, for metrics, compiled or not: "blocks.0.attention.in_proj"; "weight" if it is all."""
+        name = plain_name(self.name)
+        # Of one suffix only: a layer may be called "gate_weight", beside "gate".
+        return name.removesuffix(".weight" if self.attribute == "weight" else "_weight")
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.shape[1:].numel()
+
+    @property
+    def whole(self) -> nn.Parameter:
+        """The parameter, while the weight is one. KeyError while it is factored."""
+        return cast(nn.Parameter, self.module._parameters[self.attribute])
+
+    @property
+    def factors(self) -> dict[str, nn.Parameter]:
+        """By name, in the order of their product; empty while the weight is whole."""
+        names = getattr(self.module, "_factors", {}).get(self.attribute, ())
+        held = cast(dict[str, nn.Parameter], self.module._parameters)
+        return {name: held[f"{self.attribute}_{name}"] for name in names}
+
+    def matrix(self) -> Tensor:
+        """The weight as a matrix, factored or not; a product in full precision."""
+        with full_precision():
+            return cast(Tensor, getattr(self.module, self.attribute)).reshape(self.rows, self.columns)
+
+
+def matrix_weights(
+    model: nn.Module, *, first: bool = True, last: bool = True, factored: bool = True
+) -> list[MatrixWeight]:
+    """The weights of ``model`` that may be factored, in the order in which it defines its layers.
+
+    These are the weights of Linear, Conv1d, Conv2d and MultiheadAttention whose sides allow it, which are
+    trained, which no other layer shares, and whose numbers are real. ``first`` and ``last``: whether those of
+    the model's first and last layer with a weight (of any kind, embeddings included) may be among them.
+    ``factored``: whether those that are factored already may.
+    """
+    layers = list(_layers(model))
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    chosen = layers[0 if first else 1 : len(layers) if last else -1]
+    found = []
+    for name, module in chosen:
+        if not isinstance(module, _LAYERS):
+            continue
+        for attribute in _ATTENTION if isinstance(module, nn.MultiheadAttention) else ("weight",):
+            shape = _shape(module, attribute)
+            if shape is None:
+                continue
+            path = f"{name}.{attribute}" if name else attribute
+            weight = MatrixWeight(name=path, module=module, attribute=attribute, shape=shape)
+            if not _worth_it(weight):
+                continue
+            if weight.factors:
+                if factored:
+                    found.append(weight)
+            elif _may_be(weight.whole) and owners[id(weight.whole)] == 1:
+                found.append(weight)
+    return found
+
+
+def _may_be(whole: nn.Parameter) -> bool:
+    # Of complex numbers the decompositions, and the moments in their coordinates, would be others.
+    return whole.requires_grad and not whole.is_complex()
+
+
+def refuse_untrained(owner: str, weights: Iterable[MatrixWeight], optimizer: Optimizer) -> None:
+    """ValueError if ``optimizer`` leaves out one of ``weights``, which are whole."""
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for weight in weights:
+        if id(weight.whole) not in trained:
+            raise ValueError(
+                f"{owner}: {weight.name} requires a gradient, but the optimizer does not train it. Give the "
+                "optimizer all parameters that it is passed, or freeze this one."
+            )
+
+
+def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None:
+    """Replace the weight, whole or factored, by the product of ``factors``, matrices given in its order."""
+    module, attribute = weight.module, weight.attribute
+    first, *_, last = factors.values()
+    if first.shape[0] != weight.rows or last.shape[1] != weight.columns:
+        raise ValueError(f"{weight.name}: the factors make no {weight.rows} × {weight.columns} matrix.")
+    _exchange(weight, {f"{attribute}_{name}": factor for name, factor in factors.items()})
+    held: dict[str, tuple[str, ...]] = {**getattr(module, "_factors", {}), attribute: tuple(factors)}
+    shapes: dict[str, torch.Size] = {**getattr(module, "_whole_shapes", {}), attribute: weight.shape}
+    _become(module, held, shapes)
+
+
+def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Parameter:
+    """Let the weight be one trained parameter again, with the value ``matrix`` or its factors' product."""
+    if matrix is None:
+        with torch.no_grad():
+            matrix = weight.matrix().clone()
+    parameter = nn.Parameter(matrix.detach().reshape(weight.shape))
+    module, attribute = weight.module, weight.attribute
+    _exchange(weight, {attribute: parameter})
+    held = {name: names for name, names in getattr(module, "_factors", {}).items() if name != attribute}
+    shapes = {name: shape for name, shape in getattr(module, "_whole_shapes", {}).items() if name in held}
+    _become(module, held, shapes)
+    return parameter
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """``model`` itself, all its factored weights made whole: an ordinary model with ordinary state."""
+    for weight in matrix_weights(model):
+        if weight.factors:
+            make_whole(weight)
+    return model
+
+
+def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
+    """The matrix that ``factors`` make, multiplied from its narrower side."""
+    if columns < rows:
+        result = factors[-1]
+        for factor in reversed(factors[:-1]):
+            result = factor @ result
+    else:
+        result = factors[0]
+        for factor in factors[1:]:
+            result = result @ factor
+    return result
+
+
+def product_cost(factors: tuple[Tensor, ...], rows: int, columns: int) -> int:
+    """Multiplications that ``product`` takes."""
+    inner = factors[:-1] if columns < rows else factors[1:]
+    return min(rows, columns) * sum(factor.numel() for factor in inner)
+
+
+def cheapest(factors: tuple[Tensor, ...], rows: int) -> list[tuple[Tensor, ...]]:
+    """``factors`` in their order, in groups of which each is best multiplied into one matrix before ``rows`` inputs
+    go through: what takes the fewest multiplications, those of the backward pass counted where there is one.
+
+    Of U Σ Vᵀ these are the three apart for a small k, then U and Σ Vᵀ (or U Σ and Vᵀ, where W is tall: Σ's gradient
+    needs a product the less), then, of many rows, W. Of few rows making a matrix takes more than it saves.
+    """
+    gradients = torch.is_grad_enabled()
+    least, chosen = math.inf, [factors]
+    for borders in range(1 << (len(factors) - 1)):
+        groups, cost = _divided(factors, borders), 0
+        for group in groups:
+            # A gradient for the input; one for the matrix, if anything of it is trained; and from it for each such.
+            trained = sum(factor.requires_grad for factor in group) if gradients else 0
+            height, width = group[0].shape[0], group[-1].shape[1]
+            cost += rows * height * width * (1 + gradients + (trained > 0))
+            cost += product_cost(group, height, width) * (1 + trained)
+        if cost < least:
+            least, chosen = cost, groups
+    return chosen
+
+
+def _divided(factors: tuple[Tensor, ...], borders: int) -> list[tuple[Tensor, ...]]:
+    """With a border after factor i where bit i of ``borders`` is set."""
+    groups: list[tuple[Tensor, ...]] = []
+    begin = 0
+    for end in range(1, len(factors) + 1):
+        if end == len(factors) or borders >> (end - 1) & 1:
+            groups.append(factors[begin:end])
+            begin = end
+    return groups
+
+
+# What a factored layer is. A mixin before the layer's own class: whatever that adds stays.
+
+
+class Factored(nn.Module):
+    """A layer with factored weights. Its class is made by ``factorise`` and has a property for each."""
+
+    _plain_class: ClassVar[type[nn.Module]]
+    _factors: dict[str, tuple[str, ...]]
+    _whole_shapes: dict[str, torch.Size]
+
+    def _factors_of(self, attribute: str) -> tuple[Tensor, ...]:
+        return tuple(self._parameters[f"{attribute}_{name}"] for name in self._factors[attribute])  # type: ignore[misc]
+
+    def _whole(self, attribute: str) -> Tensor:
+        shape = self._whole_shapes[attribute]
+        return product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
+        # Its class has no name in any module to be found by.
+        return _restored, (type(self)._plain_class, tuple(sorted(self._factors))), self.__getstate__()  # type: ignore[no-untyped-call]
+
+    def _matrices(self, rows: int) -> list[Tensor]:
+        """What ``rows`` inputs of ``weight`` go through, one after the other."""
+        groups = cheapest(self._factors_of("weight"), rows)
+        return [product(group, group[0].shape[0], group[-1].shape[1]) for group in reversed(groups)]
+
+
+class _FactoredLinear(Factored):
+    def forward(self, input: Tensor) -> Tensor:
+        *before, last = self._matrices(input.numel() // max(1, input.shape[-1]))
+        for matrix in before:
+            input = linear(input, matrix)
+        return linear(input, last, cast(Tensor | None, self.bias))
+
+
+class _FactoredAttention(Factored):
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        return nn.MultiheadAttention.forward(cast(Any, _OnePass(self)), *arguments, **keywords)
+
+
+class _OnePass:
+    """A layer for one pass, in which what it multiplies out is kept: attention reads a weight three times and more.
+
+    Not in the layer, which other threads may go through meanwhile."""
+
+    def __init__(self, layer: Factored) -> None:
+        self._layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._layer, name)
+        if name in self._layer._factors:
+            self.__dict__[name] = value
+        return value
+
+
+class _FactoredConv(Factored):
+    def forward(self, input: Tensor) -> Tensor:
+        layer = cast(Any, self)
+        # With groups the rows of one group see other channels than those of the next: no common first factor.
+        if layer.groups > 1:
+            return cast(Tensor, layer._conv_forward(input, layer.weight, layer.bias))
+        first, *others = self._matrices(_positions(layer, input))
+        shape = self._whole_shapes["weight"]
+        result: Tensor = layer._conv_forward(
+            input, first.view(-1, *shape[1:]), None if others else layer.bias
+        )
+        pointwise = (1,) * (len(shape) - 2)
+        convolve = conv1d if len(shape) == 3 else conv2d
+        for number, matrix in enumerate(others, 1):
+            bias = layer.bias if number == len(others) else None
+            result = convolve(result, matrix.view(*matrix.shape, *pointwise), bias)
+        return result
+
+
+def _positions(layer: Any, input: Tensor) -> int:
+    """Of the output of a convolution, of all samples."""
+    sides = len(layer.kernel_size)
+    padding = (0,) * sides if layer.padding == "valid" else layer.padding
+    positions = input.shape[0] if input.dim() == sides + 2 else 1
+    for axis in range(sides):
+        length = input.shape[axis - sides]
+        if padding != "same":
+            reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
+            length = (length + 2 * padding[axis] - reach - 1) // layer.stride[axis] + 1
+        positions *= length
+    return positions
+
+
+@cache
+def _factored_class(plain: type[nn.Module], attributes: tuple[str, ...]) -> type[nn.Module]:
+    """``plain`` with ``attributes`` read from factors; its own forward only where that is the ordinary one."""
+    base: type[Factored] = Factored
+    if plain.forward is nn.Linear.forward:
+        base = _FactoredLinear
+    elif plain.forward in (nn.Conv1d.forward, nn.Conv2d.forward):
+        base = _FactoredConv
+    elif plain.forward is nn.MultiheadAttention.forward:
+        base = _FactoredAttention
+
+    def reader(attribute: str) -> property:
+        return property(lambda self: self._whole(attribute))
+
+    body: dict[str, object] = {attribute: reader(attribute) for attribute in attributes}
+    body["_plain_class"] = plain
+    return type(f"Factored{plain.__name__}", (base, plain), body)
+
+
+def _restored(plain: type[nn.Module], attributes: tuple[str, ...]) -> nn.Module:
+    """An empty layer for a copy or a pickle to fill."""
+    made = _factored_class(cast(Any, plain), attributes)
+    return made.__new__(made)
+
+
+def _become(module: nn.Module, held: dict[str, tuple[str, ...]], shapes: dict[str, torch.Size]) -> None:
+    """Give ``module`` the class for the factored weights that it holds."""
+    plain: type[nn.Module] = getattr(type(module), "_plain_class", type(module))
+    if held:
+        module.__class__ = _factored_class(cast(Any, plain), tuple(sorted(held)))
+        module.__dict__["_factors"], module.__dict__["_whole_shapes"] = held, shapes
+    else:
+        module.__class__ = plain
+        module.__dict__.pop("_factors", None)
+        module.__dict__.pop("_whole_shapes", None)
+
+
+def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter]) -> None:
+    """Put ``new`` in the place of the weight's parameters: buckets follow the order, and roundings follow
+    buckets, so that a resumed run needs the order that it would have had.
+    """
+    parameters = weight.module._parameters
+    old = [f"{weight.attribute}_{name}" for name in weight.factors] or [weight.attribute]
+    ordered: dict[str, nn.Parameter | None] = {}
+    for name, parameter in parameters.items():
+        if name == old[0]:
+            ordered.update(new)
+        elif name not in old:
+            ordered[name] = parameter
+    parameters.clear()
+    parameters.update(ordered)
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules with a weight matrix, or several; the parts of one follow it."""
+    for name, module in model.named_modules():
+        if isinstance(module, _LAYERS + _OTHER_LAYERS):
+            yield name, module
+
+
+def _shape(module: nn.Module, attribute: str) -> torch.Size | None:
+    shapes: dict[str, torch.Size] = getattr(module, "_whole_shapes", {})
+    if attribute in shapes:
+        return shapes[attribute]
+    parameter = module._parameters.get(attribute)
+    return parameter.shape if parameter is not None else None
+
+
+def _worth_it(weight: MatrixWeight) -> bool:
+    short, long = sorted((weight.rows, weight.columns))
+    return short >= SMALLEST_SIDE and long <= LARGEST_ASPECT * short

@@ -1,0 +1,491 @@
+"""AB training: groups of ranks train one of two factors of each weight, apart from one another.
+
+Dissertation, 5.2 and Algorithm 2. After a warm-up phases alternate. In a *group phase* each weight is W = A B
+(Eq. 5.3), half of the groups train A, half B, and nothing crosses between groups. At its end the factors are
+merged (Eq. 5.8), and the whole W is trained by all ranks in common, the *rebound*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypedDict, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainers.arguments import check_kinds, is_integer
+from trainers.communication.communicator import (
+    Channel,
+    GradientAverager,
+    average_tensors,
+    broadcast_tensors,
+    buffers_of,
+    gradient_of,
+    reconcile_buffers,
+)
+from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
+from trainers.lowrank.layers import (
+    SMALLEST_SIDE,
+    MatrixWeight,
+    factorise,
+    make_whole,
+    matrix_weights,
+    refuse_untrained,
+)
+from trainers.lowrank.state_projection import Projection, exchange, holds_others, moments_of
+from trainers.methods.ab_merge import GroupExchange, groups_of
+from trainers.methods.strategy import (
+    Setup,
+    State,
+    Steps,
+    Strategy,
+    check_steps,
+    refuse_synchronised_norms,
+    steps_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AB:
+    """Phases, in optimizer steps or as fractions of all: ``warmup_steps`` in which all ranks train the whole
+    weights; then in turns ``ab_steps`` in groups and ``rebound_steps`` (None: a tenth of them, which is no step
+    where they are fewer than six) in common. After each change of shape the learning rate rises from near zero to
+    the schedule again over ``lr_rebound_steps`` (None: a quarter of ``ab_steps``). The defaults are the phases of
+    the dissertation's Table A.7 (3000, 300 and 750 of 45000 steps) after a warm-up of 0.3 of the run, where the
+    table has 9300 of them, 0.207: in runs of some 600 steps closer to DDP than its guidelines, 5.3.3 (0.2, 0.0333,
+    a quarter and a half), and with fewer bytes (README, Measured).
+
+    - ``sigma_cutoff``: singular values up to this part of the largest are dropped (Eq. 5.4).
+    - ``group_size``: ranks a group, node after node. None: a node's, or half of all ranks on one node.
+    - ``groups``: False lets all ranks train B in common; A is as the decomposition made it, and the merge is
+      W = A B.
+    - ``merge``: with Δ̄ the mean, over the groups that trained a factor, of what they added to it, and γ =
+      ``merge_gain``: "factors" is W = (A + γΔ̄A)(B + γΔ̄B), Eq. 5.8 for γ = ½. "products" is the mean over all
+      groups of their products, Eq. 5.7; it has no gain. "loss-weighted" is "factors" with weighted means, and
+      group i with mean training loss L_i in this phase has the weight exp(−L_i) / Σ_j exp(−L_j), where j are
+      the groups of the same mean.
+    - ``compression``: "bf16" for gradients that are averaged over all ranks.
+    - ``full_rank_first_layer``, ``full_rank_last_layer``: whether the model's first and last layer with a
+      weight stays whole.
+
+    What groups train besides factors (biases, norms, whole layers) merges to its (weighted) mean.
+
+    A compiled model is compiled anew at each decomposition whose ranks are others, and apart from that for the
+    evaluation, which has no gradients and in a group phase a merged model. torch does so 8 times and then runs
+    that part uncompiled, which takes less than half of a run of 20 epochs: raise
+    ``torch._dynamo.config.recompile_limit`` before the run.
+    """
+
+    warmup_steps: Steps = 0.3
+    ab_steps: Steps = 0.0667
+    rebound_steps: Steps | None = None
+    lr_rebound_steps: Steps | None = None
+    sigma_cutoff: float = 0.15
+    group_size: int | None = None
+    groups: bool = True
+    merge: str = "factors"
+    merge_gain: float = 0.5
+    compression: str | None = None
+    full_rank_first_layer: bool = True
+    full_rank_last_layer: bool = True
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_steps("AB", "warmup_steps", self.warmup_steps)
+        check_steps("AB", "ab_steps", self.ab_steps, least=1)
+        for name in ("rebound_steps", "lr_rebound_steps"):
+            if getattr(self, name) is not None:
+                check_steps("AB", name, getattr(self, name))
+        size = self.group_size
+        for name, allowed, rule in (
+            ("sigma_cutoff", 0 < self.sigma_cutoff < 1, "above 0 and below 1"),
+            ("merge", self.merge in _MERGES, " or ".join(f'"{merge}"' for merge in _MERGES)),
+            ("merge_gain", 0 < self.merge_gain <= 1, "above 0 and at most 1"),
+            ("compression", self.compression in (None, "bf16"), 'None or "bf16"'),
+            ("group_size", size is None or (is_integer(size) and size >= 1), "at least 1, or None"),
+            ("group_size", size is None or self.groups, "None where groups=False"),
+        ):
+            if not allowed:
+                raise ValueError(f"AB({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it.")
+
+    def strategy(self, setup: Setup) -> Strategy:
+        return _ABTraining(self, setup)
+
+
+_MERGES = ("factors", "products", "loss-weighted")
+
+
+class _ABState(TypedDict):
+    factored: bool
+    ranks: dict[str, int]
+    starts: dict[str, Tensor]
+    changed_at: int
+    next_step: int
+    loss_sum: Tensor
+    loss_steps: int
+    merges: int
+    decomposition_s: float
+
+
+class _ABTraining(Strategy):
+    """In a group phase it keeps, besides the factors, a copy of the trained one as it was at the start: as
+    large as what is trained. W itself is gone then.
+
+    All ranks compute the merged W each for itself, from the same bits in the same order: the same W on devices
+    that round products alike, while on a mixture of kinds it may differ in its last bits. After a merge:
+
+    - Of W, the optimizer's state starts anew, its count of steps too: half of the groups know the gradients
+      of A, half those of B, and neither tells W's. At a decomposition the moments of W, the same on all
+      ranks, go over into those of the trained factor.
+    - Other parameters were trained in each group with moments of its own. These merge to their mean as the
+      parameters do: ranks go on alike, and nothing is lost. State that has no mean, lists say, starts anew.
+    """
+
+    def __init__(self, method: AB, setup: Setup) -> None:
+        self._method = method
+        self._setup = setup
+        self._communicator = setup.communicator
+        self._total = setup.total_steps
+        self._warmup = steps_of(method.warmup_steps, self._total)
+        self._ab = max(1, steps_of(method.ab_steps, self._total))
+        self._rebound = self._derived(method.rebound_steps, 0.1)
+        self._lr_rebound = self._derived(method.lr_rebound_steps, 0.25)
+        if self._warmup >= self._total:
+            raise ValueError(
+                f"AB(warmup_steps={method.warmup_steps!r}): that is {self._warmup} steps, and the run has "
+                f"{self._total}. Leave steps for the group phases, or use DDP."
+            )
+        self._weights = self._found()
+        if not self._weights and (left := [w.name for w in matrix_weights(setup.model) if w.factors]):
+            raise ValueError(
+                f"AB: {left[0]} is a product of factors already, as OIALR leaves it, and no other weight can be "
+                "factorised. Make the model an ordinary one first: trainers.merged(model)."
+            )
+        if not self._weights:
+            raise ValueError(
+                "AB: the model has no weight to factorise: none of Linear, Conv1d, Conv2d or MultiheadAttention, "
+                f"trained and real, with sides of at least {SMALLEST_SIDE}, besides the first and last layer where "
+                "these stay whole. Use DDP, or let full_rank_first_layer or full_rank_last_layer be False."
+            )
+        refuse_untrained("AB", self._weights, setup.optimizer)
+        self._exchange: GroupExchange | None = None
+        if method.groups:
+            refuse_synchronised_norms("AB(groups=True)", setup.model)
+            self._exchange = GroupExchange(
+                self._communicator, groups_of(self._communicator.nodes, method.group_size)
+            )
+        nodes = self._communicator.nodes
+        if len(nodes) > 1 and len({len(ranks) for ranks in nodes}) == 1:
+            # Decompositions travel on these. Made now, they are there when a checkpoint's counters come back.
+            _ = self._communicator.node, self._communicator.across
+        self._trains = self._exchange.trains if self._exchange is not None else "b"
+        parameters = list(setup.model.parameters())
+        self._full_parameters = sum(p.numel() for p in parameters)
+        self._full_trainable = sum(p.numel() for p in parameters if p.requires_grad)
+        self._work = SharedWork(self._communicator)
+        self._factored = False
+        self._whole_for_evaluation = False
+        self._ranks = {weight.name: min(weight.rows, weight.columns) for weight in self._weights}
+        self._starts: dict[str, Tensor] = {}
+        # Far enough back that no ramp is under way.
+        self._changed_at = -self._lr_rebound - 1
+        self._next_step = 0
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=self._communicator.device)
+        self._loss_steps = 0
+        self._merges = 0
+        self._averager: GradientAverager | None = None
+        self._average()
+
+    # Phases
+
+    @property
+    def replicated(self) -> bool:
+        return not self._factored or self._exchange is None
+
+    def learning_rate(self, step: int, scheduled: float) -> float:
+        # The decomposition comes with the first pass, after this.
+        changed_at = step if self._to_decompose(step) else self._changed_at
+        return min(scheduled, scheduled * (step - changed_at + 1) / (self._lr_rebound + 1))
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        if self._to_decompose(step):
+            self._decompose()
+            self._changed_at = step
+        if last and self._averager is not None:
+            self._averager.arm()
+
+    def reduce_gradients(self, step: int) -> None:
+        if self._averager is not None:
+            self._averager.finish()
+        elif self._communicator.size > 1:
+            # As the averager has it: where one rank has no gradient and another has, optimizer states would
+            # not be of the same kind.
+            for parameter in self._setup.model.parameters():
+                if parameter.requires_grad:
+                    gradient_of(parameter)
+
+    def after_step(self, step: int, loss: Tensor) -> None:
+        self._next_step = step + 1
+        if not self._factored:
+            return
+        self._loss_sum += loss.detach()
+        self._loss_steps += 1
+        if self._place(step) == self._ab - 1 or self._next_step == self._total:
+            self._merge()
+
+    def end_epoch(self, epoch: int, train_loss: float) -> None:
+        # Between groups nothing goes, not even this; the evaluation's merge brings buffers together, too.
+        reconcile_buffers(self._channel, self._setup.model)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        if not self._factored:
+            yield
+            return
+        touched: list[Tensor] = []
+        if self._exchange is not None:
+            touched = [*self._shared_parameters(), *self._setup.model.buffers()]
+        kept = [tensor.clone() for tensor in touched]
+        factors = [weight.factors for weight in self._weights]
+        with self._communicator.counted_as_service():
+            matrices = self._merged_matrices(moments=False)
+        for weight, matrix in zip(self._weights, matrices, strict=True):
+            make_whole(weight, matrix)
+        self._whole_for_evaluation = True
+        try:
+            yield
+        finally:
+            self._whole_for_evaluation = False
+            for weight, held in zip(self._weights, factors, strict=True):
+                factorise(weight, held)
+            with torch.no_grad():
+                for tensor, value in zip(touched, kept, strict=True):
+                    tensor.copy_(value)
+
+    def finalise(self) -> None:
+        self.synchronise()
+
+    def synchronise(self) -> None:
+        if self._factored:
+            self._merge()
+
+    def parameters_changed(self) -> None:
+        if not self._factored:
+            self._weights = self._found()
+        self._average()
+
+    def metrics(self) -> dict[str, float]:
+        own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device=self._communicator.device)
+        worked_s = [float(part.item()) for part in self._communicator.service.all_gather(own_s)]
+        whole = sum(weight.rows * weight.columns for weight in self._weights)
+        a = sum(weight.rows * self._ranks[weight.name] for weight in self._weights)
+        b = sum(weight.columns * self._ranks[weight.name] for weight in self._weights)
+        trained, stored = float(whole), whole
+        if self._factored:
+            groups = len(self._exchange.groups) if self._exchange is not None else 1
+            of_a = self._exchange.first_of_b if self._exchange is not None else 0
+            trained, stored = (of_a * a + (groups - of_a) * b) / groups, a + b
+        fullest = sum(min(weight.rows, weight.columns) for weight in self._weights)
+        return {
+            # Of now, groups on the average; the evaluation's merged model, where there is one, is whole.
+            "trainable_fraction": (self._full_trainable - whole + trained) / self._full_trainable,
+            "compression_ratio": self._full_parameters / (self._full_parameters - whole + stored),
+            "decomposition_s": max(worked_s),
+            "synchronisations": float(self._merges),
+            # Of the last decomposition, whatever is trained now.
+            "factored_compression_ratio": self._full_parameters / (self._full_parameters - whole + a + b),
+            "mean_rank_fraction": sum(self._ranks[weight.name] for weight in self._weights) / max(1, fullest),
+            **{f"rank/{weight.layer}": float(self._ranks[weight.name]) for weight in self._weights},
+        }
+
+    def state(self) -> State:
+        factored = self._factored and not self._whole_for_evaluation
+        state: _ABState = {
+            "factored": factored,
+            "ranks": dict(self._ranks),
+            "starts": dict(self._starts) if factored else {},
+            "changed_at": self._changed_at,
+            "next_step": self._next_step,
+            "loss_sum": self._loss_sum.clone(),
+            "loss_steps": self._loss_steps,
+            "merges": self._merges,
+            "decomposition_s": self._work.own_s,
+        }
+        return cast(State, state)
+
+    def load(self, state: State) -> None:
+        saved = cast(_ABState, state)
+        if self._factored:
+            self._become_whole([weight.matrix() for weight in self._weights])
+        self._ranks = dict(saved["ranks"])
+        if saved["merges"]:
+            # As merges leave them: of another layout, channels last say, sums would come in another order.
+            for weight in self._weights:
+                weight.whole.data = weight.whole.detach().contiguous()
+        if saved["factored"]:
+            self._become_factored(
+                [
+                    (
+                        weight.whole.new_zeros(weight.rows, self._ranks[weight.name]),
+                        weight.whole.new_zeros(self._ranks[weight.name], weight.columns),
+                    )
+                    for weight in self._weights
+                ]
+            )
+        device = self._communicator.device
+        self._starts = {name: start.to(device, copy=True) for name, start in saved["starts"].items()}
+        self._changed_at, self._next_step = saved["changed_at"], saved["next_step"]
+        self._loss_sum.copy_(saved["loss_sum"])
+        self._loss_steps, self._merges = saved["loss_steps"], saved["merges"]
+        self._work.own_s = saved["decomposition_s"]
+
+    def close(self) -> None:
+        if self._averager is not None:
+            self._averager.close()
+            self._averager = None
+        if self._factored:
+            # Interrupted or failed: the model is an ordinary one again, of this rank alone.
+            for weight in self._weights:
+                make_whole(weight)
+            self._factored = False
+
+    # Shapes
+
+    def _place(self, step: int) -> int:
+        """Steps since the cycle of group phase and rebound began; negative in the warm-up."""
+        since = step - self._warmup
+        return since % (self._ab + self._rebound) if since >= 0 else since
+
+    def _to_decompose(self, step: int) -> bool:
+        return not self._factored and 0 <= self._place(step) < self._ab
+
+    def _decompose(self) -> None:
+        weights, cutoff = self._weights, self._method.sigma_cutoff
+
+        def factors(task: int) -> list[Tensor]:
+            u, values, vt = svd(weights[task].whole.detach().flatten(1), cutoff=cutoff)
+            root = values.sqrt()
+            return [u * root, root[:, None] * vt]
+
+        found = self._work.run(
+            [svd_cost(weight.rows, weight.columns) for weight in weights],
+            factors,
+            [weight.whole.dtype for weight in weights],
+        )
+        self._ranks = {weight.name: a.shape[1] for weight, (a, _) in zip(weights, found, strict=True)}
+        self._become_factored([(a, b) for a, b in found])
+        if self._exchange is not None:
+            self._starts = {
+                weight.name: weight.factors[self._trains].detach().clone() for weight in self._weights
+            }
+
+    def _become_factored(self, factors: list[tuple[Tensor, Tensor]]) -> None:
+        for weight, (a, b) in zip(self._weights, factors, strict=True):
+            old = weight.whole
+            factorise(
+                weight,
+                {
+                    "a": nn.Parameter(a, requires_grad=self._trains == "a"),
+                    "b": nn.Parameter(b, requires_grad=self._trains == "b"),
+                },
+            )
+            # With W = A B the gradient of A is G Bᵀ, that of B is Aᵀ G.
+            projection = Projection(right=b.T) if self._trains == "a" else Projection(left=a.T)
+            exchange(self._optimizer, old, weight.factors[self._trains], projection)
+        self._factored = True
+        self._average()
+
+    def _merge(self) -> None:
+        self._become_whole(self._merged_matrices(moments=True))
+        self._starts = {}
+        self._loss_sum.zero_()
+        self._loss_steps = 0
+        self._merges += 1
+        self._changed_at = self._next_step
+
+    def _become_whole(self, matrices: list[Tensor]) -> None:
+        for weight, matrix in zip(self._weights, matrices, strict=True):
+            old = weight.factors[self._trains]
+            exchange(self._optimizer, old, make_whole(weight, matrix))
+        self._factored = False
+        self._average()
+
+    def _average(self) -> None:
+        """Have gradients averaged over the ranks of this phase."""
+        if self._averager is not None:
+            self._averager.close()
+            self._averager = None
+        channel = self._channel
+        if channel.size > 1:
+            narrow = self._method.compression == "bf16" and channel is self._communicator.world
+            self._averager = GradientAverager(
+                self._setup.model.parameters(), channel, wire_dtype=torch.bfloat16 if narrow else None
+            )
+
+    @property
+    def _channel(self) -> Channel:
+        """The ranks that train in common now."""
+        apart = self._exchange if self._factored else None
+        return apart.inside if apart is not None else self._communicator.world
+
+    # The merge
+
+    @torch.no_grad()
+    def _merged_matrices(self, *, moments: bool) -> list[Tensor]:
+        """Each W as the groups together have it. What they share otherwise, buffers included, becomes its
+        mean in place, with ``moments`` the optimizer's state of it, too.
+        """
+        if self._exchange is None:
+            return [weight.matrix().clone() for weight in self._weights]
+        floating, others = buffers_of(self._setup.model)
+        average_tensors(self._exchange.inside, floating)
+        broadcast_tensors(self._communicator.world, others)
+        return self._exchange.merged(
+            self._weights,
+            self._starts,
+            [*self._shared_parameters(), *floating, *(self._shared_moments() if moments else [])],
+            merge=self._method.merge,
+            gain=self._method.merge_gain,
+            loss=self._loss_sum / max(1, self._loss_steps),
+        )
+
+    def _shared_parameters(self) -> list[nn.Parameter]:
+        """The trained parameters that are no factors."""
+        factors = {id(factor) for weight in self._weights for factor in weight.factors.values()}
+        return [p for p in self._setup.model.parameters() if p.requires_grad and id(p) not in factors]
+
+    def _shared_moments(self) -> list[Tensor]:
+        """What the optimizer keeps of them, but for counts of steps, which are the same everywhere, and for single
+        numbers, which become their mean here.
+        """
+        moments: list[Tensor] = []
+        numbers: list[Tensor] = []
+        for parameter in self._shared_parameters():
+            if holds_others(self._optimizer.state.get(parameter, {})):
+                # Of lists and the like nobody knows a mean: groups would go on apart.
+                exchange(self._optimizer, parameter, parameter)
+            own_moments, own_numbers = moments_of(self._optimizer, parameter)
+            moments += own_moments
+            numbers += own_numbers
+        # What is the same on all ranks stays: a sum of equal shares of a count may be a rounding less.
+        average_tensors(self._communicator.world, numbers)
+        return moments
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        return self._setup.optimizer
+
+    def _found(self) -> list[MatrixWeight]:
+        method = self._method
+        return matrix_weights(
+            self._setup.model,
+            first=not method.full_rank_first_layer,
+            last=not method.full_rank_last_layer,
+            factored=False,
+        )
+
+    def _derived(self, value: Steps | None, part: float) -> int:
+        return round(part * self._ab) if value is None else steps_of(value, self._total)

@@ -1,0 +1,367 @@
+"""DASO: gradients averaged inside the node at each step, parameters between the nodes now and then and while
+the training goes on (Coquelin et al. 2022; dissertation, section 3.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict, cast
+
+import torch
+from torch import Tensor
+
+from trainers.arguments import check_kinds
+from trainers.communication.communicator import (
+    Bucket,
+    GradientAverager,
+    Pending,
+    buckets,
+    reconcile_buffers,
+)
+from trainers.methods.strategy import Setup, State, Strategy, refuse_synchronised_norms
+
+_WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DASO:
+    """Distributed, asynchronous and selective optimization.
+
+    After each backward pass gradients are averaged inside the node. Every ``sync_every`` steps (B) one rank of
+    each node, in turn, sends the parameters to its counterparts on the other nodes and trains on;
+    ``sync_delay`` steps later (S, at most B) their sum goes to all ranks of the node and is merged by Eq. 3.2,
+    w ← (2S w + Σ_p w_p,sent) / (2S + P_g), with P_g the number of nodes. w are there the parameters when S
+    optimizer steps have been taken since the sending, the S-th included: the step that printed as t+S is the
+    first to start from the result. S = 0 waits for the result at once. With B > 1, S = B took about as much
+    time as smaller S and often lost less accuracy (Table 3.1).
+
+    What travels are differences to the last common average, in ``wire_dtype``: "bf16", "fp32", or None, the
+    parameters' own. Parameters stay as precise as they are, and the average costs a copy of them.
+
+    - ``warmup_epochs``, ``cooldown_epochs``: at the run's start and end nodes synchronise at each step and
+      wait for it (B = 1, S = 0); between them the run is cycling. An int counts epochs; a float is a fraction
+      of the run, to the step. The published implementation has 4 epochs each of the 90 of its runs on ImageNet;
+      in runs of some hundred steps that little warm-up costs accuracy (tests/benchmarks/accuracy.py).
+    - ``adaptive``: when the training loss of ``plateau_patience`` cycling epochs in a row has not fallen below
+      its best by more than the fraction ``plateau_threshold``, B and S are halved, to no less than 1 (S = 0
+      stays); where B is 1 already, both go back to their maximum. The count starts anew then. The defaults
+      are the published implementation's.
+    - ``bucket_bytes``: how many bytes on the wire make one message. Of several, one crosses between the nodes
+      while the one before goes round inside them and the one before that is merged.
+
+    The last synchronisation of an epoch waits, so that all ranks evaluate the same parameters. On one node
+    this is plain averaging of gradients. ValueError if nodes have different numbers of ranks, or warm-up and
+    cool-down leave nothing of the run between them.
+    """
+
+    sync_every: int = 4
+    sync_delay: int = 1
+    warmup_epochs: int | float = 0.25
+    cooldown_epochs: int | float = 0.05
+    adaptive: bool = True
+    wire_dtype: str | None = "bf16"
+    plateau_patience: int = 2
+    plateau_threshold: float = 0.05
+    bucket_bytes: int = 2 * 2**20
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("sync_every", 1),
+            ("sync_delay", 0),
+            ("plateau_patience", 1),
+            ("bucket_bytes", 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"DASO({name}={value!r}): {name} must be a whole number of at least {least}. Correct it."
+                )
+        check_kinds(self)
+        if self.sync_delay > self.sync_every:
+            raise ValueError(
+                f"DASO(sync_every={self.sync_every}, sync_delay={self.sync_delay}): sync_delay must be at most "
+                "sync_every, since one synchronisation is under way at a time. Lower it."
+            )
+        for name in ("warmup_epochs", "cooldown_epochs"):
+            value = getattr(self, name)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not value >= 0
+                or (isinstance(value, float) and value > 1)
+            ):
+                raise ValueError(
+                    f"DASO({name}={value!r}): {name} must be a number of epochs of at least 0, or as a float a "
+                    "fraction of the run, from 0.0 to 1.0. Correct it."
+                )
+        if self.wire_dtype not in _WIRE_DTYPES:
+            raise ValueError(
+                f'DASO(wire_dtype={self.wire_dtype!r}): must be "bf16", "fp32" or None. Correct it.'
+            )
+        if not 0 <= self.plateau_threshold < 1:
+            raise ValueError(
+                f"DASO(plateau_threshold={self.plateau_threshold!r}): must be a fraction from 0 to below 1. "
+                "Correct it."
+            )
+
+    def strategy(self, setup: Setup) -> Strategy:
+        return _DASOStrategy(self, setup)
+
+
+@dataclass(kw_only=True)
+class _Periods:
+    """The current B and S, and what the training loss made of them so far."""
+
+    sync_every: int
+    sync_delay: int
+    best: float | None = None
+    bad_epochs: int = 0
+
+    def adapt(self, train_loss: float, method: DASO) -> None:
+        """A cycling epoch is over with ``train_loss``."""
+        if self.best is None or train_loss < self.best - method.plateau_threshold * abs(self.best):
+            self.best, self.bad_epochs = train_loss, 0
+            return
+        self.bad_epochs += 1
+        if self.bad_epochs < method.plateau_patience:
+            return
+        self.bad_epochs = 0
+        if self.sync_every == 1:
+            self.sync_every, self.sync_delay = method.sync_every, method.sync_delay
+        else:
+            self.sync_every = self.sync_every // 2
+            self.sync_delay = min(self.sync_delay, max(1, self.sync_delay // 2))
+
+
+@dataclass(kw_only=True)
+class _Sent:
+    """A synchronisation under way."""
+
+    member: int
+    """Place in its node of the rank that sent."""
+    pending: list[Pending]
+    """One a bucket on ranks that sent; none on others, and where the results are in the buckets already."""
+    steps: int = 0
+    """Optimizer steps since the sending."""
+
+
+class _Saved(TypedDict):
+    base: list[Tensor]
+    agreed: bool
+    since_sync: int
+    synchronisations: int
+    used: list[int]
+    periods: dict[str, float | int | None]
+    sent: dict[str, int] | None
+    sums: list[Tensor]
+
+
+class _DASOStrategy(Strategy):
+    def __init__(self, method: DASO, setup: Setup) -> None:
+        self._method = method
+        self._setup = setup
+        self._node = setup.communicator.node
+        self._across = setup.communicator.across
+        self._world = setup.communicator.world
+        self._warm_until = self._steps(method.warmup_epochs)
+        self._cool_from = setup.total_steps - self._steps(method.cooldown_epochs)
+        if self._warm_until >= self._cool_from:
+            raise ValueError(
+                f"DASO(warmup_epochs={method.warmup_epochs!r}, cooldown_epochs={method.cooldown_epochs!r}): they "
+                f"leave none of the run's {setup.epochs} epochs for cycling. Lower one, or use DDP."
+            )
+        if self._across.size > 1:
+            refuse_synchronised_norms("DASO", setup.model)
+        self._periods = _Periods(sync_every=method.sync_every, sync_delay=method.sync_delay)
+        self._used = (method.sync_every, method.sync_delay)
+        """B and S of the last step."""
+        self._synchronisations = 0
+        self._since_sync = 0
+        """Optimizer steps since the last sending."""
+        self._agreed = True
+        """Whether parameters are the same on all ranks."""
+        self._sent: _Sent | None = None
+        self._wire: list[Bucket] = []
+        self._base: list[Bucket] = []
+        """The last average of all nodes, with the same bits on all ranks, in buckets like those on the wire."""
+        self._averager: GradientAverager | None = None
+        self.parameters_changed()
+
+    @property
+    def replicated(self) -> bool:
+        # Between nodes the optimizer's moments differ even where parameters agree.
+        return self._across.size == 1
+
+    def parameters_changed(self) -> None:
+        """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
+        self._receive()
+        self._sent, self._agreed, self._since_sync = None, True, 0
+        self.close()
+        trained = [parameter for parameter in self._setup.model.parameters() if parameter.requires_grad]
+        if self._node.size > 1:
+            self._averager = GradientAverager(trained, self._node)
+        if self._across.size > 1:
+            self._wire = buckets(
+                trained,
+                wire_dtype=_WIRE_DTYPES[self._method.wire_dtype],
+                bucket_bytes=self._method.bucket_bytes,
+            )
+            self._base = [Bucket(bucket.tensors, bucket.tensors[0].dtype) for bucket in self._wire]
+            with torch.no_grad():
+                for base in self._base:
+                    base.pack(base.tensors)
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        if last and self._averager is not None:
+            self._averager.arm()
+
+    def reduce_gradients(self, step: int) -> None:
+        if self._averager is not None:
+            self._averager.finish()
+        # The optimizer steps next, and one may synchronise before ``after_step``.
+        self._agreed = self._across.size == 1
+
+    def after_step(self, step: int, loss: Tensor) -> None:
+        cycling = self._warm_until <= step < self._cool_from
+        every, delay = (self._periods.sync_every, self._periods.sync_delay) if cycling else (1, 0)
+        self._used = (every, delay)
+        if self._across.size == 1:
+            return
+        self._since_sync += 1
+        if self._sent is not None:
+            self._sent.steps += 1
+        if not cycling:
+            self.synchronise()
+            return
+        if self._sent is not None and self._sent.steps >= delay:
+            self._merge()
+        # The epoch's last synchronisation is that of its end.
+        if self._since_sync >= every and (step + 1) % self._setup.steps_per_epoch:
+            self._send()
+            if delay == 0:
+                self._merge()
+
+    def end_epoch(self, epoch: int, train_loss: float) -> None:
+        self.synchronise()
+        reconcile_buffers(self._world, self._setup.model)
+        first = epoch * self._setup.steps_per_epoch
+        cycled = first >= self._warm_until and first + self._setup.steps_per_epoch <= self._cool_from
+        if self._method.adaptive and cycled:
+            self._periods.adapt(train_loss, self._method)
+
+    def finalise(self) -> None:
+        self.synchronise()
+
+    def synchronise(self) -> None:
+        if self._sent is not None:
+            self._merge()
+        if not self._agreed:
+            self._send()
+            self._merge()
+
+    def metrics(self) -> dict[str, float]:
+        every, delay = self._used
+        return {
+            "sync_every": float(every),
+            "sync_delay": float(delay),
+            "synchronisations": float(self._synchronisations),
+        }
+
+    def state(self) -> State:
+        self._receive()
+        sent, periods = self._sent, self._periods
+        saved: _Saved = {
+            "base": [base.flat.clone() for base in self._base],
+            "agreed": self._agreed,
+            "since_sync": self._since_sync,
+            "synchronisations": self._synchronisations,
+            "used": list(self._used),
+            "periods": dict(vars(periods)),
+            "sent": None if sent is None else {"member": sent.member, "steps": sent.steps},
+            "sums": [
+                bucket.flat.clone()
+                for bucket in self._wire
+                if sent is not None and sent.member == self._node.rank
+            ],
+        }
+        return cast(State, saved)
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        saved = cast(_Saved, state)
+        if [base.flat.shape for base in self._base] != [flat.shape for flat in saved["base"]]:
+            raise ValueError(
+                "The saved state is of DASO on another model or other nodes. Start with an empty checkpoint "
+                "directory."
+            )
+        for base, flat in zip(self._base, saved["base"], strict=True):
+            base.flat.copy_(flat)
+        for bucket, flat in zip(self._wire, saved["sums"], strict=False):
+            bucket.flat.copy_(flat)
+        self._agreed, self._since_sync = saved["agreed"], saved["since_sync"]
+        self._synchronisations = saved["synchronisations"]
+        self._used = (saved["used"][0], saved["used"][1])
+        for name, value in saved["periods"].items():
+            setattr(self._periods, name, value)
+        sent = saved["sent"]
+        self._sent = None if sent is None else _Sent(member=sent["member"], pending=[], steps=sent["steps"])
+
+    def close(self) -> None:
+        if self._averager is not None:
+            self._averager.close()
+            self._averager = None
+
+    def _steps(self, epochs: int | float) -> int:
+        if isinstance(epochs, int):
+            return epochs * self._setup.steps_per_epoch
+        return round(epochs * self._setup.total_steps)
+
+    @torch.no_grad()
+    def _send(self) -> None:
+        """Start the sum over all nodes of the differences to the base; one rank of each node sends."""
+        sent = _Sent(member=self._synchronisations % self._node.size, pending=[])
+        if sent.member == self._node.rank:
+            for bucket, base in zip(self._wire, self._base, strict=True):
+                for tensor, own, view in zip(bucket.tensors, base.views, bucket.views, strict=True):
+                    torch.sub(tensor, own, out=view)
+                sent.pending.append(self._across.all_reduce(bucket.flat))
+        self._sent = sent
+        self._synchronisations += 1
+        self._since_sync = 0
+
+    def _receive(self) -> None:
+        """Wait for the sums that this rank asked for."""
+        if self._sent is not None:
+            for pending in self._sent.pending:
+                pending.wait()
+            self._sent.pending = []
+
+    @torch.no_grad()
+    def _merge(self) -> None:
+        """Merge what was sent by Eq. 3.2. All ranks then have the same base, and a node's the same
+        parameters.
+        """
+        assert self._sent is not None
+        sent, nodes = self._sent, self._across.size
+        weight = nodes / (2 * sent.steps + nodes)
+        inside: Pending | None = None
+        for index, bucket in enumerate(self._wire):
+            if sent.pending:
+                sent.pending[index].wait()
+            following = self._node.broadcast(bucket.flat, source=sent.member)
+            # While that is under way, and the next bucket between the nodes, the one before is merged.
+            if inside is not None:
+                self._merge_bucket(index - 1, inside, weight)
+            inside = following
+        if inside is not None:
+            self._merge_bucket(len(self._wire) - 1, inside, weight)
+        self._agreed = sent.steps == 0
+        self._sent = None
+
+    def _merge_bucket(self, index: int, inside: Pending, weight: float) -> None:
+        bucket, base = self._wire[index], self._base[index]
+        inside.wait()
+        # Cast as a whole: adding another type to it takes twice as long on the CPU.
+        base.flat.add_(bucket.flat.to(base.flat.dtype), alpha=1 / self._across.size)
+        # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
+        torch._foreach_lerp_(bucket.tensors, base.views, weight)

@@ -1,0 +1,89 @@
+"""Synchronous data parallelism, the baseline: gradients are averaged over all ranks at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trainers.communication.communicator import GradientAverager, reconcile_buffers
+from trainers.methods.powersgd import PowerSGDAverager
+from trainers.methods.strategy import Setup, State, Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDP:
+    """``compression``: of gradients on the wire; None, "bf16" (half the bytes) or "powersgd".
+
+    PowerSGD (Vogels et al. 2019) sends two factors of ``powersgd_rank`` columns for each matrix, and feeds
+    what they miss into the next step's gradient.
+
+    A parameter that no rank has a gradient of at a step has none afterwards, as on one rank, so that its
+    optimizer skips it; only a matrix that PowerSGD sends as factors then has zeros.
+    """
+
+    compression: str | None = None
+    powersgd_rank: int = 4
+
+    def __post_init__(self) -> None:
+        if self.compression not in (None, "bf16", "powersgd"):
+            raise ValueError(
+                f'DDP(compression={self.compression!r}): must be None, "bf16" or "powersgd". Correct it.'
+            )
+        columns = self.powersgd_rank
+        if isinstance(columns, bool) or not isinstance(columns, int) or columns < 1:
+            raise ValueError(
+                f"DDP(powersgd_rank={columns!r}): must be a whole number of at least 1. Correct it."
+            )
+
+    def strategy(self, setup: Setup) -> Strategy:
+        return _Averaging(self, setup)
+
+
+class _Averaging(Strategy):
+    def __init__(self, method: DDP, setup: Setup) -> None:
+        self._method = method
+        self._setup = setup
+        self._world = setup.communicator.world
+        self._averager: GradientAverager | PowerSGDAverager | None = None
+        self.parameters_changed()
+
+    @property
+    def replicated(self) -> bool:
+        return True
+
+    def parameters_changed(self) -> None:
+        self.close()
+        if self._world.size == 1:
+            return
+        parameters = [parameter for parameter in self._setup.model.parameters() if parameter.requires_grad]
+        if self._method.compression == "powersgd":
+            self._averager = PowerSGDAverager(
+                parameters, self._world, rank=self._method.powersgd_rank, seed=self._setup.seed
+            )
+        else:
+            wire_dtype = torch.bfloat16 if self._method.compression == "bf16" else None
+            self._averager = GradientAverager(parameters, self._world, wire_dtype=wire_dtype, keep_none=True)
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        if last and self._averager is not None:
+            self._averager.arm()
+
+    def reduce_gradients(self, step: int) -> None:
+        if self._averager is not None:
+            self._averager.finish()
+
+    def end_epoch(self, epoch: int, train_loss: float) -> None:
+        reconcile_buffers(self._world, self._setup.model)
+
+    def state(self) -> State:
+        return self._averager.state() if self._averager is not None else {}
+
+    def load(self, state: State) -> None:
+        if self._averager is not None:
+            self._averager.load(state)
+
+    def close(self) -> None:
+        if self._averager is not None:
+            self._averager.close()
+            self._averager = None

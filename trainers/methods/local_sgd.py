@@ -1,0 +1,380 @@
+"""Local SGD: ranks train on their own and average parameters now and then; in households and neighbourhoods.
+
+Sources: Stich 2019 (local SGD), Lin et al. 2020 (post-local and hierarchical local SGD), Wang and Joshi 2018,
+arXiv 1810.08313 (AdaComm), and for households and neighbourhoods the study of data assignment, section 4.2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypedDict, cast
+
+import torch
+from torch import Tensor
+
+from trainers.arguments import check_kinds
+from trainers.communication.communicator import (
+    Channel,
+    Communicator,
+    GradientAverager,
+    buckets,
+    reconcile_buffers,
+)
+from trainers.communication.topology import Ranks
+from trainers.methods.strategy import (
+    Setup,
+    State,
+    Steps,
+    Strategy,
+    check_steps,
+    refuse_synchronised_norms,
+    steps_of,
+)
+
+Partition = tuple[Ranks, ...]
+
+
+def effective_batch_size(*, batch_size: int, ranks: int, households: int, world_every: int) -> float:
+    """Mean number of samples that one synchronisation joins, as one rank sees it: B_l M (H + L_W − 1) / (H L_W).
+
+    ``batch_size`` samples a rank and step (B_l), M ``ranks`` in H ``households`` of equal size, which
+    synchronise at each step, and all together every ``world_every`` steps (L_W). Equation A.2 of the study of
+    data assignment.
+    """
+    return batch_size * ranks * (households + world_every - 1) / (households * world_every)
+
+
+def adapted_period(*, period: int, first_loss: float, loss: float) -> int:
+    """AdaComm's period ⌈√(loss / first_loss) · period⌉ (Wang and Joshi 2018), from 1 to ``period``.
+
+    It never exceeds ``period``, which the user has set, nor does it change where ``first_loss`` is not
+    above 0: the rule is made for losses whose lower bound is 0.
+    """
+    if first_loss <= 0 or not loss < first_loss:
+        return period
+    return max(1, math.ceil(math.sqrt(max(0.0, loss) / first_loss) * period))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD:
+    """Average parameters inside a household every ``household_every`` steps, inside a neighbourhood every
+    ``neighbourhood_every`` and over all ranks every ``world_every`` (L_H < L_N < L_W), and at each epoch's end.
+
+    Steps count from the last average over all ranks. With ``household_every=1`` households average gradients
+    instead of parameters: for SGD, with momentum or not, that is the same; AdamW is better off with it, since
+    the ranks of a household then share the second moments of their joint gradient.
+
+    - ``households``: ranks in each, consecutive ones; None: a node's, so that on one node all ranks are one
+      household and this is DDP. 1 is plain local SGD.
+    - ``neighbourhoods``: ranks in each, a multiple of a household's. Goes with ``neighbourhood_every``.
+    - ``start``: steps before which gradients are averaged over all ranks (post-local SGD). ValueError if that is
+      the whole run.
+    - ``adaptive``: with each epoch after ``start``, ``world_every`` shrinks as the training loss falls from
+      that of the first (AdaComm, see ``adapted_period``). Inner periods stay; those that are not shorter any
+      more have no effect.
+
+    An average goes from level to level: one rank of each household, and where nodes fit between, of each
+    node, exchanges and hands on, so that the slow links carry each parameter as few times as possible.
+    """
+
+    household_every: int = 1
+    neighbourhood_every: int | None = None
+    world_every: int = 8
+    households: int | None = None
+    neighbourhoods: int | None = None
+    start: Steps = 0
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("household_every", "neighbourhood_every", "world_every", "households", "neighbourhoods"):
+            value = getattr(self, name)
+            if value is None and name not in ("household_every", "world_every"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"LocalSGD({name}={value!r}): {name} must be a whole number of at least 1. Correct it."
+                )
+        check_kinds(self)
+        check_steps("LocalSGD", "start", self.start)
+        if (self.neighbourhood_every is None) != (self.neighbourhoods is None):
+            raise ValueError(
+                f"LocalSGD(neighbourhood_every={self.neighbourhood_every}, "
+                f"neighbourhoods={self.neighbourhoods}): one without the other means nothing. "
+                "Set both, or neither."
+            )
+        rising = [
+            (name, getattr(self, name))
+            for name in ("household_every", "neighbourhood_every", "world_every")
+            if getattr(self, name) is not None
+        ]
+        for (inner, short), (outer, long) in pairwise(rising):
+            if short >= long:
+                raise ValueError(
+                    f"LocalSGD({inner}={short}, {outer}={long}): {inner} must be below {outer}. Correct one; "
+                    "to average over all ranks at each step use DDP."
+                )
+        if (
+            self.households is not None
+            and self.neighbourhoods is not None
+            and (self.neighbourhoods % self.households or self.neighbourhoods == self.households)
+        ):
+            raise ValueError(
+                f"LocalSGD(households={self.households}, neighbourhoods={self.neighbourhoods}): a "
+                "neighbourhood must consist of several whole households. Name a multiple."
+            )
+
+    def strategy(self, setup: Setup) -> Strategy:
+        return _LocalSGDStrategy(self, setup)
+
+
+@dataclass(kw_only=True)
+class _Level:
+    """Parts of the ranks that average among themselves once the parts of the level below have done so."""
+
+    ranks: Partition
+    leaders: Channel
+    """The first ranks of the lower level's parts that make up mine; on other ranks only themselves."""
+    share: float
+    """Of my part of the level below in mine, by the number of ranks."""
+
+
+class _Saved(TypedDict):
+    period: int
+    first_loss: float | None
+    since_world: int
+    agreed: int
+    local_steps: int
+    synchronisations: int
+    world_every: int
+
+
+class _LocalSGDStrategy(Strategy):
+    def __init__(self, method: LocalSGD, setup: Setup) -> None:
+        self._method = method
+        self._setup = setup
+        self._start = steps_of(method.start, setup.total_steps)
+        if self._start >= setup.total_steps:
+            raise ValueError(
+                f"LocalSGD(start={method.start!r}): that is {self._start} steps, and the run has "
+                f"{setup.total_steps}. Leave steps for the local training, or use DDP."
+            )
+        communicator = setup.communicator
+        households = _parts(communicator, method.households, "households") or communicator.nodes
+        neighbourhoods = _parts(communicator, method.neighbourhoods, "neighbourhoods")
+        if neighbourhoods is not None and not _refines(households, neighbourhoods):
+            raise ValueError(
+                f"LocalSGD(neighbourhoods={method.neighbourhoods}): the nodes' ranks, {households}, are the "
+                "households and do not come out even in neighbourhoods of that many ranks. Set households too."
+            )
+        self._levels = _levels(communicator, households, neighbourhoods)
+        self._household = self._level_of(households)
+        self._neighbourhood = self._household if neighbourhoods is None else self._level_of(neighbourhoods)
+        self._top = len(self._levels) - 1
+        self._household_channel = _channel(communicator, "households", households)
+        if self._gradients_over(self._start) < self._top:
+            refuse_synchronised_norms("LocalSGD", setup.model)
+        self._household_count = len(households)
+        self._even_households = len({len(ranks) for ranks in households}) == 1
+        self._period = method.world_every
+        """L_W as it is now."""
+        self._used = 1
+        """L_W of the last step; 1 before the start."""
+        self._first_loss: float | None = None
+        self._since_world = 0
+        """Local steps since the last average over all ranks."""
+        self._local_steps = 0
+        self._synchronisations = 0
+        self._agreed = self._top
+        """The highest level in whose parts all ranks have the same parameters."""
+        self._averager: GradientAverager | None = None
+        self._averaged: int | None = None
+        """The level whose parts average gradients now."""
+
+    @property
+    def replicated(self) -> bool:
+        return self._gradients_over(self._start) == self._top or self._local_steps == 0
+
+    def parameters_changed(self) -> None:
+        """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
+        self.close()
+        self._agreed, self._since_world = self._top, 0
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        level = self._gradients_over(step)
+        if self._averaged != level:
+            self.close()
+            channel = self._setup.communicator.world if level == self._top else self._household_channel
+            if level > 0:
+                self._averager = GradientAverager(self._setup.model.parameters(), channel)
+            self._averaged = level
+        if last and self._averager is not None:
+            self._averager.arm()
+
+    def reduce_gradients(self, step: int) -> None:
+        if self._averager is not None:
+            self._averager.finish()
+        # The optimizer steps next, and one may synchronise before ``after_step``.
+        self._agreed = min(self._agreed, self._gradients_over(step))
+
+    def after_step(self, step: int, loss: Tensor) -> None:
+        if step < self._start:
+            self._used = 1
+            return
+        method = self._method
+        self._used = self._period
+        self._local_steps += 1
+        self._since_world += 1
+        since, between = self._since_world, method.neighbourhood_every
+        if since >= self._period:
+            self.synchronise()
+        elif between is not None and since % between == 0:
+            self._average(self._neighbourhood)
+        elif since % method.household_every == 0:
+            self._average(self._household)
+
+    def end_epoch(self, epoch: int, train_loss: float) -> None:
+        self.synchronise()
+        reconcile_buffers(self._setup.communicator.world, self._setup.model)
+        if self._method.adaptive and (epoch + 1) * self._setup.steps_per_epoch > self._start:
+            if self._first_loss is None:
+                self._first_loss = train_loss
+            self._period = adapted_period(
+                period=self._method.world_every, first_loss=self._first_loss, loss=train_loss
+            )
+
+    def finalise(self) -> None:
+        self.synchronise()
+
+    def synchronise(self) -> None:
+        self._average(self._top)
+        self._since_world = 0
+
+    def metrics(self) -> dict[str, float]:
+        found = {"world_every": float(self._used), "synchronisations": float(self._synchronisations)}
+        method = self._method
+        if method.household_every == 1 and method.neighbourhood_every is None and self._even_households:
+            found["effective_batch_size"] = effective_batch_size(
+                batch_size=self._setup.batch_size,
+                ranks=self._setup.communicator.size,
+                households=self._household_count,
+                world_every=self._used,
+            )
+        return found
+
+    def state(self) -> State:
+        saved: _Saved = {
+            "period": self._period,
+            "first_loss": self._first_loss,
+            "since_world": self._since_world,
+            "agreed": self._agreed,
+            "local_steps": self._local_steps,
+            "synchronisations": self._synchronisations,
+            "world_every": self._used,
+        }
+        return cast(State, saved)
+
+    def load(self, state: State) -> None:
+        saved = cast(_Saved, state)
+        self._period, self._first_loss = saved["period"], saved["first_loss"]
+        self._since_world, self._agreed = saved["since_world"], saved["agreed"]
+        self._local_steps, self._synchronisations = saved["local_steps"], saved["synchronisations"]
+        self._used = saved["world_every"]
+
+    def close(self) -> None:
+        if self._averager is not None:
+            self._averager.close()
+            self._averager = None
+        self._averaged = None
+
+    def _level_of(self, partition: Partition) -> int:
+        return next(i for i, level in enumerate(self._levels) if set(level.ranks) == set(partition))
+
+    def _gradients_over(self, step: int) -> int:
+        """The level whose parts average gradients at ``step``; the lowest one's are single ranks."""
+        if step < self._start:
+            return self._top
+        return self._household if self._method.household_every == 1 else 0
+
+    @torch.no_grad()
+    def _average(self, target: int) -> None:
+        """Average parameters inside the parts of the level ``target``."""
+        if self._agreed >= target:
+            return
+        crossed = range(self._agreed + 1, target + 1)
+        for bucket in buckets(p for p in self._setup.model.parameters() if p.requires_grad):
+            flat = bucket.pack(bucket.tensors)
+            for upper in crossed:
+                level = self._levels[upper]
+                # Leaders of unequal parts count by their ranks.
+                flat.mul_(level.share)
+                level.leaders.all_reduce(flat).wait()
+            for lower in range(target - 1, 0, -1):
+                self._levels[lower].leaders.broadcast(flat).wait()
+            bucket.unpack(bucket.tensors)
+        self._agreed = target
+        self._synchronisations += target == self._top
+
+
+def _parts(communicator: Communicator, ranks: int | None, name: str) -> Partition | None:
+    """Parts of so many consecutive ranks each. ValueError if the ranks are no multiple."""
+    if ranks is None:
+        return None
+    if communicator.size % ranks:
+        raise ValueError(
+            f"LocalSGD({name}={ranks}): {communicator.size} ranks are no multiple of it. Name a divisor of "
+            f"{communicator.size}."
+        )
+    return tuple(tuple(range(first, first + ranks)) for first in range(0, communicator.size, ranks))
+
+
+def _refines(inner: Partition, outer: Partition) -> bool:
+    """Whether each part of ``inner`` lies in one part of ``outer``."""
+    return all(any(set(small) <= set(large) for large in outer) for small in inner)
+
+
+def _levels(
+    communicator: Communicator, households: Partition, neighbourhoods: Partition | None
+) -> list[_Level]:
+    """Single ranks, households, neighbourhoods, all ranks, without repetition, and nodes where they fit in."""
+    everyone = communicator.world.ranks
+    singles: Partition = tuple((rank,) for rank in everyone)
+    named: list[tuple[str, Partition]] = [
+        ("ranks", singles),
+        ("households", households),
+        ("neighbourhoods", neighbourhoods or households),
+        ("everyone", (everyone,)),
+    ]
+    for place, ((_, below), (_, above)) in enumerate(pairwise(named), start=1):
+        if _refines(below, communicator.nodes) and _refines(communicator.nodes, above):
+            named.insert(place, ("nodes", communicator.nodes))
+            break
+    levels = [_Level(ranks=singles, leaders=_channel(communicator, "ranks", singles), share=1.0)]
+    for name, ranks in named[1:]:
+        below = levels[-1].ranks
+        if set(ranks) == set(below):
+            continue
+        leading = {part[0] for part in below}
+        led = tuple(tuple(rank for rank in part if rank in leading) for part in ranks)
+        others = tuple((rank,) for rank in everyone if rank not in leading)
+        mine, mine_below = (
+            next(part for part in parts if communicator.rank in part) for parts in (ranks, below)
+        )
+        levels.append(
+            _Level(
+                ranks=ranks,
+                leaders=_channel(communicator, f"leaders of {name}" if others else name, led + others),
+                share=len(mine_below) / len(mine),
+            )
+        )
+    return levels
+
+
+def _channel(communicator: Communicator, name: str, parts: Partition) -> Channel:
+    """The channel of these parts; one that the communicator has already where they are all ranks or nodes."""
+    if set(parts) == {communicator.world.ranks}:
+        return communicator.world
+    if set(parts) == set(communicator.nodes):
+        return communicator.node
+    return communicator.group(name, parts)

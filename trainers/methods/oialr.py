@@ -1,0 +1,363 @@
+"""OIALR: after a while of ordinary training only the singular-value matrices are trained, on orthogonal bases
+that stay as they are and lose rank now and then (dissertation, section 4.3, Algorithm 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypedDict, cast
+
+import torch
+from torch import Tensor, nn
+
+from trainers.arguments import check_kinds, is_integer
+from trainers.communication.communicator import broadcast_tensors
+from trainers.lowrank.decomposition import SharedWork, full_precision, svd, svd_cost
+from trainers.lowrank.layers import (
+    LARGEST_ASPECT,
+    SMALLEST_SIDE,
+    MatrixWeight,
+    factorise,
+    make_whole,
+    matrix_weights,
+    refuse_untrained,
+)
+from trainers.lowrank.state_projection import Projection, exchange, remove
+from trainers.methods.ab import AB
+from trainers.methods.ddp import DDP
+from trainers.methods.strategy import (
+    Method,
+    Setup,
+    State,
+    Steps,
+    Strategy,
+    check_method,
+    check_steps,
+    steps_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OIALR:
+    """Orthogonality-informed adaptive low-rank training.
+
+    After ``delay`` steps each eligible weight becomes U Σ Vᵀ by a compact singular value decomposition; U and
+    Vᵀ are frozen, the square matrix Σ is trained. Every ``update_every`` steps from then on Σ = P S Qᵀ is
+    decomposed, U becomes U P, Vᵀ becomes Qᵀ Vᵀ and Σ becomes S (Eq. 4.13), without what is no more than
+    ``sigma_cutoff`` times its largest singular value. Of L eligible weights the u-th update takes the last
+    L · ``layer_step`` · u, at least one: those near the output are stable first. Everything else, biases of
+    these layers included, is trained as ever; moments of the optimizer follow into the new coordinates.
+
+    Eligible are trained weights of Linear, Conv1d, Conv2d and MultiheadAttention that no other layer shares
+    and whose shape allows it (``trainers.lowrank.layers``), except those of the first or last layer of the model if
+    ``full_rank_first_layer`` or ``full_rank_last_layer``.
+
+    - ``delay``: steps of full rank; a third of all "yields favorable results" (4.3). Table A.1 has 25 000 of
+      about 156 000.
+    - ``update_every``: 0.02 is Table A.4's 400 of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's
+      1000 is 0.0064 of its steps. All weights take part after 1 / ``layer_step`` updates, with the default at
+      0.53 of the run. At least 1 step. ValueError if the run ends before the
+      first, but for fractions, which a run of a step or two does not divide into.
+    - ``sigma_cutoff``: Table A.2 has 0.2, A.4 0.4.
+    - ``full_rank_warmup``: False decomposes before the first step, as Table A.4 has it against rapid
+      overfitting (4.4.5); ``delay`` then only says from when on updates are counted.
+    - ``synchronisation``: the method that makes ranks train together, before and after: ``DDP()`` if None. Where
+      it lets ranks differ, they are synchronised, waiting, before each decomposition.
+
+    The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A run that finds a
+    model in this form starts by making it whole. A compiled model is compiled anew where ranks fall, for the
+    evaluation, which has no gradients, apart from the training. torch does so 8 times and then runs that part
+    uncompiled: raise ``torch._dynamo.config.recompile_limit`` before the run. Metrics: rank/LAYER from the
+    decomposition on, stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors;
+    1 for a basis that did not turn), ``decomposition_s`` of the busiest rank.
+    """
+
+    delay: Steps = 1 / 3
+    update_every: Steps = 0.02
+    sigma_cutoff: float = 0.1
+    layer_step: float = 0.1
+    full_rank_first_layer: bool = False
+    full_rank_last_layer: bool = True
+    full_rank_warmup: bool = True
+    synchronisation: Method | None = None
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_steps("OIALR", "delay", self.delay)
+        check_steps("OIALR", "update_every", self.update_every, least=1)
+        if not 0 < self.sigma_cutoff < 1:
+            raise ValueError(
+                f"OIALR(sigma_cutoff={self.sigma_cutoff!r}): must be a fraction of the largest singular value, "
+                "between 0 and 1. Correct it."
+            )
+        if not 0 < self.layer_step <= 1:
+            raise ValueError(
+                f"OIALR(layer_step={self.layer_step!r}): must be a fraction of the weights, above 0 and up to 1. "
+                "Correct it."
+            )
+        if self.synchronisation is not None:
+            check_method(f"OIALR(synchronisation={self.synchronisation!r})", self.synchronisation)
+        if isinstance(self.synchronisation, (OIALR, AB)):
+            raise ValueError(
+                f"OIALR(synchronisation={type(self.synchronisation).__name__}(…)): a weight is decomposed once. "
+                "Name DDP, DASO or LocalSGD."
+            )
+
+    def strategy(self, setup: Setup) -> Strategy:
+        return _LowRank(self, setup)
+
+
+class _Saved(TypedDict):
+    updates: int
+    ranks: dict[str, int]
+    stability: dict[str, float]
+    decomposition_s: float
+    under: State
+
+
+class _LowRank(Strategy):
+    def __init__(self, method: OIALR, setup: Setup) -> None:
+        self._method = method
+        self._setup = setup
+        self._optimizer = setup.optimizer
+        self._delay = steps_of(method.delay, setup.total_steps)
+        self._every = max(1, steps_of(method.update_every, setup.total_steps))
+        if self._delay >= setup.total_steps:
+            raise ValueError(
+                f"OIALR(delay={method.delay!r}): the run has {setup.total_steps} steps, none would be left to "
+                "train low-rank. Lower the delay, or use the method of its synchronisation alone."
+            )
+        given, first = (method.delay, method.update_every), self._delay + self._every
+        # Fractions suit a run of some length, and may be tried in one of a step or two.
+        if first >= setup.total_steps and (any(map(is_integer, given)) or sum(given) >= 1):
+            raise ValueError(
+                f"OIALR(delay={method.delay!r}, update_every={method.update_every!r}): the first update would come "
+                f"after {first} steps, and the run has {setup.total_steps}. Lower one of them."
+            )
+        # A run before may have left the model in factors, this very one when it was interrupted.
+        _start_whole(setup)
+        parameters = list(setup.model.parameters())
+        self._full_parameters = sum(p.numel() for p in parameters)
+        self._full_trainable = sum(p.numel() for p in parameters if p.requires_grad)
+        self._weights = _eligible(method, setup)
+        self._ranks: dict[str, int] = {}
+        """By weight; empty while the model has full rank."""
+        self._stability: dict[str, float] = {}
+        self._updates = 0
+        self._work = SharedWork(setup.communicator)
+        self._under = (method.synchronisation or DDP()).strategy(setup)
+
+    @property
+    def replicated(self) -> bool:
+        return self._under.replicated
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        # Here and not after a step: so a run never ends with a truncation that nothing was trained after.
+        if not self._ranks and step >= (self._delay if self._method.full_rank_warmup else 0):
+            self._decompose()
+        if self._updates < (step - self._delay) // self._every:
+            self._update()
+        self._under.before_pass(step, last=last)
+
+    def reduce_gradients(self, step: int) -> None:
+        self._under.reduce_gradients(step)
+
+    def learning_rate(self, step: int, scheduled: float) -> float:
+        return self._under.learning_rate(step, scheduled)
+
+    def after_step(self, step: int, loss: Tensor) -> None:
+        self._under.after_step(step, loss)
+
+    def end_epoch(self, epoch: int, train_loss: float) -> None:
+        self._under.end_epoch(epoch, train_loss)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._under.evaluating()
+
+    def finalise(self) -> None:
+        self._under.finalise()
+
+    def synchronise(self) -> None:
+        self._under.synchronise()
+
+    def metrics(self) -> dict[str, float]:
+        communicator, parameters = self._setup.communicator, list(self._setup.model.parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        layers = {weight.name: weight.layer for weight in self._weights}
+        own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device=communicator.device)
+        return {
+            # Of the whole model, in whatever form the run found it.
+            "trainable_fraction": trained / self._full_trainable,
+            "compression_ratio": self._full_parameters / sum(p.numel() for p in parameters),
+            **{f"rank/{layers[name]}": float(rank) for name, rank in self._ranks.items()},
+            **{f"stability/{layers[name]}": value for name, value in self._stability.items()},
+            "decomposition_s": max(part.item() for part in communicator.service.all_gather(own_s)),
+            **self._under.metrics(),
+        }
+
+    def state(self) -> State:
+        saved: _Saved = {
+            "updates": self._updates,
+            "ranks": dict(self._ranks),
+            "stability": dict(self._stability),
+            "decomposition_s": self._work.own_s,
+            "under": dict(self._under.state()),
+        }
+        return cast(State, saved)
+
+    def load(self, state: State) -> None:
+        saved = cast(_Saved, state)
+        self._updates, self._work.own_s = saved["updates"], saved["decomposition_s"]
+        self._ranks, self._stability = dict(saved["ranks"]), dict(saved["stability"])
+        changed = [self._reshape(weight, self._ranks.get(weight.name)) for weight in self._weights]
+        if any(changed):
+            self._under.parameters_changed()
+        self._under.load(saved["under"])
+
+    def close(self) -> None:
+        self._under.close()
+
+    @torch.no_grad()
+    @full_precision()
+    def _decompose(self) -> None:
+        """Make every eligible weight U Σ Vᵀ, of rank min(m, n): at first nothing is dropped."""
+        weights = self._weights
+        self._under.synchronise()
+        found = self._work.run(
+            [svd_cost(weight.rows, weight.columns) for weight in weights],
+            lambda index: svd(weights[index].matrix(), cutoff=0.0),
+            [weight.whole.dtype for weight in weights],
+        )
+        for weight, (u, values, vt) in zip(weights, found, strict=True):
+            old, sigma = weight.whole, nn.Parameter(torch.diag(values))
+            factorise(weight, {"u": _frozen(u), "sigma": sigma, "vt": _frozen(vt)})
+            # G_Σ = Uᵀ G_W V
+            exchange(self._optimizer, old, sigma, Projection(left=u.T, right=vt.T))
+            self._ranks[weight.name] = len(values)
+        self._under.parameters_changed()
+
+    @torch.no_grad()
+    @full_precision()
+    def _update(self) -> None:
+        """Turn the bases of the last weights into those of their Σ, and drop what is small (Eq. 4.13)."""
+        self._updates += 1
+        # So that 30 · 0.1 · u, with what rounding adds or takes, is 3 u.
+        count = math.floor(len(self._weights) * self._method.layer_step * self._updates + 1e-9)
+        weights = self._weights[-max(1, min(count, len(self._weights))) :]
+        self._under.synchronise()
+        found = self._work.run(
+            [svd_cost(self._ranks[weight.name], self._ranks[weight.name]) for weight in weights],
+            lambda index: self._rotations(weights[index]),
+            [_precise(weight.factors["sigma"].dtype) for weight in weights],
+        )
+        for weight, (p, values, qt) in zip(weights, found, strict=True):
+            self._rotate(weight, p, values, qt)
+        # Also where all shapes stayed: what is averaged now has other coordinates.
+        self._under.parameters_changed()
+
+    def _rotations(self, weight: MatrixWeight) -> Sequence[Tensor]:
+        """P, S and Qᵀ. They are sent, and each rank turns its bases with them: they are smaller than these, and
+        the optimizer's moments, which each rank has for itself, need them too. On devices that round products
+        alike ranks go on with the same bits; on a mixture of kinds bases may differ in their last ones.
+        """
+        u, sigma, vt = (factor.to(_precise(factor.dtype)) for factor in weight.factors.values())
+        p, values, qt = svd(sigma, cutoff=self._method.sigma_cutoff)
+        return _keeping_orthogonal(u, p), values, _keeping_orthogonal(vt.T, qt.T).T
+
+    def _rotate(self, weight: MatrixWeight, p: Tensor, values: Tensor, qt: Tensor) -> None:
+        u, sigma, vt = weight.factors.values()
+        dtype, rank = sigma.dtype, len(values)
+        # tr(U Vᵀ V' U'ᵀ) with U' = U P and V' = V Q is tr(Pᵀ Q); of a diverged run there is none.
+        stability = (p * qt.T).sum().item() / rank
+        if math.isfinite(stability):
+            self._stability[weight.name] = stability
+        new_u, new_vt = (u.to(p.dtype) @ p).to(dtype), (qt @ vt.to(qt.dtype)).to(dtype)
+        new_sigma = torch.diag(values).to(dtype)
+        projection = Projection(left=p.T, right=qt.T)
+        if rank == len(sigma):
+            # The same parameters: a compiled model need not be compiled again.
+            for parameter, value in ((u, new_u), (sigma, new_sigma), (vt, new_vt)):
+                parameter.copy_(value)
+            exchange(self._optimizer, sigma, sigma, projection)
+            return
+        parameter = nn.Parameter(new_sigma)
+        factorise(weight, {"u": _frozen(new_u), "sigma": parameter, "vt": _frozen(new_vt)})
+        exchange(self._optimizer, sigma, parameter, projection)
+        self._ranks[weight.name] = rank
+
+    @torch.no_grad()
+    def _reshape(self, weight: MatrixWeight, rank: int | None) -> bool:
+        """Give the weight this rank, or make it whole (None), with any values; whether it was not so yet."""
+        factors = weight.factors
+        old = factors["sigma"] if factors else weight.whole
+        if (len(old) if factors else None) == rank:
+            return False
+        if rank is None:
+            new = make_whole(weight, old.new_zeros(weight.rows, weight.columns))
+        else:
+            new = nn.Parameter(old.new_zeros(rank, rank))
+            u, vt = old.new_zeros(weight.rows, rank), old.new_zeros(rank, weight.columns)
+            factorise(weight, {"u": _frozen(u), "sigma": new, "vt": _frozen(vt)})
+        exchange(self._optimizer, old, new)
+        return True
+
+
+@torch.no_grad()
+def _start_whole(setup: Setup) -> None:
+    """Make the weights whole whose factors the optimizer was given, and let it train these instead."""
+    held = {id(parameter) for group in setup.optimizer.param_groups for parameter in group["params"]}
+    made = []
+    for weight in matrix_weights(setup.model):
+        trained = [factor for factor in weight.factors.values() if id(factor) in held]
+        if trained:
+            made.append(make_whole(weight))
+            exchange(setup.optimizer, trained[0], made[-1])
+            for other in trained[1:]:
+                remove(setup.optimizer, other)
+    # Products of one and the same factors may differ in roundings where devices do.
+    broadcast_tensors(setup.communicator.service, made)
+
+
+def _eligible(method: OIALR, setup: Setup) -> list[MatrixWeight]:
+    """ValueError if there is none, or one that the optimizer does not train."""
+    weights = matrix_weights(
+        setup.model,
+        first=not method.full_rank_first_layer,
+        last=not method.full_rank_last_layer,
+        factored=False,
+    )
+    if not weights:
+        whole = [
+            f"full_rank_{place}_layer"
+            for place in ("first", "last")
+            if getattr(method, f"full_rank_{place}_layer")
+        ]
+        raise ValueError(
+            "OIALR: the model has no weight to decompose. It needs a trained, real weight of a Linear, Conv1d, Conv2d "
+            f"or MultiheadAttention with both sides of at least {SMALLEST_SIDE} and of a ratio up to "
+            f"{LARGEST_ASPECT}, shared with no other layer"
+            + (f", beside what {' and '.join(whole)} leaves whole" if whole else "")
+            + ". Widen the model, or use another method."
+        )
+    refuse_untrained("OIALR", weights, setup.optimizer)
+    return weights
+
+
+def _keeping_orthogonal(basis: Tensor, rotation: Tensor) -> Tensor:
+    """``rotation``, corrected such that ``basis @ rotation`` is orthonormal although ``basis`` is so to a
+    rounding only: over hundreds of updates roundings would add up.
+    """
+    turned = basis @ rotation
+    return 1.5 * rotation - 0.5 * rotation @ (turned.T @ turned)
+
+
+def _frozen(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value, requires_grad=False)
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    """Rotations in half precision would leave bases orthogonal to a hundredth only."""
+    return dtype if dtype == torch.float64 else torch.float32

@@ -1,0 +1,89 @@
+"""PowerSGD: gradients averaged as low-rank factors (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727,
+algorithms 1, 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from trainers.communication.communicator import Channel, GradientAverager, average_summands, gradient_of
+from trainers.methods.strategy import State
+from trainers.randomness import derive
+
+
+class PowerSGDAverager:
+    """Averages matrices through factors P (m × r) and Q (n × r), and all else as it is.
+
+    A gradient of more than two dimensions is taken as (first, all the others). It is worth factors only where
+    (m + n) r < m n. Each rank keeps what its factors missed and adds it to its next gradient.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], channel: Channel, *, rank: int, seed: int) -> None:
+        self._channel = channel
+        self._matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for parameter in parameters:
+            m, n = _shape(parameter)
+            (self._matrices if (m + n) * rank < m * n else others).append(parameter)
+        self._others = GradientAverager(others, channel, keep_none=True)
+        self._errors = [torch.zeros(_shape(p), dtype=p.dtype, device=p.device) for p in self._matrices]
+        # The same on all ranks, since P = M Q is averaged with a common Q.
+        generator = torch.Generator().manual_seed(derive(seed, "powersgd"))
+        self._qs = [
+            torch.randn(_shape(p)[1], rank, generator=generator, device="cpu").to(
+                device=p.device, dtype=p.dtype
+            )
+            for p in self._matrices
+        ]
+
+    def arm(self) -> None:
+        self._others.arm()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        self._others.send()
+        gradients = [gradient_of(parameter) for parameter in self._matrices]
+        corrected = [g.reshape(e.shape) + e for g, e in zip(gradients, self._errors, strict=True)]
+        ps = self._averaged([m @ q for m, q in zip(corrected, self._qs, strict=True)])
+        ps = [_orthonormal(p) for p in ps]
+        self._qs = self._averaged([m.mH @ p for m, p in zip(corrected, ps, strict=True)])
+        for i, gradient in enumerate(gradients):
+            approximation = ps[i] @ self._qs[i].mH
+            torch.sub(corrected[i], approximation, out=self._errors[i])
+            gradient.copy_(approximation.view(gradient.shape))
+        self._others.finish()
+
+    def close(self) -> None:
+        self._others.close()
+
+    def state(self) -> State:
+        return {"errors": self._errors, "qs": self._qs}
+
+    def load(self, state: State) -> None:
+        errors, qs = state["errors"], state["qs"]
+        if not isinstance(errors, list) or not isinstance(qs, list) or len(errors) != len(self._matrices):
+            raise ValueError(
+                "The saved state is of PowerSGD on another model. Start with an empty checkpoint directory."
+            )
+        self._errors = [saved.to(own.device) for saved, own in zip(errors, self._errors, strict=True)]
+        self._qs = [saved.to(own.device) for saved, own in zip(qs, self._qs, strict=True)]
+
+    def _averaged(self, factors: list[Tensor]) -> list[Tensor]:
+        average_summands(self._channel, factors)
+        return factors
+
+
+def _orthonormal(p: Tensor) -> Tensor:
+    """A basis of the columns of ``p``, which no library finds in half precision."""
+    half = p.dtype in (torch.bfloat16, torch.float16)
+    basis: Tensor = torch.linalg.qr(p.float() if half else p).Q
+    return basis.to(p.dtype)
+
+
+def _shape(parameter: Tensor) -> tuple[int, int]:
+    if parameter.dim() < 2 or parameter.numel() == 0:
+        return parameter.numel(), 1
+    return parameter.shape[0], parameter.numel() // parameter.shape[0]

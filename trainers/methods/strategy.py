@@ -1,0 +1,159 @@
+"""The seam between the loop and the training methods.
+
+A method is a frozen record of settings; at the start of a run it makes its strategy, which holds the run's
+state. The loop calls, at each optimizer step and on every rank:
+
+    learning_rate
+    before_pass(last=False), forward, backward     for each accumulated batch but the last
+    before_pass(last=True), forward, backward
+    reduce_gradients, [clip], optimizer step, after_step
+
+and, when an epoch is over, ``end_epoch``, then the evaluation, if there is one, inside ``evaluating``;
+``finalise`` after the last epoch. ``state`` may be asked for before any step, ``load`` comes before the
+first. Every hook may communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainers.arguments import is_integer, is_number
+from trainers.communication.communicator import Communicator
+
+State = Mapping[str, object]
+"""Tensors, numbers, strings and lists and dictionaries of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a strategy works with. Parameters are the same on all ranks when it is made."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    communicator: Communicator
+    epochs: int
+    steps_per_epoch: int
+    batch_size: int
+    """Samples that a rank takes at a step, in all passes together."""
+    seed: int
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+
+class Strategy:
+    """One method at work in one run. A hook that a method does not need it inherits: here they do nothing.
+
+    A strategy that exchanges parameters (decompositions) does so in the model and in the optimizer, each
+    trained parameter in the latter exactly once, and then calls ``parameters_changed`` of a strategy that it
+    has under it.
+    """
+
+    @property
+    def replicated(self) -> bool:
+        """Whether, between steps, parameters and optimizer state are the same on all ranks: saved once then."""
+        return False
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        """A forward and backward pass follows; with ``last`` it completes the gradients of ``step``."""
+
+    def reduce_gradients(self, step: int) -> None:
+        """Turn this rank's gradients into those that the optimizer shall use."""
+
+    def learning_rate(self, step: int, scheduled: float) -> float:
+        """The rate to use at ``step`` where the schedule says ``scheduled``."""
+        return scheduled
+
+    def after_step(self, step: int, loss: Tensor) -> None:
+        """The optimizer has taken ``step``; ``loss`` is this rank's, detached, without dimensions."""
+
+    def end_epoch(self, epoch: int, train_loss: float) -> None:
+        """``epoch`` is over with this mean loss over all ranks. Buffers must agree on all ranks afterwards, or
+        inside ``evaluating`` at the latest.
+        """
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Inside, the model is what the evaluation shall see, the same on all ranks, and ``state`` tells its
+        shapes. Entered only where there is something to evaluate or to keep; what it sends should count as
+        ``Communicator.service``.
+        """
+        return nullcontext()
+
+    def finalise(self) -> None:
+        """No step follows: leave the model in its final state, the same on all ranks."""
+
+    def synchronise(self) -> None:
+        """Make the trained parameters the same on all ranks, now; nothing is left under way."""
+
+    def parameters_changed(self) -> None:
+        """The set of trained parameters, or the shape of one, is not what it was."""
+
+    def metrics(self) -> dict[str, float]:
+        """Further numbers to record with each epoch, the same on all ranks."""
+        return {}
+
+    def state(self) -> State:
+        """This rank's state, for ``load`` to go on from bit for bit."""
+        return {}
+
+    def load(self, state: State) -> None:
+        """Take up ``state``. Gives model and optimizer the shapes of then, for the loop to fill them next."""
+
+    def close(self) -> None:
+        """Take everything off the model that was put there: hooks, wrappers."""
+
+
+Steps = int | float
+"""A number of optimizer steps if an int, a fraction of all steps of the run if a float."""
+
+
+def steps_of(value: Steps, total: int) -> int:
+    """``value`` as a number of steps of a run of ``total``."""
+    return int(value) if is_integer(value) else round(float(value) * total)
+
+
+def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
+    """ValueError unless ``value`` is a whole number of at least ``least``, or a fraction from 0 to 1."""
+    if not is_number(value):
+        allowed = False
+    elif is_integer(value):
+        allowed = value >= least
+    else:
+        allowed = 0 <= value <= 1 and (value > 0 or least == 0)
+    if not allowed:
+        raise ValueError(
+            f"{owner}({name}={value!r}): {name} must be a number of steps of at least {least}, or as a float "
+            "a fraction of all steps, from 0.0 to 1.0. Correct it."
+        )
+
+
+def check_method(said: str, method: object) -> None:
+    """ValueError, beginning with what was ``said``, unless ``method`` is a method's settings."""
+    if isinstance(method, type) or not callable(getattr(method, "strategy", None)):
+        name = method.__name__ if isinstance(method, type) else "DDP"
+        raise ValueError(f"{said}: must be a method's settings. Pass {name}(), say.")
+
+
+def refuse_synchronised_norms(owner: str, model: nn.Module) -> None:
+    """ValueError if layers of ``model`` exchange statistics in each pass, over ranks that train apart."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ValueError(
+                f"{owner}: {name or 'the model'} is a SyncBatchNorm, which has ranks wait for one another in "
+                "each pass, and here they train apart. Use BatchNorm, whose buffers are averaged, or DDP."
+            )
+
+
+class Method(Protocol):
+    """The settings of a training method."""
+
+    def strategy(self, setup: Setup) -> Strategy:
+        """The strategy for one run. ValueError, with what to do, if it cannot work with this setup."""
+        ...

@@ -1,0 +1,192 @@
+"""Learning-rate schedules: pure functions of the position in the run and of its history, so that none needs
+to be saved.
+
+``epoch`` is a real number: optimizer steps taken, over steps an epoch. Every schedule may start with a linear
+warm-up; its own course begins, at the full rate, where the warm-up ends, and is over when the run is.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainers.arguments import check_kinds, is_number
+from trainers.optim.early_stopping import is_better, recorded
+
+History = Sequence[Mapping[str, float]]
+"""The metrics of each finished epoch, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(ABC):
+    """``warmup_epochs`` epochs of a straight line from ``warmup_lr`` to the optimizer's own rate, then
+    ``decayed``.
+    """
+
+    warmup_epochs: float = 0.0
+    warmup_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        self._refuse_unless(0 <= self.warmup_epochs < math.inf, "warmup_epochs", "at least 0 and finite")
+        self._refuse_unless(self.warmup_lr >= 0, "warmup_lr", "at least 0")
+
+    def rate(self, lr: float, *, epoch: float, epochs: float, history: History = ()) -> float:
+        """The learning rate at ``epoch`` of ``epochs`` for a parameter group whose own rate is ``lr``."""
+        if epoch < self.warmup_epochs:
+            return self.warmup_lr + (lr - self.warmup_lr) * epoch / self.warmup_epochs
+        return self.decayed(
+            lr, epoch=epoch - self.warmup_epochs, epochs=epochs - self.warmup_epochs, history=history
+        )
+
+    @abstractmethod
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        """As ``rate``, with ``epoch`` and ``epochs`` counted from the end of the warm-up; ``history`` is
+        whole.
+        """
+
+    def _refuse_unless(self, allowed: bool, name: str, rule: str) -> None:
+        if not allowed:
+            raise ValueError(
+                f"{type(self).__name__}({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The optimizer's own rate all along."""
+
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        return lr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """Half a cosine from lr down to ``min_lr``: min_lr + (lr - min_lr) (1 + cos(π (t/T)^k)) / 2.
+
+    ``k_decay`` is the k of Zhang and Li (arXiv 2004.05909): above 1 the rate stays high longer, below 1 it
+    falls earlier.
+    """
+
+    min_lr: float = 0.0
+    k_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_unless(self.min_lr >= 0, "min_lr", "at least 0")
+        self._refuse_unless(self.k_decay > 0, "k_decay", "above 0")
+
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        passed = min(epoch / epochs, 1.0) ** self.k_decay if epochs > 0 else 1.0
+        return self.min_lr + (lr - self.min_lr) * (1.0 + math.cos(math.pi * passed)) / 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(Schedule):
+    """lr · ``rate_factor`` ** (epoch / ``every_epochs``), without steps."""
+
+    rate_factor: float
+    every_epochs: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_unless(0 < self.rate_factor <= 1, "rate_factor", "above 0 and at most 1")
+        self._refuse_unless(self.every_epochs > 0, "every_epochs", "above 0")
+
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        return lr * math.pow(self.rate_factor, epoch / self.every_epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseTime(Schedule):
+    """lr / (1 + ``decay`` · epoch / ``every_epochs``)."""
+
+    decay: float
+    every_epochs: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_unless(self.decay >= 0, "decay", "at least 0")
+        self._refuse_unless(self.every_epochs > 0, "every_epochs", "above 0")
+
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        return lr / (1.0 + self.decay * epoch / self.every_epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial(Schedule):
+    """min_lr + (lr - min_lr) (1 - t/T) ** ``power``."""
+
+    power: float = 1.0
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_unless(self.power > 0, "power", "above 0")
+        self._refuse_unless(self.min_lr >= 0, "min_lr", "at least 0")
+
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        left = max(1.0 - epoch / epochs, 0.0) if epochs > 0 else 0.0
+        return self.min_lr + (lr - self.min_lr) * math.pow(left, self.power)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drops(Schedule):
+    """lr times ``factor`` once for each part of the run in ``at`` that has passed: at 50 % and at 75 %, say, as for
+    ResNets on CIFAR (He et al. 2015, section 4.2).
+    """
+
+    at: tuple[float, ...] = (0.5, 0.75)
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts = isinstance(self.at, (tuple, list)) and all(is_number(p) and 0 < p < 1 for p in self.at)
+        self._refuse_unless(parts, "at", "parts of the run, between 0 and 1")
+        self._refuse_unless(0 < self.factor < 1, "factor", "between 0 and 1")
+
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        passed = sum(epoch >= part * epochs for part in self.at)
+        return lr * math.pow(self.factor, passed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceOnPlateau(Schedule):
+    """Multiply the rate by ``factor`` each time ``metric`` has not become better for more than ``patience``
+    epochs.
+
+    The count starts anew after a reduction, and with the first epoch that began after the warm-up. Better
+    means by more than ``min_delta``. ValueError if the run does not record ``metric``.
+    """
+
+    metric: str = "train_loss"
+    direction: str = "minimize"
+    factor: float = 0.5
+    patience: int = 5
+    min_delta: float = 0.0
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_unless(
+            self.direction in ("minimize", "maximize"), "direction", '"minimize" or "maximize"'
+        )
+        self._refuse_unless(0 < self.factor < 1, "factor", "between 0 and 1")
+        self._refuse_unless(self.patience >= 0, "patience", "at least 0")
+        self._refuse_unless(self.min_delta >= 0, "min_delta", "at least 0")
+        self._refuse_unless(self.min_lr >= 0, "min_lr", "at least 0")
+
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        best: float | None = None
+        bad_epochs = reductions = 0
+        for entry in history[math.ceil(self.warmup_epochs) :]:
+            value = recorded(entry, self.metric, type(self).__name__)
+            if is_better(value, best, self.direction, self.min_delta):
+                best, bad_epochs = value, 0
+            else:
+                bad_epochs += 1
+            if bad_epochs > self.patience:
+                reductions, bad_epochs = reductions + 1, 0
+        return max(lr * self.factor**reductions, min(self.min_lr, lr))
