@@ -501,6 +501,7 @@ def test_locks_that_make_no_sense(home: Path, fields: dict[str, object]) -> None
     error=st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     suffix=st.sampled_from([".csv", ".json", ".parquet"]),
 )
+@example(params={}, metrics={"a\0b": None}, error="no\0 end", suffix=".csv")
 def test_exports_of_any_values(
     home: Path, params: dict[str, object], metrics: dict[str, object], error: str | None, suffix: str
 ) -> None:

@@ -75,7 +75,9 @@ def test_the_torch_of_the_system_stays_and_is_seen(repository: Path) -> None:
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="propulate's pins do not apply from Python 3.13 on")
 def test_where_numpy_2_is_propulate_goes_without_its_pins(repository: Path, tmp_path: Path) -> None:
-    newer = pretend(tmp_path / "newer", numpy="2.4.6", scipy="1.17.1", matplotlib="3.11.2", GPy="1.15.0")
+    newer = pretend(
+        tmp_path / "newer", numpy="2.4.6", scipy="1.17.1", matplotlib="3.11.2", GPy="1.15.0", pandas="3.0.0"
+    )
     environment = tmp_path / "theirs"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=100)
     done = set_up(repository, "--into", "theirs", path=(newer, SITE))

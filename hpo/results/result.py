@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, RUNNING, STATUSES, Individual, Scalar
@@ -218,8 +219,18 @@ def _csv(table: pandas.DataFrame) -> bytes:
         values = list(table[name])
         if any(isinstance(value, list) for value in values):
             table[name] = [_list_as_text(value) for value in values]
+    if sys.version_info < (3, 11):
+        for name in table.columns:
+            if table[name].dtype == object:
+                table[name] = [_nul_as_text(value) for value in table[name]]
+        table.columns = [_nul_as_text(name) for name in table.columns]
     text: str = table.to_csv(index=False)
     return text.encode()
+
+
+def _nul_as_text(value: Any) -> Any:
+    """A text without the character NUL, which Python 3.10 cannot write into a csv; anything else as it is."""
+    return value.replace("\0", "\\0") if isinstance(value, str) else value
 
 
 def _list_as_text(value: object) -> object:
