@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainers import process_groups
+from trainers.communication import process_groups
 
 
 def test_gloo_s_threads_get_to_let_go_where_torch_holds_the_interpreter(
