@@ -41,7 +41,7 @@ VALUES: list[object] = [
     *(decimal.Decimal(5), decimal.Decimal("NaN"), decimal.Decimal("1e999")),
     *(fractions.Fraction(10**4000), fractions.Fraction(-(10**4000)), fractions.Fraction(1, 10**4000)),
     *(numpy.int64(5), numpy.int64(-(2**63)), numpy.uint64(2**64 - 1), numpy.float32(3), numpy.float64("nan")),
-    *(numpy.bool_(True), numpy.arange(300), numpy.array(3.0), numpy.timedelta64(5), numpy.longdouble(3)),
+    *(numpy.bool_(True), numpy.arange(300), numpy.array(3.0), numpy.timedelta64(5, "s"), numpy.longdouble(3)),
     *([], {}, [10**40], [[10**40]], [10**5000], (10**40,), [1e308], ["\ud800"], [None]),
     *({"a": 10**40}, {"a": math.nan}, {"a": 1e308}, {1: 2}, [{"x": 10**40}], [{"x": 10**5000}]),
     *([{"params": {"x": 10**40}, "value": 10**40}], [{"params": {"x": 0.5}, "value": math.nan}]),

@@ -335,7 +335,7 @@ def flaw(record: Record) -> str | None:
         for value in (record.get("objectives") or {}).values():
             if type(value) not in _NUMBER:
                 return f"an objective is {str(value)[:80]!r}"
-        for name, value in record.get("metrics", {}).items():
+        for name, value in (record.get("metrics") or {}).items():
             if isinstance(value, dict) or (
                 isinstance(value, list) and not all(type(one) in _NUMBER for one in value)
             ):
