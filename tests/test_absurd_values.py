@@ -33,6 +33,12 @@ def nested(depth: int) -> object:
     return value
 
 
+# What numpy 2.5 says when its numbers are compared with such ones; it is harmless.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'generic' unit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning"),
+]
+
 VALUES: list[object] = [
     *(10**40, -(10**40), 2**63, 2**64, -(2**63) - 1, 2**53 + 1, 10**5000, -(10**5000), 0, -1),
     *(1e300, 1e308, -1e308, math.nan, math.inf, -math.inf, -0.0, 5e-324, 0.5, 1 + 2j),
