@@ -54,6 +54,10 @@ def run(case: str) -> dict[str, Any]:
     return as_recorded
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
+    reason="recorded with torch 2.13; torch 2.6 draws other numbers for dropout",
+)
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_ends_where_it_did(case: str) -> None:
     known, found = json.loads(GOLDEN.read_text())[case], run(case)
