@@ -509,7 +509,7 @@ def read_counts(text: str) -> tuple[int, ...]:
 def dead_nodes(names: Iterable[str]) -> frozenset[str]:
     """Those on which Slurm starts nothing any more; none where it does not answer."""
     listed = ",".join(names)
-    code, out, _ = _call(["sinfo", "--noheader", "--EventLoop", f"--nodes={listed}", "--format=%N %T"])
+    code, out, _ = _call(["sinfo", "--noheader", "--Node", f"--nodes={listed}", "--format=%N %T"])
     return frozenset() if code else read_states(out)
 
 
