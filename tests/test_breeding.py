@@ -116,14 +116,14 @@ import random, sys
 from propulate.utils import get_default_propagator
 from propulate.population import Individual
 import hpo
-from hpo.search.kinds.evolution import GeneticBreeder
+from hpo.search.kinds.propulate_kinds import GeneticBreeder
 from hpo.search.population import Member, Population
 space = hpo.SearchSpace(a=hpo.Float(0, 1), b=hpo.Int(0, 9), c=hpo.Categorical("x", "y", "z"))
 rng = random.Random(5)
 population = Population()
 for number in range(12):
     population.add(Member(f"0-0-{number}", space.sample(rng), (rng.random(),), "completed"))
-breeder = GeneticBreeder(space, pool=8)
+breeder = GeneticBreeder(space, pool=8, crossover=0.7, mutation=0.4, random_rate=0.1)
 theirs = random.Random()
 reference = get_default_propagator(8, space.limits, rng=theirs)
 for number in range(50):
@@ -145,7 +145,7 @@ print("equal")
 def test_propulate_is_loaded_without_what_no_propagator_needs_and_stays_usable():
     code = """
 import sys
-from hpo.search.kinds.evolution import _propagators
+from hpo.search.kinds.propulate_kinds import _propagators
 assert _propagators() is _propagators()
 assert "GPy" not in sys.modules and "propulate" not in sys.modules
 import propulate

@@ -10,8 +10,11 @@ import pytest
 import hpo
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
-from hpo.search.kinds.designs import Designed, GridBreeder
+from hpo.individual import make_id
+from hpo.search.kinds.grid import GridBreeder
+from hpo.search.kinds.initial_design import InitialDesign
 from hpo.search.population import Population
+from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
 from hpo.simulation import Simulation
 
@@ -24,7 +27,11 @@ SPACE = hpo.SearchSpace(
 
 
 def design(kind, workers):
-    return make_breeder(SPACE, SearchSettings(kind="evolution", initial=kind), workers=workers)
+    return make_breeder(SPACE, SearchSettings(kind="evolution", initial=kind), SearchContext(workers=workers))
+
+
+def point(breeder, seed, island, worker, sequence):
+    return breeder.propose_first(make_id(island, worker, sequence), seed, Population(), random.Random(0))
 
 
 @pytest.mark.parametrize("kind", ["sobol", "latin-hypercube"])
@@ -34,16 +41,16 @@ def test_workers_share_one_design_and_a_resumed_one_goes_on(kind):
     for worker in range(workers):
         first = design(kind, workers)
         for sequence in range(5):
-            child = first.first(7, 0, worker, sequence)
+            child = point(first, 7, 0, worker, sequence)
             if child is not None:
                 points[sequence, worker] = child.genome
                 assert child.operator == kind
                 # Another launch, which has drawn nothing before.
-                assert design(kind, workers).first(7, 0, worker, sequence) == child
+                assert point(design(kind, workers), 7, 0, worker, sequence) == child
     assert len(points) == 16 and len(set(points.values())) == 16
-    assert design(kind, workers).first(7, 0, 0, 4) is None
-    assert design(kind, workers).first(8, 0, 0, 0) != design(kind, workers).first(7, 0, 0, 0)
-    assert design(kind, workers).first(7, 1, 0, 0) != design(kind, workers).first(7, 0, 0, 0)
+    assert point(design(kind, workers), 7, 0, 0, 4) is None
+    assert point(design(kind, workers), 8, 0, 0, 0) != point(design(kind, workers), 7, 0, 0, 0)
+    assert point(design(kind, workers), 7, 1, 0, 0) != point(design(kind, workers), 7, 0, 0, 0)
     for genome in points.values():
         assert SPACE.validate(SPACE.decode(genome)) == SPACE.decode(genome)
     # Spread: one in each sixteenth of each number, both choices equally often.
@@ -69,7 +76,7 @@ def test_the_design_comes_first_in_a_search_and_a_campaign():
         islands=2,
         evaluations=60,
         duration=lambda number: 1.0,
-        breeder=lambda rank: make_breeder(SPACE, settings, workers=4),
+        breeder=lambda rank: make_breeder(SPACE, settings, SearchContext(workers=4)),
         seed=1,
     )
     simulation.run()
@@ -106,7 +113,7 @@ def test_values_that_conditions_name_are_on_the_grid():
 def test_a_value_that_a_condition_names_is_not_looked_for_in_a_huge_range():
     space = hpo.SearchSpace(n=hpo.Int(0, 2**40), x=hpo.Ordinal(1, 2, when={"n": 12345}))
     breeder = GridBreeder(space, 3)
-    assert breeder.patience == 5  # three values of n and the named one, which has x too
+    assert breeder.further_attempts(0) == 5  # three values of n and the named one, which has x too
 
 
 @pytest.mark.parametrize("evaluations", [27, 60])
@@ -153,6 +160,6 @@ def test_a_restricted_grid_and_one_too_large():
 
 
 def test_a_designed_breeder_is_otherwise_the_one_inside():
-    designed = Designed(GridBreeder(SPACE, 2), SPACE, "sobol")
+    designed = InitialDesign(GridBreeder(SPACE, 2), SPACE, "sobol", workers=1)
     plain = GridBreeder(SPACE, 2)
     assert designed.breed(Population(), random.Random(1)) == plain.breed(Population(), random.Random(1))

@@ -20,6 +20,7 @@ from test_many_seeds import disturb, losses
 from test_protocol import SPACE, make, make_repeating, records_of
 from test_pruning import pruned_campaign
 
+from hpo.config.settings import SearchSettings
 from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.simulation import Simulation
@@ -62,7 +63,11 @@ CASES: dict[str, Callable[[], Records]] = {
         make(51, workers=9, islands=3, evaluations=200, copy=True, topology="full")[0]
     ),
     "a larger pool and more at random": lambda: whole(
-        make(52, evaluations=150, breeder=lambda rank: EvolutionBreeder(SPACE, pool=12, random_rate=0.5))[0]
+        make(
+            52,
+            evaluations=150,
+            breeder=lambda rank: EvolutionBreeder(SPACE, SearchSettings(pool=12, random=0.5)),
+        )[0]
     ),
     "random": lambda: whole(make(53, evaluations=100, breeder=lambda rank: RandomBreeder(SPACE))[0]),
     "repetitions": lambda: whole(make_repeating(54, 0.3, evaluations=120)[0]),

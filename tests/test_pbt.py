@@ -21,7 +21,7 @@ from hpo.islands.transport import LocalTransport
 from hpo.journal.check import check
 from hpo.journal.records import read_directory
 from hpo.results.record import load
-from hpo.search.kinds.pbt import PbtBreeder, kept_for_others
+from hpo.search.kinds.pbt import PbtBreeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.simulation import MemoryJournal
@@ -168,8 +168,8 @@ def test_the_same_configuration_from_another_checkpoint_is_another_individual() 
 
 def test_checkpoints_are_kept_for_more_than_can_be_chosen() -> None:
     for workers in (1, 4, 50):
-        assert kept_for_others(10, workers) * workers >= 20
-        assert kept_for_others(10, workers) >= 3
+        kept = PbtBreeder(SPACE, pool=10, workers=workers).checkpoints_for_others
+        assert kept * workers >= 20 and kept >= 3
 
 
 # --- campaigns ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hpo.config.settings import Kind, SearchSettings
 from hpo.individual import COMPLETED, FAILED
 from hpo.search.kinds.portfolio import PortfolioBreeder
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Offspring
+from hpo.search.protocols import Breeder, Offspring
 from hpo.search.registry import make_breeder
 from hpo.simulation import Simulation
 
@@ -22,7 +22,7 @@ SPACE = hpo.SearchSpace(
 NUMBERS = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(3)})
 
 
-class Fixed:
+class Fixed(Breeder):
     """Proposes values around a place of its own."""
 
     def __init__(self, place):

@@ -23,7 +23,7 @@ from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.models.estimates import Estimate, estimates, exact
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
-from hpo.search.protocols import GO, Candidate, Offspring, TrialReport
+from hpo.search.protocols import GO, Breeder, Candidate, Offspring, TrialReport
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from search_spaces.standalone.use import of_campaign
@@ -159,7 +159,7 @@ def test_the_choice_by_estimates_is_better_than_that_by_luck():
 # --- which are evaluated again ------------------------------------------------------------------------------
 
 
-class Fixed:
+class Fixed(Breeder):
     """Proposes places drawn at random."""
 
     def __init__(self):
@@ -192,7 +192,7 @@ def evaluated(share, value, individuals=400, seed=0, delay=0):
 
     for number in range(individuals):
         rng = random.Random(f"{seed}/{number}")
-        child = breeder.again(f"0-0-{number}", population, rng) or breeder.breed(population, rng)
+        child = breeder.propose_first(f"0-0-{number}", 0, population, rng) or breeder.breed(population, rng)
         children.append(child)
         under_way.append((number, child))
         if len(under_way) > delay:
@@ -235,7 +235,9 @@ def test_what_is_under_way_leaves_room_for_others(monkeypatch):
             for number in range(120):
                 loss = 0.5 + 0.1 * rng.gauss(0, 1)
                 population.add(Member(f"0-0-{number}", (number % 100 / 100,), (loss,), COMPLETED))
-            proposed = (breeder.again(f"0-1-{number}", population, rng) for number in itertools.count())
+            proposed = (
+                breeder.propose_first(f"0-1-{number}", 0, population, rng) for number in itertools.count()
+            )
             genomes = (child.genome for child in proposed if child is not None)
             found.append(len(set(itertools.islice(genomes, 8))))
         return statistics.fmean(found)
@@ -278,7 +280,7 @@ def test_it_remembers_a_bounded_number_and_the_repeated_ones_among_them():
     breeder, population = ReevaluatingBreeder(UNIT, Fixed(), 0.2), Population()
     rng = random.Random(5)
     for number in range(3_000):
-        child = breeder.again(f"0-0-{number}", population, rng) or breeder.breed(population, rng)
+        child = breeder.propose_first(f"0-0-{number}", 0, population, rng) or breeder.breed(population, rng)
         loss = child.genome[0] + 0.05 * rng.gauss(0, 1)
         population.add(Member(f"0-0-{number}", child.genome, (loss,), COMPLETED, operator=child.operator))
     assert len(breeder._known) <= 700
@@ -293,7 +295,7 @@ def test_what_came_from_elsewhere_and_is_not_in_the_island_s_space_is_not_repeat
     for number in range(60):
         genome = (number % 3, rng.random())
         population.add(Member(f"0-0-{number}", genome, (rng.random() - (number % 3 == 2),), COMPLETED))
-    again = [breeder.again(f"0-1-{number}", population, rng) for number in range(100)]
+    again = [breeder.propose_first(f"0-1-{number}", 0, population, rng) for number in range(100)]
     assert {child.genome[0] for child in again if child is not None} == {0, 1}
 
 
@@ -341,7 +343,7 @@ def test_every_other_kind_repeats(kind):
         Counter(),
     )
     for number in range(80):
-        child = breeder.again(f"0-0-{number}", population, rng) or breeder.breed(population, rng)
+        child = breeder.propose_first(f"0-0-{number}", 0, population, rng) or breeder.breed(population, rng)
         operators[child.operator] += 1
         member = Member(f"0-0-{number}", child.genome, (rng.random(),), COMPLETED, operator=child.operator)
         population.add(member)

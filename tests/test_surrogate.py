@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from scipy.stats import norm
 
 import hpo
+from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate, first_of_worker
 from hpo.search.kinds.vectorised import VectorisedGenomes
@@ -20,8 +21,11 @@ from hpo.search.models.ensemble import Forest, ModelEnsemble, import_in_backgrou
 from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
 from hpo.search.population import Member, Population
+from hpo.search.protocols import SearchContext
 from hpo.simulation import Simulation
 from hpo.space.restricted import restricted
+
+NEVER_RANDOM = SearchSettings(random=0.0)
 
 
 @st.composite
@@ -328,14 +332,17 @@ def test_the_default_screens_the_first_200_however_short_evaluations_are():
 
 
 def test_workers_share_the_first_200_unless_too_many_share_a_core():
+    def first(leader, leaders, hosts, cores):
+        return first_of_worker(SearchContext(leader=leader, leaders=leaders, hosts=hosts, cores=cores))
+
     one = ["a"] * 4
-    assert first_of_worker(0, [0], one, 1) == 200
-    assert first_of_worker(2, [0, 1, 2], one, 2) == 67
-    assert [first_of_worker(rank, range(4), one, cores) for rank, cores in ((0, 2), (3, 1))] == [50, 0]
+    assert first(0, [0], one, 1) == 200
+    assert first(2, [0, 1, 2], one, 2) == 67
+    assert [first(rank, range(4), one, cores) for rank, cores in ((0, 2), (3, 1))] == [50, 0]
     # Workers of four ranks, of which only the leader screens, and hosts that differ.
-    assert first_of_worker(4, [0, 4], ["a"] * 8, 1) == 100
-    assert first_of_worker(3, range(4), ["a", "a", "a", "b"], 1) == 50
-    assert first_of_worker(0, range(4), ["a", "a", "a", "b"], 1) == 0
+    assert first(4, [0, 4], ["a"] * 8, 1) == 100
+    assert first(3, range(4), ["a", "a", "a", "b"], 1) == 50
+    assert first(0, range(4), ["a", "a", "a", "b"], 1) == 0
 
 
 class Import:
@@ -356,7 +363,7 @@ def test_an_import_that_takes_too_long_is_waited_for_once(monkeypatch):
     monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", lambda: thread)
     space = hpo.SearchSpace(x=hpo.Float(-1, 1))
     population = populated(space, range(9))
-    breeder = TimeBudgetedSurrogate(space, clock=lambda: 0.0, background=True, random_rate=0.0)
+    breeder = TimeBudgetedSurrogate(space, NEVER_RANDOM, clock=lambda: 0.0, background=True)
     assert breeder.breed(population, random.Random(0)).operator == "random"
     assert thread.waited == [], "nothing is to be judged yet"
     population.add(Member("0-1-0", (0.5,), (0.0,), COMPLETED))
@@ -425,7 +432,7 @@ def test_the_first_are_not_bred_ahead_of_what_they_could_know():
             duration=lambda number: 0.001,
             latency_s=0.002,
             breeder=lambda rank: TimeBudgetedSurrogate(
-                space, clock=lambda: simulation.time, first=50, random_rate=0.0
+                space, NEVER_RANDOM, clock=lambda: simulation.time, first=50
             ),
         )
         simulation.run()

@@ -325,7 +325,9 @@ class Campaign:
                 earlier,
                 leg,
                 hosts,
-                lineages={one for one in range(layout.islands) if settings.search_of(one).kind == "pbt"},
+                lineages={
+                    one for one in range(layout.islands) if settings.search_of(one).traits.needs_checkpoints
+                },
                 holds=EvaluationDirectories(settings.directory).holds,
             )
             for rank in others:
@@ -468,9 +470,9 @@ class Campaign:
     def _tidy(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> None:
         """Let go of what the leaders of earlier launches kept: each begins anew to count its best."""
         settings = self.settings
-        kinds = {settings.search_of(island).kind for island in range(layout.islands)}
+        inherits = any(settings.search_of(one).traits.needs_checkpoints for one in range(layout.islands))
         # Lineages may go on from any of the latest; a front keeps all until the end.
-        if start.leg > 1 and "pbt" not in kinds and len(self.task.objectives) == 1:
+        if start.leg > 1 and not inherits and len(self.task.objectives) == 1:
             keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
 
 

@@ -41,8 +41,7 @@ from hpo.journal import records as journal
 from hpo.journal.directory import Lock
 from hpo.results.pareto import reference_losses
 from hpo.search import early_stopping as pruning
-from hpo.search.kinds.pbt import kept_for_others
-from hpo.search.kinds.surrogate import INITIAL, first_of_worker
+from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.task.task import MAXIMIZE, Task, TaskSource
@@ -236,6 +235,22 @@ class Assembly:
         search = settings.search_of(place.island)
         space = restricted(self.task.space, search.only)
         objectives = self.task.objectives
+        breeder = make_breeder(
+            space,
+            search,
+            SearchContext(
+                clock=transport.now,
+                leader=place.leader,
+                leaders=[rank for island in groups for rank in island],
+                hosts=hosts,
+                cores=count_cores()[1],
+                workers=len(groups[place.island]),
+                islands=len(groups),
+                evaluations=settings.evaluations,
+                objectives=len(objectives),
+                inline=settings.evaluation.isolation == "inline",
+            ),
+        )
         return Leader(
             place=place,
             peers=groups[place.island],
@@ -243,20 +258,7 @@ class Assembly:
             coordinator=0,
             transport=transport,
             space=space,
-            breeder=make_breeder(
-                space,
-                search,
-                clock=transport.now,
-                workers=len(groups[place.island]),
-                first=first_of_worker(
-                    place.leader, [rank for island in groups for rank in island], hosts, count_cores()[1]
-                )
-                if len(objectives) == 1  # of several there are no models
-                else 0,
-                # Inline, evaluations may import the same libraries at the same time; and a few are all random.
-                background=settings.evaluation.isolation != "inline"
-                and (settings.evaluations is None or settings.evaluations > INITIAL * len(groups)),
-            ),
+            breeder=breeder,
             crew=crew,
             journal=writer,
             settings=LeaderSettings(
@@ -265,7 +267,7 @@ class Assembly:
                 allows=self.task.allows,
                 migration=MigrationSettings(
                     # What an interval of training reached says nothing of its parameters where training begins.
-                    probability=0.0 if search.kind == "pbt" else search.migration,
+                    probability=0.0 if search.traits.needs_checkpoints else search.migration,
                     copy=search.exchange == "pollination",
                     emigrants=topology_matrix(settings.layout.topology, len(groups))[place.island],
                 ),
@@ -278,9 +280,6 @@ class Assembly:
                 steps=self.task.steps,
                 reported=next(iter(objectives)) if len(objectives) == 1 else None,
                 sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
-                lineages=kept_for_others(search.pool, len(groups[place.island]))
-                if search.kind == "pbt"
-                else 0,
                 reference=reference_losses(search.reference, objectives),
             ),
             forget=EvaluationDirectories(settings.directory).forget,

@@ -11,7 +11,7 @@ import os
 import re
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from hpo.config.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
+from hpo.config.search_kinds import KINDS, SearchKind
 from hpo.errors import UsageError
 from hpo.space.parameters import is_unicode
 from hpo.spelling import suggestion
@@ -127,22 +128,10 @@ From2 = Annotated[int, BeforeValidator(_whole), Field(ge=2, le=_MOST)]
 Ranks = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_RANKS)]
 Text = Annotated[str, BeforeValidator(_writable)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Kind = Literal[
-    "default",
-    "surrogate",
-    "evolution",
-    "portfolio",
-    "tpe",
-    "gp",
-    "optuna-cmaes",
-    "genetic",
-    "cmaes",
-    "pso",
-    "nelder-mead",
-    "grid",
-    "random",
-    "pbt",
-]
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[tuple(KINDS)]
 Initial = Literal["random", "sobol", "latin-hypercube"]
 Exchange = Literal["migration", "pollination"]
 Pruner = Literal["none", "halving", "median"]
@@ -210,6 +199,11 @@ class SearchSettings(Section):
     only: Annotated[dict[str, list[str | int | float | bool]], BeforeValidator(_writable)] = Field(
         default_factory=dict, description='a table of choices by parameter, such as { optimizer = ["sgd"] }'
     )
+
+    @property
+    def traits(self) -> SearchKind:
+        """What its kind can and cannot do."""
+        return KINDS[self.kind]
 
 
 class EvaluationSettings(Section):

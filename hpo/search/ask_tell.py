@@ -79,13 +79,13 @@ class Search:
         self._sign = -1.0 if direction == "maximize" else 1.0
         self._constraints = checked_constraints(constraints)
         self._population = Population()
-        if checked.kind == "pbt":
+        if checked.traits.needs_checkpoints:
             raise UsageError(
-                'Search(kind="pbt"): its individuals go on from checkpoints of others, which a search that only asks '
-                "and tells knows nothing of. Use hpo.Campaign, or another kind"
+                f'Search(kind="{kind}"): its individuals go on from checkpoints of others, which a search that only '
+                "asks and tells knows nothing of. Use hpo.Campaign, or another kind"
             )
-        if checked.kind == "default":
-            checked = checked.model_copy(update={"kind": "surrogate"})
+        if checked.traits.without_clock:
+            checked = checked.model_copy(update={"kind": checked.traits.without_clock})
         reevaluation.check(checked.reevaluate, checked.kind, ["value"])
         self._breeder = make_breeder(space, checked)
         self._duplicates = checked.duplicates

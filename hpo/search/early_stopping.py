@@ -51,10 +51,10 @@ def of_search(search: SearchSettings, objectives: Mapping[str, str]) -> PruningS
     """The early stopping of an island of a task with ``objectives`` (name to direction); None where it has none.
 
     UsageError where it cannot work."""
-    if search.kind == "pbt" and search.pruner != "none":
+    if search.traits.needs_checkpoints and search.pruner != "none":
         raise UsageError(
-            f'[search] pruner = "{search.pruner}" and kind = "pbt" both decide who goes on training. Set pruner = '
-            '"none" for that island, or choose another kind'
+            f'[search] pruner = "{search.pruner}" and kind = "{search.kind}" both decide who goes on training. Set '
+            'pruner = "none" for that island, or choose another kind'
         )
     reported_objective(search, objectives)
     if search.pruner == "none":

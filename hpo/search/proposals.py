@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hpo.individual import REEVALUATION, Scalar
-from hpo.search.kinds.designs import Designed, GridBreeder
 from hpo.search.population import Population
-from hpo.search.protocols import Breeder, Candidate, Codec, Offspring, Repeating, Sequenced
+from hpo.search.protocols import Breeder, Candidate, Codec, Offspring
 
 STUCK = 200
 """Attempts after which only known configurations can be expected from breeding and from chance alike."""
@@ -42,43 +41,12 @@ class Proposals:
         duplicates: bool = False,
     ) -> None:
         self._space = space
-        self._design = breeder if isinstance(breeder, Designed) else None
-        if isinstance(breeder, Designed):
-            breeder = breeder.breeder
-        self._repeating = breeder if isinstance(breeder, Repeating) else None
-        if isinstance(breeder, Repeating):
-            breeder = breeder.breeder
         self._breeder = breeder
-        self._sequenced = breeder if isinstance(breeder, Sequenced) else None
         self._seed = seed
         self._allows = allows
         self._duplicates = duplicates
         self._rng = random.Random()
         self.known: set[str] = set()
-
-    @property
-    def ahead(self) -> bool:
-        """Whether individuals may be bred ahead of evaluations."""
-        return self._sequenced is None or not self._sequenced.screens
-
-    def evaluating(self) -> None:
-        """Called when an evaluation has begun."""
-        if self._sequenced is not None:
-            self._sequenced.evaluating()
-
-    def _first(self, candidate: Candidate, population: Population) -> Offspring | None:
-        """What comes before breeding: the candidate's point of the design, or what it repeats, if either."""
-        child = None
-        if self._design is not None:
-            island, worker, _ = (int(part) for part in candidate.id.split("-"))
-            child = self._design.first(self._seed, island, worker, candidate.sequence)
-        if child is None and self._repeating is not None:
-            child = self._repeating.again(candidate.id, population, self._rng)
-        return child
-
-    def best_first(self, own: list[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
-        """Losses and ids of individuals, the best first: by loss, or by all evaluations of what was repeated."""
-        return sorted(own) if self._repeating is None else self._repeating.best_first(own, population)
 
     def fill(self, candidate: Candidate, population: Population) -> None:
         """Give ``candidate`` an allowed configuration that is new as far as known here.
@@ -88,13 +56,12 @@ class Proposals:
         caller must look further."""
         rng, breeder = self._rng, self._breeder
         bred = _BRED
-        if self._sequenced is not None:
-            self._sequenced.sequence = candidate.sequence
+        breeder.begin_proposal(candidate.sequence)
         rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
-        first = None if candidate.attempts else self._first(candidate, population)
-        if isinstance(breeder, GridBreeder):
-            # What it holds and others have taken comes back refused, one by one.
-            bred += candidate.attempts + breeder.patience
+        first = None
+        if not candidate.attempts:
+            first = breeder.propose_first(candidate.id, self._seed, population, rng)
+        bred += breeder.further_attempts(candidate.attempts)
         while True:
             candidate.attempts += 1
             if first is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from hpo.individual import Metric, Scalar
 from hpo.search.population import Member, Population
@@ -51,53 +51,103 @@ class Offspring:
     inherits: str = ""
 
 
-class Breeder(Protocol):
-    """Proposes genomes from a population; all randomness comes from ``rng``."""
+@dataclass(frozen=True, kw_only=True)
+class SearchContext:
+    """What a breeder may know of its campaign. The defaults are those of a search outside any campaign.
 
-    def breed(self, population: Population, rng: random.Random) -> Offspring: ...
-    def learn(self, member: Member) -> None: ...
+    ``clock``: seconds, None where proposals must not depend on it. ``leader``, ``leaders``, ``hosts``: the rank of its
+    worker, those of all workers, and the host of each rank; ``cores``: of its own host; ``workers``: of its island;
+    ``islands``: of the campaign.
+    ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds."""
+
+    clock: Callable[[], float] | None = None
+    leader: int = 0
+    leaders: Sequence[int] = (0,)
+    hosts: Sequence[str] = ("",)
+    cores: int = 1
+    workers: int = 1
+    islands: int = 1
+    evaluations: int | None = None
+    objectives: int = 1
+    inline: bool = True
 
 
-@runtime_checkable
-class Lineages(Protocol):
-    """A breeder whose individuals take turns: a proposal that is not evaluated was no turn."""
+class Breeder:
+    """Proposes genomes from a population; all randomness comes from ``rng``. Beside ``breed`` a breeder overrides what
+    it has a use for."""
 
-    def begun(self, parents: Sequence[str]) -> None:
-        """A child of ``parents`` is evaluated; the last of them is whose turn it was."""
-        ...
+    checkpoints_for_others = 0
+    """How many of its worker's latest individuals keep their checkpoints, for others to go on from."""
 
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        """The next genome to evaluate."""
+        raise NotImplementedError
 
-@runtime_checkable
-class Sequenced(Protocol):
-    """A breeder to which it matters how far the campaign is. ``sequence``: how many individuals its worker has proposed
-    before, in earlier launches too; set before each proposal."""
+    def learn(self, member: Member) -> None:
+        """An individual of its own worker has finished."""
 
-    sequence: int
+    def propose_first(
+        self, identity: str, seed: int, population: Population, rng: random.Random
+    ) -> Offspring | None:
+        """What the individual ``identity`` is to be instead of a bred one, None where nothing else is planned; called
+        once for each individual. ``seed``: the campaign's."""
+        return None
+
+    def begin_proposal(self, sequence: int) -> None:
+        """A proposal follows for the individual that is the worker's ``sequence``-th, earlier launches included."""
 
     @property
-    def screens(self) -> bool:
-        """Whether models judge the next one however long that takes. The later it is bred the more they know, so it is
-        not to be bred ahead of the evaluations before it."""
-        ...
+    def may_breed_ahead(self) -> bool:
+        """Whether the next individual may be bred before the evaluations ahead of it have finished."""
+        return True
 
-    def evaluating(self) -> None:
-        """An evaluation of its worker has begun, whose time it may use to prepare what comes next."""
-        ...
+    def evaluation_started(self, parents: Sequence[str]) -> None:
+        """The evaluation of a child of ``parents`` has begun. A proposal for which this is not called was not
+        evaluated here."""
 
-
-@runtime_checkable
-class Repeating(Protocol):
-    """A breeder around another, ``breeder``, of whose individuals some repeat what is known."""
-
-    breeder: Breeder
-
-    def again(self, identity: str, population: Population, rng: random.Random) -> Offspring | None:
-        """What the individual ``identity`` repeats, if it does; to be asked once for each."""
-        ...
+    def further_attempts(self, attempts: int) -> int:
+        """How many proposals beyond the usual number may turn out to be known, after ``attempts`` that were, before
+        random configurations are tried."""
+        return 0
 
     def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
-        """Pairs of loss and id, by what is believed of their configurations; of each configuration one first."""
-        ...
+        """Pairs of loss and id in the order in which their checkpoints are worth keeping."""
+        return sorted(own)
+
+
+class WrappingBreeder(Breeder):
+    """Breeds as ``breeder`` does, as far as a subclass does not override it."""
+
+    def __init__(self, breeder: Breeder) -> None:
+        self.breeder = breeder
+        self.checkpoints_for_others = breeder.checkpoints_for_others
+
+    def breed(self, population: Population, rng: random.Random) -> Offspring:
+        return self.breeder.breed(population, rng)
+
+    def learn(self, member: Member) -> None:
+        self.breeder.learn(member)
+
+    def propose_first(
+        self, identity: str, seed: int, population: Population, rng: random.Random
+    ) -> Offspring | None:
+        return self.breeder.propose_first(identity, seed, population, rng)
+
+    def begin_proposal(self, sequence: int) -> None:
+        self.breeder.begin_proposal(sequence)
+
+    @property
+    def may_breed_ahead(self) -> bool:
+        return self.breeder.may_breed_ahead
+
+    def evaluation_started(self, parents: Sequence[str]) -> None:
+        self.breeder.evaluation_started(parents)
+
+    def further_attempts(self, attempts: int) -> int:
+        return self.breeder.further_attempts(attempts)
+
+    def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
+        return self.breeder.best_first(own, population)
 
 
 class Codec(Protocol):

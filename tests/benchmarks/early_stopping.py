@@ -36,8 +36,8 @@ from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.early_stopping import PruningSettings
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.search.kinds.surrogate import SurrogateBreeder
-from hpo.search.population import Member, Population
-from hpo.search.protocols import Breeder, Genome, Offspring
+from hpo.search.population import Population
+from hpo.search.protocols import Breeder, Genome, Offspring, WrappingBreeder
 from hpo.simulation import Curve, Simulation
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -106,19 +106,16 @@ class Table:
         return point
 
 
-class OfTheTable:
+class OfTheTable(WrappingBreeder):
     """Proposes the row nearest to what ``breeder`` would, of those that this leader has not proposed yet."""
 
     def __init__(self, breeder: Breeder, table: Table) -> None:
-        self._breeder = breeder
+        super().__init__(breeder)
         self._table = table
         self._left = set(range(len(table.rows)))
 
-    def learn(self, member: Member) -> None:
-        self._breeder.learn(member)
-
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        child = self._breeder.breed(population, rng)
+        child = super().breed(population, rng)
         row = next((row for row in self._table.nearest(child.genome) if row in self._left), 0)
         self._left.discard(row)
         return Offspring(self._table.genomes[row], child.operator, child.parents)

@@ -57,9 +57,9 @@ def serve(directory: Path, evaluations: int, kind: str, out: Path) -> None:
 
     import hpo
     import hpo.campaign.wiring
-    import hpo.search.kinds.evolution
+    import hpo.search.kinds.propulate_kinds
 
-    hpo.search.kinds.evolution._propagators()
+    hpo.search.kinds.propulate_kinds._propagators()
     imported = peak_mib()
     MPI.COMM_WORLD.Barrier()
     begun = time.perf_counter()

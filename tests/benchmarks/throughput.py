@@ -84,7 +84,7 @@ def ours(directory: Path, evaluations: int, kind: str, profile: bool) -> None:
     )
     if profile:
         from hpo.cluster.mpi_startup import connect
-        from hpo.search.kinds import evolution as breeding
+        from hpo.search.kinds import propulate_kinds as breeding
 
         breeding._propagators()
         transport = connect()

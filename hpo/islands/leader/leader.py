@@ -54,7 +54,6 @@ from hpo.search.protocols import (
     Codec,
     Crew,
     Journal,
-    Lineages,
     Outcome,
     TrialReport,
     Verdict,
@@ -77,8 +76,8 @@ class LeaderSettings:
     so that an interrupted evaluation goes on under its id (not worth it for functions of microseconds).
     ``steps``: that a whole run reports, if the task says it.
     ``reported``: the only objective, whose value a report is of; None where there are several. ``sign``: -1 where
-    larger reports are better. ``lineages``: checkpoints of so many latest individuals are kept for others to go on
-    from. ``reference``: losses beyond which nothing is wanted, where there are several objectives."""
+    larger reports are better. ``reference``: losses beyond which nothing is wanted, where there are several
+    objectives."""
 
     seed: int
     losses: Callable[[dict[str, float]], tuple[float, ...]]
@@ -93,7 +92,6 @@ class LeaderSettings:
     steps: int | None = None
     reported: str | None = None
     sign: float = 1.0
-    lineages: int = 0
     reference: tuple[float, ...] | None = None
 
 
@@ -162,8 +160,8 @@ class Leader:
         )
         self._kept = RetentionPolicy(
             settings.keep,
-            latest=settings.lineages,
-            order=lambda own: self._proposals.best_first(own, self.population),
+            latest=breeder.checkpoints_for_others,
+            order=lambda own: self._breeder.best_first(own, self.population),
         )
         self._stopping = EarlyStopping(
             settings.pruning,
@@ -212,7 +210,7 @@ class Leader:
             member = self._learn(evaluated(fields), earlier=True)
             if member.id in owned and member.status == PRUNED:
                 self._stopping.rest(self._paused_before(member), member.progress[0] if member.progress else 0)
-            elif member.id in owned and self._settings.lineages:
+            elif member.id in owned and self._breeder.checkpoints_for_others:
                 self._breeder.learn(member)
             elif member.id in owned:
                 self._migration.own(member)
@@ -302,8 +300,7 @@ class Leader:
 
     def _request(self) -> None:
         """Breed and claim as many as are needed to never run dry."""
-        # What a lineage is to go on from is known when the one before has finished.
-        ahead = self.clockwork.ahead if self._proposals.ahead and not self._settings.lineages else 0
+        ahead = self.clockwork.ahead if self._breeder.may_breed_ahead else 0
         lacking = ahead + (self._running is None) - len(self._queue) - len(self._claimed)
         if lacking > 0 or self._idle:  # a claim may wait for good where the budget is used up
             lacking -= self._promote()
@@ -425,11 +422,9 @@ class Leader:
             error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
             self._finish(_Given(CRASHED, error))
             return
-        if isinstance(self._breeder, Lineages):
-            self._breeder.begun(candidate.parents)
         self._stopping.start(candidate)
         self._crew.start(candidate)
-        self._proposals.evaluating()
+        self._breeder.evaluation_started(candidate.parents)
 
     def _judge(self, report: TrialReport) -> Verdict:
         """Whether the evaluation that has just reported may go on."""

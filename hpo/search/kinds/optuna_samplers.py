@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import parents_first
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Genome, Offspring
+from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Float, Int, Ordinal
 from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
     import optuna
 
-OPTUNA_KINDS = ("tpe", "gp", "optuna-cmaes")
 _MOST_TOLD = {"tpe": 400, "gp": 40, "optuna-cmaes": 400}
 """Observations that a study holds, the best and the latest: fitting a Gaussian process anew for each proposal stays
 under 200 ms with so many."""
@@ -42,6 +42,11 @@ def missing(kind: str) -> list[str]:
     """The packages that ``kind`` needs and that are not installed."""
     needed = {"tpe": ("optuna",), "gp": ("optuna", "torch"), "optuna-cmaes": ("optuna", "cmaes")}[kind]
     return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
+    """Raises UsageError where Optuna is not installed, or the space does not suit."""
+    return OptunaBreeder(space, settings.kind)
 
 
 class OptunaBreeder(EvolutionBreeder):

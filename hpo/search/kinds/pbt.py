@@ -9,14 +9,15 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
+from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Offspring
+from hpo.search.protocols import Breeder, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Float, Int, Ordinal
 from hpo.space.space import SearchSpace
 from hpo.spelling import suggestion
 
-MEMBERS = 10
+_LINEAGES = 10
 """Lineages of an island where ``pool`` does not say how many."""
 _TRUNCATED = 5
 """The last one in so many exploits the first one in so many (truncation selection, section 4.1 there)."""
@@ -24,13 +25,12 @@ _RESAMPLED = 0.25
 _FACTORS = (0.8, 1.2)
 
 
-def kept_for_others(pool: int | None, workers: int) -> int:
-    """How many of its own latest checkpoints a leader keeps: twice its share of those that may be chosen, and more,
-    since others may choose a little later than it knows."""
-    return 2 + -(-4 * (pool or MEMBERS) // max(1, workers))
+def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
+    """Raises UsageError where the space has nothing to perturb."""
+    return PbtBreeder(space, pool=settings.pool, perturb=settings.perturb, workers=context.workers)
 
 
-class PbtBreeder:
+class PbtBreeder(Breeder):
     """Proposes the next interval of a lineage.
 
     The first ``pool`` individuals of an island are random. Then the lineage of this leader that has waited longest
@@ -43,10 +43,18 @@ class PbtBreeder:
     Raises UsageError where ``perturb`` names what the space has not, or there is nothing to perturb."""
 
     def __init__(
-        self, space: SearchSpace, *, pool: int | None = None, perturb: Sequence[str] | None = None
+        self,
+        space: SearchSpace,
+        *,
+        pool: int | None = None,
+        perturb: Sequence[str] | None = None,
+        workers: int = 1,
     ) -> None:
         self._space = space
-        self._pool = pool or MEMBERS
+        self._pool = pool or _LINEAGES
+        # Twice its worker's share of those that may be chosen, and more, since others may choose a little later than
+        # it knows.
+        self.checkpoints_for_others = 2 + -(-4 * self._pool // max(1, workers))
         for name in perturb or ():
             if name not in space.parameters:
                 raise UsageError(
@@ -65,12 +73,17 @@ class PbtBreeder:
         self._perturbed = [(index, name) for index, name in enumerate(space.parameters) if name in chosen]
         self._leaves: deque[Member] = deque(maxlen=self._pool)
 
+    @property
+    def may_breed_ahead(self) -> bool:
+        # From where a lineage goes on is known when its last individual has finished.
+        return False
+
     def learn(self, member: Member) -> None:
-        """An own individual has finished: its lineage waits to go on."""
+        # Its lineage waits to go on.
         self._leaves.append(member)
 
-    def begun(self, parents: Sequence[str]) -> None:
-        """A lineage goes on, and waits no longer."""
+    def evaluation_started(self, parents: Sequence[str]) -> None:
+        # The lineage of the last parent goes on, and waits no longer.
         waiting = [one for one in self._leaves if one.id not in parents[-1:]]
         self._leaves = deque(waiting, self._pool)
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.kinds.optuna_samplers import OptunaBreeder, missing
+from hpo.search.kinds.propulate_kinds import CmaesBreeder, has_propulate
+from hpo.search.kinds.surrogate import SurrogateBreeder
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Breeder, Offspring
+from hpo.search.protocols import Breeder, Offspring, SearchContext
+from hpo.space.parameters import Categorical
+from hpo.space.space import SearchSpace
 
 _WINDOW = 60
 _DECAY = 0.9
@@ -19,7 +26,22 @@ _BELIEF = 8.0
 _CONTRAST = 3.0
 
 
-class PortfolioBreeder:
+def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
+    """The surrogate and evolution; CMA-ES where all parameters are numbers that always exist and Propulate is
+    installed; TPE where Optuna is."""
+    breeders: dict[str, Breeder] = {
+        "surrogate": SurrogateBreeder(space, settings),
+        "evolution": EvolutionBreeder(space, settings),
+    }
+    numbers = [one for one in space.parameters.values() if not isinstance(one, Categorical) and not one.when]
+    if len(numbers) == len(space) > 1 and has_propulate():
+        breeders["cmaes"] = CmaesBreeder(space)
+    if not missing("tpe"):
+        breeders["tpe"] = OptunaBreeder(space, "tpe")
+    return PortfolioBreeder(breeders)
+
+
+class PortfolioBreeder(Breeder):
     """Draws the breeder of each individual with a probability that grows with the area under its curve of ranks, the
     comparison-based credit of Fialho et al. 2010 (doi:10.1145/1830483.1830574): of the latest 60 individuals, sorted
     by loss, the one in place r is worth 0.9^r, a breeder's credit is what its own are worth in the mean, and its

@@ -6,11 +6,12 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 
+from hpo.config.search_kinds import KINDS
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAULTS, REEVALUATION
 from hpo.search.models.estimates import estimates, exact, median_of
-from hpo.search.population import Member, Population
-from hpo.search.protocols import Breeder, Genome, Offspring
+from hpo.search.population import Population
+from hpo.search.protocols import Breeder, Genome, Offspring, WrappingBreeder
 from hpo.space.space import SearchSpace
 
 _MOST = 300
@@ -18,19 +19,15 @@ _INITIAL = 10
 _WHOLE = 50
 _SELDOM = 0.1
 _FORGOTTEN = 500
-_ONCE = {
-    "grid": "which evaluates each of its points once",
-    "pbt": "whose individuals go on from checkpoints of others and so are never the same again",
-}
 
 
 def check(share: float, kind: str, objectives: Iterable[str]) -> None:
     """UsageError where ``[search] reevaluate`` does not suit the kind of search or the task."""
     if not share:
         return
-    if kind in _ONCE:
+    if reason := KINDS[kind].no_reevaluation:
         raise UsageError(
-            f'[search] reevaluate = {share} does not suit kind = "{kind}", {_ONCE[kind]}. Remove reevaluate, or choose '
+            f'[search] reevaluate = {share} does not suit kind = "{kind}", {reason}. Remove reevaluate, or choose '
             "another kind"
         )
     if len(names := list(objectives)) > 1:
@@ -40,7 +37,7 @@ def check(share: float, kind: str, objectives: Iterable[str]) -> None:
         )
 
 
-class ReevaluatingBreeder:
+class ReevaluatingBreeder(WrappingBreeder):
     """Breeds as ``breeder`` does, but for a ``share`` of the individuals, which are configurations that are known. The
     share grows over the first 50: nothing is worth repeating while the search still finds better by far.
 
@@ -54,7 +51,7 @@ class ReevaluatingBreeder:
     elsewhere, are not repeated."""
 
     def __init__(self, space: SearchSpace, breeder: Breeder, share: float) -> None:
-        self.breeder = breeder
+        super().__init__(breeder)
         self._space = space
         self._share = share
         # By configuration the losses of its evaluations by id.
@@ -63,14 +60,15 @@ class ReevaluatingBreeder:
         # By configuration what was proposed and is not known to have completed: by id, how many had been seen then.
         self._begun: dict[Genome, dict[str, int]] = {}
 
-    def learn(self, member: Member) -> None:
-        self.breeder.learn(member)
+    def propose_first(
+        self, identity: str, seed: int, population: Population, rng: random.Random
+    ) -> Offspring | None:
+        return self._repetition(identity, population, rng) or super().propose_first(
+            identity, seed, population, rng
+        )
 
-    def breed(self, population: Population, rng: random.Random) -> Offspring:
-        return self.breeder.breed(population, rng)
-
-    def again(self, identity: str, population: Population, rng: random.Random) -> Offspring | None:
-        """What the individual ``identity`` repeats, if it does; to be asked once for each."""
+    def _repetition(self, identity: str, population: Population, rng: random.Random) -> Offspring | None:
+        """What the individual ``identity`` repeats, if it does."""
         self._observe(population)
         share = self._share * min(1.0, population.judged / _WHOLE)
         if rng.random() >= share or population.judged < _INITIAL or not self._known:

@@ -7,12 +7,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hpo.config.settings import SearchSettings
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.ensemble import AcquisitionFunction, ModelEnsemble, import_in_background
 from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Offspring
+from hpo.search.protocols import Breeder, Offspring, SearchContext
 from hpo.space.space import SearchSpace
 
 INITIAL = 10
@@ -37,6 +38,27 @@ _IMPORT_LIMIT_S = 30.0
 """How long breeding waits for the import, once: with cold files of a cluster it takes several seconds."""
 
 
+_DEFAULTS = SearchSettings()
+
+
+def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
+    """Evolution, screened by models: always, or within a budget of time where there is a clock."""
+    if settings.kind == "surrogate":
+        return SurrogateBreeder(space, settings)
+    if context.clock is None:
+        return EvolutionBreeder(space, settings)
+    return TimeBudgetedSurrogate(
+        space,
+        settings,
+        clock=context.clock,
+        # Of several objectives there are no models.
+        first=first_of_worker(context) if context.objectives == 1 else 0,
+        # Inline, evaluations may import the same libraries at the same time; and a few are all random.
+        background=not context.inline
+        and (context.evaluations is None or context.evaluations > INITIAL * context.islands),
+    )
+
+
 class SurrogateBreeder(EvolutionBreeder):
     """Draws many children, 40 in a hundred at random and the others as the typed evolution does, breeds from the most
     promising of them in four rounds, and proposes the one of the lowest confidence bound of all: mean less k standard
@@ -45,17 +67,16 @@ class SurrogateBreeder(EvolutionBreeder):
     Among the most promising are always some of each value of one unordered parameter, for else children of the
     leading value crowd out those of others whose own parameters are not tuned yet; and while the best stalls, half of
     the proposals take another value than the leading one. What was proposed or seen before is not proposed. With
-    several objectives it is the typed evolution. ``random_rate``: a quarter of the share that is drawn at random."""
+    several objectives it is the typed evolution. The setting ``random`` is a quarter of the share that is drawn at
+    random."""
 
     operator = "surrogate"
 
-    def __init__(
-        self, space: SearchSpace, *, pool: int | None = None, crossover: float = 0.7, random_rate: float = 0.1
-    ) -> None:
-        super().__init__(space, pool=pool, crossover=crossover, random_rate=random_rate)
-        self._brood = VectorisedGenomes(space)
-        self._known = Observations(self._brood)
-        self._panel = ModelEnsemble(self._brood)
+    def __init__(self, space: SearchSpace, settings: SearchSettings = _DEFAULTS) -> None:
+        super().__init__(space, settings)
+        self._genomes = VectorisedGenomes(space)
+        self._known = Observations(self._genomes)
+        self._ensemble = ModelEnsemble(self._genomes)
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         best = population.best
@@ -63,43 +84,43 @@ class SurrogateBreeder(EvolutionBreeder):
             return super().breed(population, rng)
         if population.judged < INITIAL or len(best) < 2:
             return Offspring(self._space.sample(rng), "random")
-        self._panel.learn(self._known.observe(population))
-        return self._searched(self._fittest(population), self._panel.judge(self._known, rng), rng)
+        self._ensemble.learn(self._known.observe(population))
+        return self._searched(self._fittest(population), self._ensemble.judge(self._known, rng), rng)
 
     def _searched(self, pool: Sequence[Member], judge: AcquisitionFunction, rng: random.Random) -> Offspring:
         """The lowest bound that is found."""
         import numpy
 
-        brood, known = self._brood, self._known
+        children, known = self._genomes, self._known
         generator = numpy.random.default_rng(rng.getrandbits(64))
         parents = numpy.array([member.genome for member in pool], dtype=float)
         at_random = int(_DRAWN * min(1.0, _CHANCE * self._random_rate))
-        bred, picked = brood.children(parents, _DRAWN - at_random, generator, self._crossover, _COARSE)
-        genomes = numpy.concatenate([bred, brood.drawn(at_random, generator)])
+        bred, picked = children.children(parents, _DRAWN - at_random, generator, self._crossover, _COARSE)
+        genomes = numpy.concatenate([bred, children.drawn(at_random, generator)])
         # Of each child its parents' places in the pool, -1 for nobody's.
         origins = numpy.concatenate([picked, numpy.full((at_random, 2), -1)])
         bounds = self._bounds(genomes, judge)
-        niche = rng.choice(brood.unordered) if brood.unordered else None
+        niche = rng.choice(children.unordered) if children.unordered else None
         elsewhere = niche is not None and rng.random() < _ELSEWHERE and known.stalled
         for steps in _FINER:
             promising = _promising(genomes, bounds, niche)
             genomes, bounds, origins = genomes[promising], bounds[promising], origins[promising]
-            more, picked = brood.children(genomes, _REFINED, generator, self._crossover, steps)
+            more, picked = children.children(genomes, _REFINED, generator, self._crossover, steps)
             genomes = numpy.concatenate([genomes, more])
             bounds = numpy.concatenate([bounds, self._bounds(more, judge)])
             origins = numpy.concatenate([origins, origins[picked[:, 0]]])
         index = int(bounds.argmin())
         if niche is not None and elsewhere:
             index = _elsewhere(genomes, bounds, niche, index, rng)
-        known.use(brood.rows(genomes[index : index + 1]))
+        known.use(children.rows(genomes[index : index + 1]))
         ids = tuple(dict.fromkeys(pool[one].id for one in origins[index].tolist() if one >= 0))
-        return Offspring(brood.genome(genomes[index].tolist()), self.operator, ids)
+        return Offspring(children.genome(genomes[index].tolist()), self.operator, ids)
 
     def _bounds(self, genomes: Any, judge: AcquisitionFunction) -> Any:
         """Infinite for what is not new."""
         import numpy
 
-        rows = self._brood.rows(genomes)
+        rows = self._genomes.rows(genomes)
         fresh = self._known.new(rows)
         bounds = numpy.full(len(genomes), numpy.inf)
         if fresh.any():
@@ -144,19 +165,19 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
     does not count for the twentieth; the import of scikit-learn does.
 
     ``clock``: seconds; virtual ones in a simulation, so that there the same seeds breed the same. ``first``: how many
-    individuals its worker screens at first (``first_of_worker``). ``background``: import scikit-learn in a thread while
+    individuals its worker screens at first. ``background``: import scikit-learn in a thread while
     the first, random individuals are evaluated; only where evaluations run in other processes."""
 
     def __init__(
         self,
         space: SearchSpace,
+        settings: SearchSettings = _DEFAULTS,
         *,
         clock: Callable[[], float],
         first: int = _FIRST,
         background: bool = False,
-        **settings: Any,
     ) -> None:
-        super().__init__(space, **settings)
+        super().__init__(space, settings)
         self._clock = clock
         self._first = first
         self._background = background
@@ -164,20 +185,28 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
         self._began: float | None = None
         self._spent = _IMPORT_S
         self._screened = 0
-        self.sequence = 0
+        self._sequence = 0
+
+    def begin_proposal(self, sequence: int) -> None:
+        self._sequence = sequence
 
     @property
-    def screens(self) -> bool:
+    def may_breed_ahead(self) -> bool:
+        # The later an individual that is screened is bred, the more the models know.
+        return not self._screens
+
+    @property
+    def _screens(self) -> bool:
         """Whether the next individual is screened whatever that costs."""
         # In a finite space that is nearly used up, one individual may take many proposals.
-        return self.sequence < self._first and self._screened < 2 * self._first
+        return self._sequence < self._first and self._screened < 2 * self._first
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         now = self._clock()
         if self._began is None:
             self._began = now
-        screens = self.screens
-        self.sequence += 1
+        screens = self._screens
+        self._sequence += 1
         if screens:
             if self._imported(population):
                 self._screened += 1
@@ -189,9 +218,9 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
         self._spent += self._clock() - now
         return offspring
 
-    def evaluating(self) -> None:
-        """Not before: evaluators that start need the cores."""
-        if self._background and self.screens:
+    def evaluation_started(self, parents: Sequence[str]) -> None:
+        # Not before: evaluators that start need the cores.
+        if self._background and self._screens:
             import_in_background()
 
     def _imported(self, population: Population) -> bool:
@@ -204,9 +233,9 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
         return not thread.is_alive()
 
 
-def first_of_worker(leader: int, leaders: Sequence[int], hosts: Sequence[str], cores: int) -> int:
-    """How many individuals the worker of ``leader`` screens however short evaluations are: its share of the
-    campaign's first 200, or none where more than two workers share a core, for each of them has to import
-    scikit-learn. ``hosts``: by rank; ``cores``: of the leader's host."""
-    here = sum(hosts[one] == hosts[leader] for one in leaders)
-    return 0 if here > _WORKERS_PER_CORE * cores else math.ceil(_FIRST / len(leaders))
+def first_of_worker(context: SearchContext) -> int:
+    """How many individuals the breeder's worker screens however short evaluations are: its share of the campaign's
+    first 200, or none where more than two workers share a core, for each of them has to import scikit-learn."""
+    hosts = context.hosts
+    here = sum(hosts[leader] == hosts[context.leader] for leader in context.leaders)
+    return 0 if here > _WORKERS_PER_CORE * context.cores else math.ceil(_FIRST / len(context.leaders))

@@ -1,76 +1,26 @@
-"""What needs no observations: the first individuals spread over the space, and all points of a grid."""
+"""Grid search: all points of a grid over the space, in random order."""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
+from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Breeder, Genome, Offspring
+from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Ordinal, Parameter
 from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace
 
-if TYPE_CHECKING:
-    from hpo.config.settings import Initial
-
-_FIRST = 10
-_FEWEST = 16
 _LARGEST_GRID = 100_000
 """Listing so many takes about a second."""
 
 
-class Designed:
-    """``breeder``, but for the first individuals of an island: those are points of one Sobol sequence (scrambled) or
-    one Latin hypercube, each worker taking every ``workers``-th.
-
-    A point follows from (seed, island, worker, sequence) alone, so that a resumed campaign goes on with the next. There
-    are as many points as workers and ten more, at least 16."""
-
-    def __init__(self, breeder: Breeder, space: SearchSpace, kind: Initial, *, workers: int = 1) -> None:
-        self.breeder = breeder
-        self._kind = kind
-        self._workers = workers
-        self._size = max(_FEWEST, workers + _FIRST)
-        self._counts = [p.count if isinstance(p, Categorical) else None for p in space.parameters.values()]
-        self._points: dict[str, list[list[float]]] = {}
-
-    def breed(self, population: Population, rng: random.Random) -> Offspring:
-        return self.breeder.breed(population, rng)
-
-    def learn(self, member: Member) -> None:
-        self.breeder.learn(member)
-
-    def first(self, seed: int, island: int, worker: int, sequence: int) -> Offspring | None:
-        """The point of an individual; None where it comes after those of the design."""
-        place = sequence * self._workers + worker
-        if worker >= self._workers or place >= self._size:
-            return None
-        point = self._drawn(f"{seed}/{island}")[place]
-        genome = tuple(
-            gene if count is None else min(count - 1, int(gene * count))
-            for gene, count in zip(point, self._counts)
-        )
-        return Offspring(genome, self._kind)
-
-    def _drawn(self, seed: str) -> list[list[float]]:
-        if seed not in self._points:
-            import numpy
-            from scipy.stats import qmc
-
-            generator = numpy.random.default_rng(random.Random(f"design/{seed}").getrandbits(64))
-            if self._kind == "sobol":
-                # Balanced in powers of two only: draw the next one, of which the first are used.
-                sampler = qmc.Sobol(len(self._counts), seed=generator)
-                points = sampler.random_base2((self._size - 1).bit_length())
-            else:
-                points = qmc.LatinHypercube(len(self._counts), seed=generator).random(self._size)
-            self._points = {seed: points.tolist()}
-        return self._points[seed]
+def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
+    return GridBreeder(space, settings.grid_points)
 
 
-class GridBreeder:
+class GridBreeder(Breeder):
     """All configurations of a grid, in random order: ``grid_points`` values of each Float, and of each Int that has
     more (equally spaced, on a logarithmic range by ratio; both ends, and the values that conditions name, are among
     them), all choices of the others.
@@ -80,7 +30,7 @@ class GridBreeder:
 
     Raises UsageError for a grid of more than 100 000."""
 
-    def __init__(self, space: SearchSpace, grid_points: int = 5) -> None:
+    def __init__(self, space: SearchSpace, grid_points: int) -> None:
         self._space = space
         named: dict[str, set[object]] = {}
         for parameter in space.parameters.values():
@@ -102,10 +52,9 @@ class GridBreeder:
         self._left: list[Genome] | None = None
         self._places: dict[Genome, int] = {}
 
-    @property
-    def patience(self) -> int:
-        """How many proposals in a row may turn out to be known before others are worth trying."""
-        return len(self._remaining())
+    def further_attempts(self, attempts: int) -> int:
+        # What it holds and others have taken comes back refused, one by one.
+        return attempts + len(self._remaining())
 
     def learn(self, member: Member) -> None:
         self._take(member.genome)
