@@ -7,13 +7,13 @@ import random
 import time
 
 import pytest
+from simulation import GRACE_S, Simulation
 from terminal import Terminal
 
 import hpo
-from hpo.islands.coordinator.coordinator import DEADLINE, DONE, STOPPED
+from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
 from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import RandomBreeder
-from hpo.simulation import GRACE_S, Simulation
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5))
 

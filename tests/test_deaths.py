@@ -9,9 +9,10 @@ from test_protocol import SPACE, check_that_it_completes, finished, make, make_r
 
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import REEVALUATION
-from hpo.islands.coordinator.coordinator import DONE, Coordinator
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.ending import DONE
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.messages import Claim
+from hpo.islands.messages import Claim, Want
 from hpo.islands.resume import DeadLeaderRecord, ResumeState
 
 
@@ -174,13 +175,13 @@ def test_who_paused_untold_and_asked_to_go_on_counts_once():
     places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
     coordinator = Coordinator(
         transport=Nowhere(),
-        workforce=WorkerRegistry(places),
+        registry=WorkerRegistry(places),
         everyone=range(2),
         dead_leader_record=lambda place: DeadLeaderRecord(finished=[("key", "0-1-0", "pruned", None, 1.0)]),
         journal_totals=ResumeState,
         evaluations=2,
     )
-    coordinator.receive(1, Claim([[0, "key"]], False))
-    coordinator.receive(1, Claim([[1, "key", "0-1-0"]], False))
+    coordinator.receive(1, Claim([Want(0, "key")], False))
+    coordinator.receive(1, Claim([Want(1, "key", "0-1-0")], False))
     coordinator.handle_rank_deaths([1])
     assert (coordinator.tally.counts["pruned"], coordinator.running, coordinator.remaining) == (1, 0, 1)

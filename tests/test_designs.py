@@ -6,6 +6,7 @@ import random
 from itertools import product
 
 import pytest
+from simulation import Simulation
 
 import hpo
 from hpo.config.settings import SearchSettings
@@ -16,7 +17,6 @@ from hpo.search.kinds.initial_design import InitialDesign
 from hpo.search.population import Population
 from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
-from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(
     x=hpo.Float(0, 1),

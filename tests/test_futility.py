@@ -10,17 +10,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from simulation import SimulatedOutcome, Simulation
 
 import hpo
 from hpo.campaign import launch
 from hpo.config.layout import WorkerPlacement
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
-from hpo.islands.coordinator.coordinator import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED, Coordinator
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.ending import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED
 from hpo.islands.coordinator.futility import Futility, fault
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import (
     Claim,
+    Ended,
     Finished,
     Grant,
     Message,
@@ -28,6 +32,7 @@ from hpo.islands.messages import (
     Returned,
     StopRequest,
     Unfit,
+    Want,
     decode,
     encode,
 )
@@ -35,7 +40,6 @@ from hpo.islands.resume import DeadLeaderRecord, ResumeState, fold
 from hpo.search.early_stopping import EarlyStopping
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.search.protocols import Candidate, TrialReport
-from hpo.simulation import SimulatedOutcome, Simulation
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
@@ -507,16 +511,16 @@ class Listening:
         return 0.0
 
 
-BEGUN = ["0-1-0", {}, "b", "random", [], 0, True, 0, ""]
+BEGUN = Assignment(id="0-1-0", params={}, key="b", operator="random", resumed=True, admitted=True)
 
 
-@pytest.mark.parametrize("news", [Unfit("no GPU", [[0, BEGUN]]), Returned([0, 1])])
+@pytest.mark.parametrize("news", [Unfit("no GPU", [(0, BEGUN)]), Returned([0, 1])])
 def test_hope_ends_with_the_worker_where_it_was(news: Message) -> None:
     """Nothing more is begun while there is hope: without its end it would be a standstill."""
     transport = Listening()
     coordinator = Coordinator(
         transport=transport,  # type: ignore[arg-type]
-        workforce=WorkerRegistry(
+        registry=WorkerRegistry(
             [WorkerPlacement(index=one, island=0, worker=one, ranks=(one,)) for one in (0, 1)]
         ),
         everyone=range(2),
@@ -525,12 +529,12 @@ def test_hope_ends_with_the_worker_where_it_was(news: Message) -> None:
         evaluations=20,
         futility=Futility(1),
     )
-    coordinator.receive(1, Claim([[0, "b"], [1, "ahead"]], False))
+    coordinator.receive(1, Claim([Want(0, "b"), Want(1, "ahead")], False))
     for token in range(2):
-        coordinator.receive(0, Claim([[token, f"a{token}"]], False))
-        coordinator.receive(0, Finished([[token, f"0-0-{token}", FAILED, None, 1.0, False, "KeyError"]]))
+        coordinator.receive(0, Claim([Want(token, f"a{token}")], False))
+        coordinator.receive(0, Finished([Ended(token, f"0-0-{token}", FAILED, None, 1.0, False, "KeyError")]))
     assert (1, Recall(1)) in transport.sent and coordinator.end is None
-    coordinator.receive(0, Claim([[2, "a2"]], False))
+    coordinator.receive(0, Claim([Want(2, "a2")], False))
     granted = [message.accepted for rank, message in transport.sent if isinstance(message, Grant)]
     assert granted == [[0, 1], [0], [1]]
     coordinator.receive(1, news)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulation import Simulation
 from test_many_seeds import disturb, losses
 from test_protocol import SPACE, make, make_repeating, records_of
 from test_pruning import pruned_campaign
@@ -23,7 +24,6 @@ from test_pruning import pruned_campaign
 from hpo.config.settings import SearchSettings
 from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
-from hpo.simulation import Simulation
 
 GOLDEN = Path(__file__).parent / "golden" / "traces.json"
 

@@ -11,12 +11,12 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from simulation import Simulation
 from test_protocol import SPACE, make, records_of
 
-from hpo.islands.coordinator.coordinator import DONE
+from hpo.islands.coordinator.ending import DONE
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
-from hpo.simulation import Simulation
 
 SEEDS = 10_000
 CHUNKS = 20

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulation import MemoryJournal
 
 import hpo
 from hpo import cli
@@ -24,7 +25,6 @@ from hpo.results.record import load
 from hpo.search.kinds.pbt import PbtBreeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
-from hpo.simulation import MemoryJournal
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),

@@ -6,6 +6,7 @@ import random
 from typing import get_args
 
 import pytest
+from simulation import Simulation
 
 import hpo
 from hpo.config.settings import Kind, SearchSettings
@@ -14,7 +15,6 @@ from hpo.search.kinds.portfolio import PortfolioBreeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Offspring
 from hpo.search.registry import make_breeder
-from hpo.simulation import Simulation
 
 SPACE = hpo.SearchSpace(
     x=hpo.Float(-1, 1), y=hpo.Float(-1, 1), n=hpo.Int(0, 40), c=hpo.Categorical("a", "b", "c")

@@ -7,15 +7,16 @@ import random
 from collections import Counter
 
 import pytest
+from simulation import Report, Simulation, ideal_queue
 
 import hpo
+from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import REEVALUATION
-from hpo.islands.coordinator.coordinator import DONE, EXHAUSTED, EXIT_RESUMABLE, STOPPED, UNFIT
-from hpo.islands.messages import StopRequest, encode
+from hpo.islands.coordinator.ending import DONE, EXHAUSTED, STOPPED, UNFIT
+from hpo.islands.messages import Claim, Form, StopRequest, ToRank, check_handlers, encode
 from hpo.islands.resume import fold
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
-from hpo.simulation import Report, Simulation, ideal_queue
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
 
@@ -145,9 +146,7 @@ def test_the_same_seed_replays_the_same_campaign():
 @pytest.mark.parametrize("piece", [4, 18, 20_000])
 @pytest.mark.parametrize("workers", [1, 4, 9])
 def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkeypatch):
-    monkeypatch.setattr(
-        "hpo.islands.coordinator.coordinator._PIECE", piece
-    )  # of the list of all configurations
+    monkeypatch.setattr("hpo.islands.coordinator.unseen._PIECE", piece)  # of the list of all configurations
     space = hpo.SearchSpace(
         a=hpo.Ordinal(1, 2, 3), b=hpo.Categorical("x", "y"), c=hpo.Int(0, 4, when={"b": "x"})
     )
@@ -357,3 +356,11 @@ def test_a_crash_while_stopping_leaves_the_individual_to_the_next_launch():
     done = {r["id"] for r in finished(simulation)}
     assert not crashed and begun - done
     assert simulation.coordinator.end.exit_code == EXIT_RESUMABLE
+
+
+def test_a_message_without_a_handler_is_refused_when_its_receiver_is_made() -> None:
+    check_handlers(ToRank, [Form])
+    with pytest.raises(TypeError, match="handlers of ToRank and its messages differ by Form"):
+        check_handlers(ToRank, [])
+    with pytest.raises(TypeError, match="ToRank and its messages differ by Claim"):
+        check_handlers(ToRank, [Form, Claim])

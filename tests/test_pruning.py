@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulation import Curve, Simulation
 from test_many_seeds import check_knowledge, disturb, final, losses
 from test_protocol import SPACE, make, records_of
 
@@ -18,12 +19,11 @@ from hpo.config.layout import Layout
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
-from hpo.islands.coordinator.coordinator import DONE
+from hpo.islands.coordinator.ending import DONE
 from hpo.islands.resume import fold, start_messages
 from hpo.search.early_stopping import EarlyStopping, Halving, PruningSettings, make_rule, of_search
 from hpo.search.population import Member, Population
 from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport
-from hpo.simulation import Curve, Simulation
 
 HALVING = PruningSettings(rule="halving", min_steps=1, reduction=3)
 
@@ -174,7 +174,7 @@ def test_one_whose_task_may_or_may_not_save_is_stopped_when_it_reports_again() -
 def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused() -> None:
     rule = stopping(HALVING)
     one = candidate("a")
-    one.promoted = 3
+    one.resumed_at_step = 3
     rule.start(one)
     assert [rule.report(TrialReport("a", step, 9.0)) for step in (1, 2, 3, 8)] == [(GO, None)] * 4
     assert rule.report(TrialReport("a", 9, 9.0)) == (GO, ("a", 9, 9.0))  # the first there
@@ -255,7 +255,7 @@ def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
         assert rule.promoted() is None
         rule.observe([(str(number), 1, 1.0 + number)])
     found = rule.promoted()  # 2 of 6 go on
-    assert found is not None and (found.id, found.promoted) == ("second", 1)
+    assert found is not None and (found.id, found.resumed_at_step) == ("second", 1)
     assert rule.promoted() is None and not forgotten
 
 
@@ -458,7 +458,7 @@ def test_all_of_an_island_know_its_reports() -> None:
     ]
     assert len(told) > 60
     for leader in simulation.leaders:
-        known = {(leader.place.island, identity, step) for identity, step, _ in leader._stopping.known()}
+        known = {(leader.place.island, identity, step) for identity, step, _ in leader._early_stopping.known()}
         assert known == {one for one in told if one[0] == leader.place.island}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from scipy.stats import norm
+from simulation import Simulation
 
 import hpo
 from hpo.config.settings import SearchSettings
@@ -22,7 +23,6 @@ from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
 from hpo.search.population import Member, Population
 from hpo.search.protocols import SearchContext
-from hpo.simulation import Simulation
 from hpo.space.restricted import restricted
 
 NEVER_RANDOM = SearchSettings(random=0.0)

@@ -32,7 +32,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, Usage
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Scalar
 from hpo.islands import resume
-from hpo.islands.coordinator.coordinator import FUTILE, LOST, STOPPED, UNFIT
+from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, UNFIT
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.messages import End, Form, Hello, Start, decode, encode
 from hpo.islands.transport import MpiTransport, Transport
@@ -431,7 +431,7 @@ class Campaign:
                     ranks=tuple(message.ranks),
                 )
                 known = Start(
-                    start.leg,
+                    start.launch,
                     start.hosts,
                     message.sequence,
                     message.population,
@@ -451,7 +451,7 @@ class Campaign:
                 self._tidy(layout, start, earlier)
             node = EventLoop(
                 transport=transport,
-                parts=mine,
+                roles=mine,
                 form=form,
                 coordinator_rank=0,
                 coordinator=coordinator,
@@ -472,7 +472,7 @@ class Campaign:
         settings = self.settings
         inherits = any(settings.search_of(one).traits.needs_checkpoints for one in range(layout.islands))
         # Lineages may go on from any of the latest; a front keeps all until the end.
-        if start.leg > 1 and not inherits and len(self.task.objectives) == 1:
+        if start.launch > 1 and not inherits and len(self.task.objectives) == 1:
             keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
 
 

@@ -16,7 +16,7 @@ from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext
 from hpo.evaluation.inline import InlineCrew, InlineHost
-from hpo.islands.messages import Worker, encode
+from hpo.islands.messages import WorkerMessage, encode
 from hpo.islands.transport import MpiTransport, Transport
 from hpo.search.protocols import Candidate, ReportHandler
 from hpo.task.trial import Job
@@ -144,7 +144,7 @@ def make_crew(
     """The crew of the worker at ``place``; its evaluators are being started when this returns."""
 
     def send(worker_rank: int, message: dict[str, Any]) -> None:
-        transport.send(place.ranks[worker_rank], encode(Worker(message)))
+        transport.send(place.ranks[worker_rank], encode(WorkerMessage(message)))
 
     crew = Crew(
         size=len(place.ranks),
@@ -174,7 +174,7 @@ def make_follower(
     return EvaluatorHost(
         worker_rank=worker_rank,
         child_factory=child_factory(settings, place.ranks, worker_rank, hosts, source),
-        send=lambda message: transport.send(place.leader, encode(Worker(message))),
+        send=lambda message: transport.send(place.leader, encode(WorkerMessage(message))),
         clock=transport.now,
     )
 
@@ -191,7 +191,7 @@ def make_inline_crew(
     several."""
 
     def send(worker_rank: int, message: dict[str, Any]) -> None:
-        transport.send(place.ranks[worker_rank], encode(Worker(message)))
+        transport.send(place.ranks[worker_rank], encode(WorkerMessage(message)))
 
     return InlineCrew(
         evaluate=task.evaluate,
@@ -217,7 +217,7 @@ def make_inline_follower(
         evaluate=task.evaluate,
         objectives=tuple(task.objectives),
         comm=transport.communicator(place.ranks),
-        send=lambda message: transport.send(place.leader, encode(Worker(message))),
+        send=lambda message: transport.send(place.leader, encode(WorkerMessage(message))),
         device=inline_device(hosts, place.ranks[worker_rank]),
     )
 

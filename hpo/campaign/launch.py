@@ -25,7 +25,7 @@ from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, UsageError
-from hpo.islands.coordinator.coordinator import LOST
+from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import records as journal

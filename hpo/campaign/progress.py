@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
-from hpo.islands.coordinator.coordinator import IN_VAIN, STOPPED
+from hpo.islands.coordinator.ending import IN_VAIN, STOPPED
 from hpo.terminal import quoted, visible, write
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands import resume
-from hpo.islands.coordinator.assignment import Assignment
+from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -92,10 +92,12 @@ class Assembly:
                     source=self._source,
                 )
             closing.callback(follower.close)
-            return RankRoles(members=place.ranks, leader=None, follower=follower, filenos=follower.filenos)
+            return RankRoles(members=place.ranks, leader=None, non_leader=follower, filenos=follower.filenos)
         writer = journal.JournalWriter(
-            journal.journal_path(settings.directory, leg=start.leg, island=place.island, worker=place.worker),
-            journal.header(leg=start.leg, island=place.island, worker=place.worker),
+            journal.journal_path(
+                settings.directory, leg=start.launch, island=place.island, worker=place.worker
+            ),
+            journal.header(leg=start.launch, island=place.island, worker=place.worker),
         )
         self.writers.append(writer)
         closing.callback(writer.close)
@@ -121,9 +123,8 @@ class Assembly:
         closing.callback(crew.close, 10.0)
         staff = CrewAdapter(crew, EvaluationDirectories(settings.directory), settings.seed)
         leader = self.leader(place, groups, staff, writer, start.hosts)
-        leader.told_to_stop = lambda: signals.count > 0
         leader.begin(start)
-        return RankRoles(members=place.ranks, leader=leader, follower=None, filenos=crew.filenos)
+        return RankRoles(members=place.ranks, leader=leader, non_leader=None, filenos=crew.filenos)
 
     def coordinator(
         self,
@@ -165,7 +166,7 @@ class Assembly:
 
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
             path = journal.journal_path(
-                settings.directory, leg=start.leg, island=place.island, worker=place.worker
+                settings.directory, leg=start.launch, island=place.island, worker=place.worker
             )
             with resume.located(settings.directory):
                 return resume.dead_leader_record(
@@ -186,7 +187,7 @@ class Assembly:
         job = slurm.job()
         return Coordinator(
             transport=transport,
-            workforce=WorkerRegistry(
+            registry=WorkerRegistry(
                 layout.workers,
                 hosts=start.hosts,
                 # Inline, ranks of a worker share a communicator, and one cannot be made among the dead.
@@ -283,6 +284,7 @@ class Assembly:
                 reference=reference_losses(search.reference, objectives),
             ),
             forget=EvaluationDirectories(settings.directory).forget,
+            signalled=lambda: self.signals.count > 0,
         )
 
     @property

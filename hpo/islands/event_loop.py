@@ -1,7 +1,7 @@
-"""One rank's event loop: whatever parts this rank plays, served from one thread that never waits long.
+"""The event loop of a rank: messages, evaluators and clock served from one thread that never waits long.
 
 A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to
-wait on, so it is looked at now and then: after a hundredth of the time for which nothing has happened,
+wait on, so it is polled now and then: after a hundredth of the time for which nothing has happened,
 between 0.1 and 50 ms. A message so costs at most a hundredth of the evaluation that it ends or begins, and an
 idle rank next to nothing."""
 
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpo.errors import EXIT_RESUMABLE
-from hpo.islands.coordinator.coordinator import LOST, STOPPED, Coordinator
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.ending import LOST, STOPPED
 from hpo.islands.leader.leader import Leader
 from hpo.islands.messages import (
-    Claim,
     Disbanded,
     End,
-    Finished,
     Form,
     Lost,
     Message,
     MessageError,
-    Remark,
-    Returned,
     StopRequest,
-    Unfit,
-    Worker,
+    ToCoordinator,
+    ToRank,
+    ToWorker,
+    WorkerMessage,
+    check_handlers,
     decode,
     encode,
 )
@@ -38,7 +38,7 @@ from hpo.islands.transport import Transport
 _FASTEST_S = 0.0001
 _SLOWEST_S = 0.05
 _SHARE = 0.01
-_FOR_COORDINATOR = (Claim, Disbanded, Finished, Remark, Returned, StopRequest, Unfit)
+check_handlers(ToRank, {Form})
 
 
 class StopRequests(Protocol):
@@ -48,7 +48,7 @@ class StopRequests(Protocol):
     def count(self) -> int: ...
 
 
-class Member(Protocol):
+class NonLeader(Protocol):
     """What a rank that does not lead its worker does (see ``hpo.evaluation.crew``)."""
 
     def receive(self, content: dict[str, object]) -> None: ...
@@ -65,22 +65,22 @@ class RankRoles:
 
     members: Sequence[int]
     leader: Leader | None
-    follower: Member | None
+    non_leader: NonLeader | None
     filenos: Callable[[], Sequence[int]]
 
 
 class EventLoop:
-    """The parts of one rank. ``form``: makes those of a new worker that this rank is to be in; ``housekeeping``:
+    """The loop of one rank. ``form``: makes its roles in a new worker that it is to be in; ``housekeeping``:
     called each turn with the time, for what is not the protocol's (display, lock).
 
-    Rank 0 hears of deaths from MPI and tells the others, so that all act on the same news in the same order. Of
-    its own death the others hear from MPI, and end."""
+    Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
+    Of its own death the others learn from MPI, and end."""
 
     def __init__(
         self,
         *,
         transport: Transport,
-        parts: RankRoles,
+        roles: RankRoles,
         form: Callable[[Form], RankRoles],
         coordinator_rank: int,
         coordinator: Coordinator | None,
@@ -90,7 +90,7 @@ class EventLoop:
     ) -> None:
         self._transport = transport
         self._form = form
-        self._take_part(parts)
+        self._take_roles(roles)
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
         self._signals = signals
@@ -99,11 +99,11 @@ class EventLoop:
         self._on_bad_message = on_bad_message
         self.end: End | None = None
 
-    def _take_part(self, parts: RankRoles) -> None:
-        self._members = tuple(parts.members)
-        self._leader = parts.leader
-        self._follower = parts.follower
-        self._filenos = parts.filenos
+    def _take_roles(self, roles: RankRoles) -> None:
+        self._members = tuple(roles.members)
+        self._leader = roles.leader
+        self._non_leader = roles.non_leader
+        self._filenos = roles.filenos
         self._disbanding = False
 
     def run(self) -> End:
@@ -134,9 +134,9 @@ class EventLoop:
             self._transport.send(self._coordinator_rank, encode(request))
         if self._leader is not None:
             active |= self._leader.step()
-        if self._follower is not None:
-            active |= bool(self._follower.poll())
-            if self._disbanding and self._follower.gone:
+        if self._non_leader is not None:
+            active |= bool(self._non_leader.poll())
+            if self._disbanding and self._non_leader.gone:
                 self._disbanding = False
                 self._transport.send(self._coordinator_rank, encode(Disbanded([])))
         if self._coordinator is not None:
@@ -145,23 +145,25 @@ class EventLoop:
         return active
 
     def _deliver(self, source: int, message: Message) -> None:
-        if isinstance(message, _FOR_COORDINATOR):
+        if isinstance(message, ToCoordinator):
             if self._coordinator is not None:
                 self._coordinator.receive(source, message)
         elif isinstance(message, Form):
-            self._take_part(self._form(message))
+            self._take_roles(self._form(message))
+        elif not isinstance(message, ToWorker):
+            self._on_bad_message(source, f"{type(message).__name__} comes after the start")
         elif self._leader is not None:
             self._leader.receive(source, message)
-        elif self._follower is not None and isinstance(message, Worker):
-            self._follower.receive(message.content)
-        elif self._follower is not None and isinstance(message, Lost):
+        elif self._non_leader is not None and isinstance(message, WorkerMessage):
+            self._non_leader.receive(message.content)
+        elif self._non_leader is not None and isinstance(message, Lost):
             self._handle_rank_deaths(frozenset(message.ranks))
         if isinstance(message, End):
             self.end = message
 
     def _handle_rank_deaths(self, dead: frozenset[int]) -> None:
-        if self._follower is not None and not dead.isdisjoint(self._members):
-            self._follower.disband()
+        if self._non_leader is not None and not dead.isdisjoint(self._members):
+            self._non_leader.disband()
             self._disbanding = True
 
     def _look_for_deaths(self) -> None:

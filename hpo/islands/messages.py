@@ -1,44 +1,117 @@
-"""What ranks say to each other: small typed messages, JSON on the wire.
+"""The messages between ranks: one class each, with typed fields and the receiver; JSON on the wire.
 
-JSON and not pickle: a message comes over the network, and nothing that does may be executed. Every message is
-an array whose first element names its kind; ``decode`` refuses whatever does not have exactly the fields of
-that kind."""
+To add a message, write its class here under the base that says who receives it, and its handler there. A receiver
+whose table of handlers lacks one is refused when it is made (``check_handlers``). JSON and not pickle: a message comes
+over the network, and nothing that does may be executed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any, Union
 
-import orjson
+import msgspec
+
+from hpo.islands.assignment import Assignment
+from hpo.search.population import Member
 
 MOST_REMARKS = 20
-"""Names of metrics of which something is said in a launch."""
+"""Names of metrics about which a launch makes a remark."""
+
+RungReport = tuple[str, int, float | None]
+"""An intermediate result at a rung: id, steps, and the loss, None where that is not finite (JSON has no infinity)."""
 
 
 class MessageError(ValueError):
     """Bytes that are no message of ours."""
 
 
-class Evaluated(NamedTuple):
-    """What an island knows of a finished individual: all that breeding needs, and nothing else.
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """On the wire an array: the name of the class, then the fields in order."""
 
-    ``losses`` holds one number an objective, to be minimised; None unless the individual completed.
-    ``history`` lists the islands that it left, oldest first. ``progress``: the steps and the loss of the last
-    report of one that was pruned or completed, the loss None where that was not finite; None of others.
-    ``operator``: what proposed it."""
+
+class BeforeServing(Message, frozen=True):
+    """Handled by ``hpo.campaign`` before the event loops begin."""
+
+
+class ToCoordinator(Message, frozen=True):
+    """Handled by the coordinator, whichever rank sends it."""
+
+
+class ToRank(Message, frozen=True):
+    """Handled by the event loop of the rank, whatever part it plays."""
+
+
+class ToWorker(Message, frozen=True):
+    """Handled by the leader, on a leader's rank; on the other ranks of a worker by the event loop, which ignores what
+    is for leaders alone."""
+
+
+class Evaluated(msgspec.Struct, frozen=True, array_like=True):
+    """A finished individual as breeding sees it: the fields of ``Member`` that do not depend on the population.
+
+    ``losses`` holds one finite number an objective, to be minimised; None unless the individual completed.
+    ``progress``: the steps and the loss of the last report of one that was pruned or completed, the loss None where
+    that was not finite; None of others."""
 
     id: str
-    genome: list[float]
-    losses: list[float] | None
+    genome: tuple[int | float, ...]
+    losses: tuple[float, ...] | None
     status: str
-    history: list[int]
-    progress: list[Any] | None = None
-    operator: str = ""
+    history: tuple[int, ...]
+    progress: tuple[int, float | None] | None
+    operator: str
+
+    @classmethod
+    def of(cls, member: Member) -> Evaluated:
+        progress = member.progress
+        return cls(
+            member.id,
+            member.genome,
+            member.losses,
+            member.status,
+            member.history,
+            None if progress is None else (progress[0], _finite(progress[1])),
+            member.operator,
+        )
+
+    def member(self) -> Member:
+        progress = self.progress
+        return Member(
+            self.id,
+            self.genome,
+            self.losses,
+            self.status,
+            self.history,
+            None if progress is None else (progress[0], math.inf if progress[1] is None else progress[1]),
+            self.operator,
+        )
 
 
-class Hello(NamedTuple):
-    """Rank to coordinator, once: I am here, on this host, and could (or could not) read the campaign."""
+class Want(msgspec.Struct, frozen=True, array_like=True):
+    """A wish to evaluate a configuration. ``token``: of the leader, by which it knows the answer; ``key``: what must
+    not come twice; ``paused``: the id of an individual that was pruned, and counted, and is to go on."""
+
+    token: int
+    key: str
+    paused: str | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``, ``fault``:
+    as in ``hpo.islands.coordinator.futility.Futility.ended``."""
+
+    token: int
+    id: str
+    status: str
+    losses: tuple[float, ...] | None
+    seconds: float
+    reported: bool
+    fault: str | None
+
+
+class Hello(BeforeServing, frozen=True):
+    """Rank to coordinator, once: it runs on this host, and could (or could not) read the campaign."""
 
     host: str
     pid: int
@@ -46,86 +119,70 @@ class Hello(NamedTuple):
     error: str | None
 
 
-class Start(NamedTuple):
-    """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequences``: first free number of this
+class Start(BeforeServing, frozen=True):
+    """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequence``: first free number of this
     worker; ``population``: what the island knows from earlier launches; ``owned``: ids among them for this
-    leader to emigrate, to promote, or to go on from; ``reports``: as in ``Records``."""
+    leader to emigrate, to promote, or to go on from."""
 
-    leg: int
+    launch: int
     hosts: list[str]
     sequence: int
-    population: list[list[Any]]
+    population: list[Evaluated]
     owned: list[str]
-    reports: list[list[Any]]
+    reports: list[RungReport]
 
 
-class Claim(NamedTuple):
-    """Leader to coordinator: may I evaluate these? ``wants``: pairs (token, key of the configuration), or triples
-    with the id of an individual that was pruned, and counted, and is to go on.
+class Claim(ToCoordinator, frozen=True):
+    """Leader to coordinator: may these be evaluated?
 
-    ``stuck``: only known configurations were bred lately, so any unseen one is welcome."""
+    ``stuck``: breeding gave only known configurations lately, so any unseen one is welcome."""
 
-    wants: list[list[Any]]
+    wants: list[Want]
     stuck: bool
 
 
-class Grant(NamedTuple):
-    """Coordinator to leader. ``takes``: pairs (token, task to evaluate in place of what was bred)."""
+class Finished(ToCoordinator, frozen=True):
+    """Leader to coordinator, after the journal was synced."""
 
-    accepted: list[int]
-    duplicates: list[int]
-    takes: list[list[Any]]
+    results: list[Ended]
 
 
-class Finished(NamedTuple):
-    """Leader to coordinator, after the journal was synced: tuples (token, id, status, losses, seconds, reported,
-    fault); the last two are those of ``hpo.islands.coordinator.futility.Futility.ended``."""
-
-    results: list[list[Any]]
-
-
-class Remark(NamedTuple):
-    """Leader to coordinator: a sentence for the user of a metric that is not kept as it is; of each name one."""
+class Remark(ToCoordinator, frozen=True):
+    """Leader to coordinator: a sentence for the user about a metric that is not kept as it is; one for each name."""
 
     name: str
     sentence: str
 
 
-class Recall(NamedTuple):
-    """Coordinator to leader: give back up to ``number`` granted but unstarted individuals, somebody idles."""
-
-    number: int
-
-
-class Returned(NamedTuple):
+class Returned(ToCoordinator, frozen=True):
     """Leader to coordinator: these tokens were granted and will not be started here."""
 
     tokens: list[int]
 
 
-class Unfit(NamedTuple):
+class Unfit(ToCoordinator, frozen=True):
     """Leader to coordinator: no evaluator can be started here, this worker takes no more part.
-    ``unfinished``: what it had begun, pairs (token, assignment), for others to evaluate."""
+    ``unfinished``: what it had begun, by token, for others to evaluate."""
 
     error: str
-    unfinished: list[list[Any]]
+    unfinished: list[tuple[int, Assignment]]
 
 
-class Lost(NamedTuple):
-    """Coordinator to all that live: these ranks are dead, and the workers that these ranks led have ended."""
-
-    ranks: list[int]
-    leaders: list[int]
-
-
-class Disbanded(NamedTuple):
+class Disbanded(ToCoordinator, frozen=True):
     """A surviving rank of a worker that lost one to coordinator: nothing of this worker runs here any more.
-    ``unfinished``: what its leader had begun, pairs (token, assignment), for others to evaluate."""
+    ``unfinished``: what its leader had begun, by token, for others to evaluate."""
 
-    unfinished: list[list[Any]]
+    unfinished: list[tuple[int, Assignment]]
 
 
-class Form(NamedTuple):
+class StopRequest(ToCoordinator, frozen=True):
+    """Any rank to coordinator: this rank received a signal to stop."""
+
+    reason: str
+    urgent: bool
+
+
+class Form(ToRank, frozen=True):
     """Coordinator to ranks that stand by: be a worker now, led by the first of ``ranks``. ``number``: of this
     kind of message in this launch, from 1; ``leaders``: those of each island; the rest as in ``Start``."""
 
@@ -135,167 +192,118 @@ class Form(NamedTuple):
     ranks: list[int]
     leaders: list[list[int]]
     sequence: int
-    population: list[list[Any]]
+    population: list[Evaluated]
     owned: list[str]
-    reports: list[list[Any]]
+    reports: list[RungReport]
 
 
-class Joined(NamedTuple):
+class Grant(ToWorker, frozen=True):
+    """Coordinator to leader, the answer to claims. ``assigned``: by token, what to evaluate in place of what was
+    bred."""
+
+    accepted: list[int]
+    duplicates: list[int]
+    assigned: list[tuple[int, Assignment]]
+
+
+class Recall(ToWorker, frozen=True):
+    """Coordinator to leader: give back up to ``number`` granted but unstarted individuals, another worker idles."""
+
+    number: int
+
+
+class Lost(ToWorker, frozen=True):
+    """Coordinator to all that live: these ranks are dead, and the workers that these ranks led have ended."""
+
+    ranks: list[int]
+    leaders: list[int]
+
+
+class Joined(ToWorker, frozen=True):
     """Coordinator to leaders: there is a new one on that island."""
 
     island: int
     leader: int
 
 
-class Records(NamedTuple):
-    """Leader to the leaders of its island: newly finished individuals, and ids that emigrated.
+class Records(ToWorker, frozen=True):
+    """Leader to the leaders of its island: newly finished individuals, ids that emigrated, intermediate results."""
 
-    ``reports``: intermediate results at rungs, triples (id, steps, loss), the loss None where it is not finite."""
-
-    evaluated: list[list[Any]]
+    evaluated: list[Evaluated]
     emigrated: list[str]
-    reports: list[list[Any]]
+    reports: list[RungReport]
 
 
-class Migrant(NamedTuple):
-    """Leader to one leader of another island, which owns the individual from now on and tells its island."""
+class Migrant(ToWorker, frozen=True):
+    """Leader to one leader of another island, which owns the individual from now on and sends it to its island."""
 
-    evaluated: list[Any]
+    evaluated: Evaluated
 
 
-class Worker(NamedTuple):
+class WorkerMessage(ToWorker, frozen=True):
     """Between the leader of a worker and its other ranks: what the evaluation modules say to each other."""
 
     content: dict[str, Any]
 
 
-class StopRequest(NamedTuple):
-    """Any rank to coordinator: this rank was told to stop (a signal)."""
-
-    reason: str
-    urgent: bool
-
-
-class Stop(NamedTuple):
+class Stop(ToWorker, frozen=True):
     """Coordinator to leaders: start nothing more; ask what runs to save. ``urgent``: do not wait for it."""
 
     reason: str
     urgent: bool
 
 
-class End(NamedTuple):
-    """Coordinator to all: the campaign is over for this launch; ``error`` tells why it never began."""
+class End(ToWorker, frozen=True):
+    """Coordinator to all: the campaign is over for this launch; ``error`` says why it never began."""
 
     reason: str
     exit_code: int
     error: str | None
 
 
-Message = (
-    Hello
-    | Start
-    | Claim
-    | Grant
-    | Finished
-    | Remark
-    | Recall
-    | Returned
-    | Unfit
-    | Lost
-    | Disbanded
-    | Form
-    | Joined
-    | Records
-    | Migrant
-    | Worker
-    | StopRequest
-    | Stop
-    | End
-)
-
-_FIELDS: dict[Any, tuple[Any, ...]] = {
-    Hello: (str, int, str, (str, type(None))),
-    Start: (int, list, int, list, list, list),
-    Claim: (list, bool),
-    Grant: (list, list, list),
-    Finished: (list,),
-    Remark: (str, str),
-    Recall: (int,),
-    Returned: (list,),
-    Unfit: (str, list),
-    Lost: (list, list),
-    Disbanded: (list,),
-    Form: (int, int, int, list, list, int, list, list, list),
-    Joined: (int, int),
-    Records: (list, list, list),
-    Migrant: (list,),
-    Worker: (dict,),
-    StopRequest: (str, bool),
-    Stop: (str, bool),
-    End: (str, int, (str, type(None))),
+KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for receiver in (BeforeServing, ToCoordinator, ToRank, ToWorker)
+    for kind in receiver.__subclasses__()
 }
-_KINDS = {kind.__name__: (kind, types) for kind, types in _FIELDS.items()}
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Union[tuple(KINDS.values())])  # noqa: UP007
 
 
 def encode(message: Message) -> bytes:
     """Bytes of ``message``. NaN and infinity do not exist in JSON: losses are finite by contract."""
-    return orjson.dumps([type(message).__name__, *message])
+    return _ENCODER.encode(message)
 
 
 def decode(data: bytes | bytearray) -> Message:
     """The message in ``data``; raises :class:`MessageError` on anything that is none."""
     try:
-        content = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise MessageError(f"not JSON: {error}") from None
-    if not isinstance(content, list) or not content or not isinstance(content[0], str):
-        raise MessageError("a message is an array that begins with the name of its kind")
-    if content[0] not in _KINDS:
-        raise MessageError(f"unknown kind of message {content[0]!r}")
-    kind, types = _KINDS[content[0]]
-    fields = content[1:]
-    if len(fields) != len(types) or not all(map(isinstance, fields, types)):
-        raise MessageError(f"{content[0]} does not have the fields of its kind")
-    message: Message = kind(*fields)
+        message: Message = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"no message of ours: {error}") from None
     return message
 
 
-def evaluated(fields: list[Any]) -> Evaluated:
-    """Checked view of one individual inside a message; raises :class:`MessageError`."""
-    if (
-        isinstance(fields, list)
-        and len(fields) == 7
-        and type(fields[0]) is str
-        and type(fields[1]) is list
-        and (fields[2] is None or type(fields[2]) is list)
-        and type(fields[3]) is str
-        and type(fields[4]) is list
-        and (
-            fields[5] is None
-            or (type(fields[5]) is list and len(fields[5]) == 2 and type(fields[5][0]) is int)
-        )
-        and type(fields[6]) is str
-    ):
-        return Evaluated._make(fields)
-    raise MessageError(
-        "an evaluated individual has an id, a genome, losses, a status, a history, a progress and an operator"
-    )
+def check_handlers(receiver: type[Message], handled: Collection[type[Message]]) -> None:
+    """Raises TypeError unless ``handled`` are exactly the messages of ``receiver``."""
+    if set(handled) != set(receiver.__subclasses__()):
+        different = set(handled) ^ set(receiver.__subclasses__())
+        names = ", ".join(sorted(kind.__name__ for kind in different))
+        raise TypeError(f"handlers of {receiver.__name__} and its messages differ by {names}")
 
 
-def reports(triples: list[list[Any]]) -> list[tuple[str, int, float]]:
-    """Checked view of intermediate results inside a message; raises :class:`MessageError`."""
-    for one in triples:
-        number = (
-            isinstance(one, list) and len(one) == 3 and (one[2] is None or isinstance(one[2], (int, float)))
-        )
-        if not (number and type(one[0]) is str and type(one[1]) is int):
-            raise MessageError("a report has an id, a number of steps and a loss")
-    return [(name, step, math.inf if loss is None else loss) for name, step, loss in triples]
+def reports(received: Iterable[RungReport]) -> list[tuple[str, int, float]]:
+    """Intermediate results from a message: the loss infinite where it was not finite."""
+    return [(name, step, math.inf if loss is None else loss) for name, step, loss in received]
 
 
-def report_fields(found: Iterable[tuple[str, int, float]]) -> list[list[Any]]:
-    """``found`` as ``reports`` takes it back."""
-    return [[name, step, loss if math.isfinite(loss) else None] for name, step, loss in found]
+def rung_reports(found: Iterable[tuple[str, int, float]]) -> list[RungReport]:
+    """``found`` for a message, as ``reports`` takes it back."""
+    return [(name, step, _finite(loss)) for name, step, loss in found]
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
 
 
 class Counter:
@@ -304,8 +312,8 @@ class Counter:
     __slots__ = ("bytes", "messages")
 
     def __init__(self) -> None:
-        self.messages = dict.fromkeys(_KINDS, 0)
-        self.bytes = dict.fromkeys(_KINDS, 0)
+        self.messages = dict.fromkeys(KINDS, 0)
+        self.bytes = dict.fromkeys(KINDS, 0)
 
     def add(self, kind: str, size: int) -> None:
         self.messages[kind] += 1

@@ -18,8 +18,9 @@ from typing import Any
 from hpo.config.layout import Layout
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED, Scalar, is_known, known_id
-from hpo.islands.coordinator.assignment import Assignment, Tally
-from hpo.islands.messages import Start, report_fields
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.tally import Tally
+from hpo.islands.messages import Evaluated, Start, rung_reports
 from hpo.journal import records as journal
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
@@ -282,7 +283,7 @@ def _unfinished(record: Mapping[str, Any], *, space: Codec, deaths: int) -> Assi
         retries=record["retries"] + deaths,
         resumed=True,
         admitted=True,
-        promoted=_turn(record),
+        resumed_at_step=_turn(record),
         inherits=inherits,
     )
 
@@ -347,7 +348,7 @@ def start_messages(
     for island in range(layout.islands):
         places = layout.of_island(island)
         population = earlier.populations.get(island)
-        members: list[list[object]] = []
+        members: list[Evaluated] = []
         owned: dict[int, list[str]] = {}
         if population is not None:
             leaders = [place.leader for place in places]
@@ -363,8 +364,8 @@ def start_messages(
                 owned = share([one.id for one in population.best if not is_known(one.id)], leaders)
             owned = {leader: owned[leader] + resting[leader] for leader in leaders}
             everyone = (*population.failures, *population.pruned, *completed)
-            members += [one.to_wire() for one in everyone]
-        reports = report_fields(earlier.reports.get(island, ()))
+            members += [Evaluated.of(one) for one in everyone]
+        reports = rung_reports(earlier.reports.get(island, ()))
         for place in places:
             starts[place.leader] = Start(
                 leg,

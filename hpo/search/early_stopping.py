@@ -312,7 +312,7 @@ class EarlyStopping:
 
     def start(self, candidate: Candidate) -> None:
         """``candidate`` is evaluated from now on; one that was promoted has passed the rung at which it paused."""
-        passed = None if self._rule is None else self._rule.rung(candidate.promoted)
+        passed = None if self._rule is None else self._rule.rung(candidate.resumed_at_step)
         self._running = _Evaluation(candidate.id, -1 if passed is None else passed)
         # Of repetitions that end early the bad ones would be missing in the mean.
         self._running.spared = candidate.operator == REEVALUATION
@@ -400,13 +400,13 @@ class EarlyStopping:
     def rest(self, candidate: Candidate, step: int) -> None:
         """``candidate`` has paused at ``step``, or had in an earlier launch; it may be promoted by this leader, and
         by no other."""
-        candidate.promoted = step
+        candidate.resumed_at_step = step
         self._resting[candidate.id] = candidate
         rule = self._rule
         over = [
             one
             for one in self._resting.values()
-            if rule is None or rule.hopeless(rule.rung(one.promoted) or 0, one.id)
+            if rule is None or rule.hopeless(rule.rung(one.resumed_at_step) or 0, one.id)
         ]
         over += [one for one in self._resting.values() if one not in over][:-_MOST_RESTING]
         for one in over:
@@ -418,10 +418,14 @@ class EarlyStopping:
         rule = self._rule
         if rule is None or not self._resting:
             return None
-        fit = [one for one in self._resting.values() if rule.promotable(rule.rung(one.promoted) or 0, one.id)]
+        fit = [
+            one
+            for one in self._resting.values()
+            if rule.promotable(rule.rung(one.resumed_at_step) or 0, one.id)
+        ]
         if not fit:
             return None
-        chosen = max(fit, key=lambda one: one.promoted)
+        chosen = max(fit, key=lambda one: one.resumed_at_step)
         return self._resting.pop(chosen.id)
 
     @property
@@ -429,7 +433,7 @@ class EarlyStopping:
         """Whether somebody could go on at once."""
         rule = self._rule
         return rule is not None and any(
-            rule.promotable(rule.rung(one.promoted) or 0, one.id) for one in self._resting.values()
+            rule.promotable(rule.rung(one.resumed_at_step) or 0, one.id) for one in self._resting.values()
         )
 
     def known(self) -> list[Report]:

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
 
 from hpo.individual import COMPLETED, PRUNED
 from hpo.search.models.pareto import crowding, dominates
@@ -36,14 +35,6 @@ class Member:
     age: int = 0
     rank: float = 0.0
     dominators: int = 0
-
-    def to_wire(self) -> list[object]:
-        """The fields of ``hpo.islands.messages.Evaluated``."""
-        losses = None if self.losses is None else list(self.losses)
-        progress: list[object] | None = None
-        if self.progress is not None:  # JSON has no infinity
-            progress = [self.progress[0], self.progress[1] if isfinite(self.progress[1]) else None]
-        return [self.id, list(self.genome), losses, self.status, list(self.history), progress, self.operator]
 
 
 class Population:

@@ -208,7 +208,7 @@ class Journal(Protocol):
 class Candidate:
     """An individual on its way through this leader.
 
-    ``promoted``: steps after which it had paused, and from which it goes on; 0 where it has not paused."""
+    ``resumed_at_step``: steps after which it had paused, and from which it goes on; 0 where it has not paused."""
 
     token: int
     id: str
@@ -223,5 +223,5 @@ class Candidate:
     attempts: int = 0
     started: float = 0.0
     home: tuple[int, int] = (0, 0)
-    promoted: int = 0
+    resumed_at_step: int = 0
     inherits: str = ""

@@ -38,12 +38,13 @@ from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.search.kinds.surrogate import SurrogateBreeder
 from hpo.search.population import Population
 from hpo.search.protocols import Breeder, Genome, Offspring, WrappingBreeder
-from hpo.simulation import Curve, Simulation
 
-sys.path.insert(0, str(Path(__file__).parent))
-import curves
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from search_spaces import digits
+import curves  # noqa: E402
+from simulation import Curve, Simulation  # noqa: E402
+
+from search_spaces import digits  # noqa: E402
 
 WORKERS = 8
 WARM_UP = 4

@@ -15,11 +15,16 @@ import gc
 import json
 import random
 import resource
+import sys
 import time
+from pathlib import Path
 
 import hpo
 from hpo.search.kinds.evolution import RandomBreeder
-from hpo.simulation import Simulation, ideal_queue
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from simulation import Simulation, ideal_queue
 
 
 def simulate(workers: int, islands: int, each: int, seed: int) -> dict[str, float]:

@@ -64,7 +64,10 @@ from hpo.search.models.estimates import estimates
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Candidate
 from hpo.search.registry import make_breeder
-from hpo.simulation import SimulatedOutcome, Simulation
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from simulation import SimulatedOutcome, Simulation
 
 WORKERS = 8
 BUDGETS = (50, 100, 200)

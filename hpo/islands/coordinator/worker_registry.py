@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hpo.config.layout import WorkerPlacement
 
 if TYPE_CHECKING:
-    from hpo.islands.coordinator.assignment import Assignment
+    from hpo.islands.assignment import Assignment
 
 
 @dataclass

@@ -1,16 +1,16 @@
-"""Whose checkpoints a leader keeps."""
+"""Which checkpoints a leader keeps."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class RetentionPolicy:
-    """Whose checkpoints one leader leaves: those of the ``best`` of its own, and of the ``latest`` so many.
+    """Keeps the checkpoints of a leader's ``best`` individuals (a number), and of its ``latest`` (a number).
 
-    The best are those of the lowest losses, or those that come first as ``order`` puts them, which gets pairs of loss
-    and id. With several objectives the best are a front, which is known at the end only: all stay until then."""
+    The best have the lowest losses, or come first in the ``order`` of pairs of loss and id. With several objectives the
+    best are a Pareto front, which is known at the end only: all stay until then."""
 
     def __init__(
         self,
@@ -23,10 +23,10 @@ class RetentionPolicy:
         self._most_latest = latest
         self._order = order
         self._best: list[tuple[float, str]] = []
-        self._latest: deque[tuple[str, list[float]]] = deque()
+        self._latest: deque[tuple[str, Sequence[float]]] = deque()
 
-    def add(self, identity: str, losses: list[float] | None) -> list[str]:
-        """One has ended, without ``losses`` if it failed; the ids of those that are let go of for it."""
+    def add(self, identity: str, losses: Sequence[float] | None) -> list[str]:
+        """An individual has ended, without ``losses`` if it failed; the ids whose checkpoints are not kept any more."""
         if losses is None:
             return [identity]
         if self._most_latest:

@@ -22,18 +22,12 @@ from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import (
-    Claim,
     Counter,
-    Disbanded,
     End,
-    Finished,
     Message,
     Records,
-    Remark,
-    Returned,
     Start,
-    StopRequest,
-    Unfit,
+    ToCoordinator,
     decode,
 )
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
@@ -42,8 +36,6 @@ from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHand
 from hpo.space.space import SearchSpace
 
 GRACE_S = 60.0
-
-_FOR_COORDINATOR = (Claim, Disbanded, Finished, Remark, Returned, StopRequest, Unfit)
 
 
 @dataclass(frozen=True)
@@ -329,10 +321,16 @@ class Simulation:
                         migration=MigrationSettings(
                             probability=migration, copy=copy, emigrants=matrix[place.island]
                         ),
+                        retries=1,
+                        duplicates=False,
                         durable_starts=durable_starts,
+                        grace_s=GRACE_S,
+                        keep=3,
                         pruning=pruning,
                         steps=steps,
                         reported="value",
+                        sign=1.0,
+                        reference=None,
                     ),
                 )
             )
@@ -341,7 +339,7 @@ class Simulation:
             configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
-            workforce=WorkerRegistry(layout.workers),
+            registry=WorkerRegistry(layout.workers),
             everyone=range(workers),
             dead_leader_record=self._dead_leader_record,
             journal_totals=self._journal_totals,
@@ -469,7 +467,7 @@ class Simulation:
                 message()
                 continue
             leader = leaders[destination]
-            if isinstance(message, _FOR_COORDINATOR):
+            if isinstance(message, ToCoordinator):
                 coordinator.receive(source, message)
                 continue
             if message is None or leader.receive(source, message):

@@ -1,4 +1,4 @@
-"""How far ahead of its evaluations a leader claims."""
+"""How far ahead of its evaluations a leader claims individuals."""
 
 from __future__ import annotations
 

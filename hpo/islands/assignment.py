@@ -1,0 +1,28 @@
+"""An individual that the coordinator assigns to a worker."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hpo.individual import Scalar
+
+
+class Assignment(msgspec.Struct, array_like=True):
+    """An individual to evaluate in place of what a leader bred: one of an earlier launch or of a worker that is gone,
+    or a given point.
+
+    ``id`` is None for a point, which takes the id of the leader that evaluates it. ``admitted``: the budget already
+    counts it. ``resumed_at_step``: steps after which it had paused, and from which it goes on; ``inherits``: the
+    individual from whose checkpoint it goes on; ``rests``: pruned, counted as that, and granted to go on."""
+
+    params: dict[str, Scalar]
+    key: str
+    operator: str
+    id: str | None = None
+    parents: tuple[str, ...] = ()
+    retries: int = 0
+    resumed: bool = False
+    admitted: bool = False
+    resumed_at_step: int = 0
+    inherits: str = ""
+    rests: bool = False

@@ -1,0 +1,140 @@
+"""When a launch stops admitting individuals, when it is over, and with which exit code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from hpo.errors import EXIT_RESUMABLE
+from hpo.individual import COMPLETED, INTERRUPTED, PRUNED
+from hpo.islands.coordinator.tally import Tally
+from hpo.islands.messages import End
+
+DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
+UNFIT = "unfit"
+FUTILE = "futile"
+"""The first evaluations of the launch all failed (see ``hpo.islands.coordinator.futility``)."""
+IN_VAIN = "in vain"
+"""It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
+LOST = "lost"
+"""No worker is left, or rank 0 is gone: ranks died."""
+
+_FORCED_END_S = 60.0
+_KNOWN = 5
+"""So many evaluations must have completed before others are held back for how long they took."""
+
+
+class Ending:
+    """Watches the clock and the requests to stop. Times are Unix seconds.
+
+    ``began``: when the launch began; ``deadline``: of the campaign; ``must_end``: when all must be on disk, asked again
+    and again, as a signal may change it; ``checkpoints``: whether the task saves when it is asked to;
+    ``stop_requested``: whether a person asks for it."""
+
+    def __init__(
+        self,
+        *,
+        began: float,
+        deadline: float | None,
+        must_end: Callable[[], float] | None,
+        grace_s: float,
+        checkpoints: bool,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._began = began
+        self._deadline = deadline
+        self._must_end = must_end
+        self._grace_s = grace_s
+        self._checkpoints = checkpoints
+        self._stop_requested = stop_requested
+        self._stop_time = 0.0
+        self._urgent = False
+        self.next_look = 0.0
+        """When to look at the clock at the latest."""
+        self.stopping: str | None = None
+        """Why nothing more is admitted; None until then."""
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to look, which it is once a second."""
+        if now < self.next_look:
+            return False
+        self.next_look = now + 1.0
+        if self._deadline is not None:
+            self.next_look = min(self.next_look, max(now, self._deadline))
+        return True
+
+    def reason_to_stop(self, now: float) -> str | None:
+        """Why to admit nothing more from now on; None where there is no reason."""
+        if self._deadline is not None and now >= self._deadline:
+            return DEADLINE
+        # Slurm's warning may be set too late, or not at all.
+        if self._stop_requested() or (self._must_end is not None and now >= self._must_end() - self._grace_s):
+            return STOPPED
+        return None
+
+    def stop(self, reason: str, *, urgent: bool, now: float) -> bool:
+        """Admit nothing more; False where that changes nothing. An urgent stop follows a first one."""
+        if self.stopping is None:
+            self.stopping, self._stop_time = reason, now
+        elif not urgent or self._urgent:
+            return False
+        self._urgent = urgent
+        return True
+
+    def must_hurry(self, now: float) -> bool:
+        """Whether what runs may not save itself any more."""
+        return self._must_end is not None and now >= self._must_end()
+
+    def overdue(self, now: float) -> bool:
+        """Whether leaders that were asked to stop are not waited for any more."""
+        return now > self._stop_time + self._grace_s + _FORCED_END_S
+
+    def grace_left(self, now: float) -> float:
+        """Seconds for which what runs may still save itself, once the launch is stopping."""
+        return 0.0 if self._urgent else max(0.0, self._stop_time + self._grace_s - now)
+
+    def too_late(self, now: float, recent_s: Sequence[float], before: int) -> bool:
+        """Whether what is granted now will most likely not be over in time, and so be lost, as the task does not save.
+
+        It takes as long as the median of the last completed ones, ``recent_s``, and so does each of those ``before``
+        it in its worker. Nothing is held back while few are known, nor where not even a whole launch is long enough:
+        the next one would be no better."""
+        limit = math.inf if self._deadline is None else self._deadline
+        if self._must_end is not None:
+            limit = min(limit, self._must_end() - self._grace_s)
+        if limit == math.inf or self._checkpoints or len(recent_s) < _KNOWN:
+            return False
+        expected_s = median(recent_s)
+        return now + (1 + before) * expected_s > limit >= self._began + expected_s
+
+    @property
+    def reason_of_lateness(self) -> str:
+        """Whose end it is that comes before another evaluation could be over."""
+        own = self._deadline is not None and (self._must_end is None or self._deadline <= self._must_end())
+        return DEADLINE if own else STOPPED
+
+
+def verdict(
+    reason: str, *, evaluations: int | None, tally: Tally, works: bool, unfit: str | None, futile: str | None
+) -> End:
+    """How the launch has ended that stopped for ``reason``. ``works``: something has shown in this launch that the task
+    can be evaluated; ``unfit``, ``futile``: the sentences for launches that end for these reasons."""
+    complete = evaluations is not None and tally.final >= evaluations
+    if complete:
+        reason = DONE
+    elif reason == DONE or (reason == EXHAUSTED and tally.counts.get(INTERRUPTED)):
+        # A task raised Interrupted unasked: that individual is still to be finished.
+        reason = INCOMPLETE
+    finished = complete or reason == EXHAUSTED or (reason == DEADLINE and evaluations is None)
+    counts = tally.counts
+    # Those that a deadline cut off did not fail: where most were, it came too soon, and nothing else is wrong.
+    judged = complete or tally.final > counts.get(INTERRUPTED, 0)
+    if finished and judged and tally.final and not any(map(counts.get, (COMPLETED, PRUNED))):
+        finished, reason = False, IN_VAIN
+    elif reason == FUTILE and works:
+        # Something worked after all while the launch was stopping.
+        reason = STOPPED
+    error = unfit if reason == UNFIT else futile if reason == FUTILE else None
+    code = 0 if finished else 1 if reason in (UNFIT, FUTILE, IN_VAIN) else EXIT_RESUMABLE
+    return End(reason, code, error)

@@ -1,0 +1,131 @@
+"""What has been granted to each leader and has not ended, and the claims that wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.budget import Admitted
+from hpo.islands.messages import Want
+
+
+def key_of(item: Admitted) -> str:
+    """The key of the configuration that was granted."""
+    return item.key if isinstance(item, Assignment) else item
+
+
+class Grants:
+    """``running``: how many individuals are granted, to all leaders together. Claims that found the budget used up wait
+    for what may come back: those of leaders that idle are in ``idle``, those of leaders that still evaluate in
+    ``later``."""
+
+    def __init__(self, leaders: Iterable[int]) -> None:
+        self._outstanding: dict[int, dict[int, Admitted]] = {leader: {} for leader in leaders}
+        self.running = 0
+        # Leaders that hold more than they evaluate, and those that were asked to give some of it back.
+        self._holders: set[int] = set()
+        self._recalled: set[int] = set()
+        self.idle: deque[tuple[int, Want]] = deque()
+        self.later: dict[int, list[Want]] = {}
+
+    @property
+    def leaders(self) -> Iterable[int]:
+        return self._outstanding
+
+    def add_leader(self, leader: int) -> None:
+        self._outstanding[leader] = {}
+
+    def count(self, leader: int) -> int:
+        return len(self._outstanding[leader])
+
+    def grant(self, leader: int, token: int, item: Admitted) -> None:
+        mine = self._outstanding[leader]
+        mine[token] = item
+        self.running += 1
+        if len(mine) > 1:
+            self._holders.add(leader)
+
+    def take(self, leader: int, token: int) -> Admitted | None:
+        """What was granted under ``token``, which is no longer outstanding; None where nothing is."""
+        item = self._outstanding[leader].pop(token, None)
+        if item is not None:
+            self.running -= 1
+        return item
+
+    def tokens(self, leader: int) -> dict[str, list[int]]:
+        """The tokens of what ``leader`` holds by key, the oldest first."""
+        found: dict[str, list[int]] = {}
+        for token, item in self._outstanding[leader].items():
+            found.setdefault(key_of(item), []).append(token)
+        return found
+
+    def defer(self, leader: int, want: Want) -> None:
+        """The claim waits."""
+        if self._outstanding[leader]:
+            self.later.setdefault(leader, []).append(want)
+        else:
+            self.idle.append((leader, want))
+
+    def left(self, leader: int) -> None:
+        """``leader`` holds less than before: it may idle now."""
+        count = len(self._outstanding[leader])
+        if count < 2:
+            self._holders.discard(leader)
+        if not count and leader in self.later:
+            self.idle.extend((leader, want) for want in self.later.pop(leader))
+
+    def forget(self, leader: int) -> list[Admitted]:
+        """``leader`` takes no more part; what it still held."""
+        items = list(self._outstanding[leader].values())
+        self._outstanding[leader].clear()
+        self.running -= len(items)
+        self._holders.discard(leader)
+        self._recalled.discard(leader)
+        self.idle = deque(entry for entry in self.idle if entry[0] != leader)
+        self.later.pop(leader, None)
+        return items
+
+    def drop_claims(self) -> None:
+        """Nothing more will be granted."""
+        self.idle.clear()
+        self.later.clear()
+
+    @property
+    def held_ahead(self) -> bool:
+        """Whether any leader holds more than it evaluates."""
+        return bool(self._holders)
+
+    @property
+    def lacking(self) -> int:
+        """How many leaders idle beyond those for which something was recalled."""
+        return len(self.idle) - len(self._recalled)
+
+    def recall(self, wanted: int) -> list[tuple[int, int]]:
+        """Whom to ask for ``wanted`` individuals in all, and each for how many at most: those that hold most first."""
+        asked = []
+        for leader in sorted(self._holders - self._recalled, key=lambda rank: -len(self._outstanding[rank])):
+            if wanted <= 0:
+                break
+            spare = min(wanted, len(self._outstanding[leader]) - 1)
+            wanted -= spare
+            self._recalled.add(leader)
+            asked.append((leader, spare))
+        return asked
+
+    def answered_recall(self, leader: int) -> None:
+        """``leader`` may be asked again."""
+        self._recalled.discard(leader)
+
+    @property
+    def first_keys(self) -> list[str]:
+        """For each leader that has something to evaluate the key of what it was granted first.
+
+        That is what it evaluates now, or ends after that: it takes one after the other. What waits behind it is not
+        of interest, and may be much where evaluations take milliseconds."""
+        return [key_of(next(iter(mine.values()))) for mine in self._outstanding.values() if mine]
+
+    @property
+    def busy(self) -> int:
+        """Leaders that have something to evaluate."""
+        return sum(1 for mine in self._outstanding.values() if mine)

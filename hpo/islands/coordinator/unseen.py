@@ -1,0 +1,65 @@
+"""The configurations of a finite space that nobody has taken yet, for leaders whose breeding finds only known ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from hpo.individual import Scalar
+from hpo.islands.assignment import Assignment
+
+_MOST_BARREN = 20_000
+_PIECE = 20_000
+
+Configurations = Iterator[tuple[dict[str, Scalar], str]]
+"""Configurations that the constraints allow, and their keys."""
+
+
+class UnseenConfigurations:
+    """``configurations``: lists all of a finite space; None for a space that cannot be listed, which counts as
+    exhausted after 20 000 draws that found nothing new."""
+
+    def __init__(self, configurations: Callable[[], Configurations] | None) -> None:
+        self._configurations = configurations
+        # What was read of the list and nobody had taken, the rest, and whether that may hold anything.
+        self._unseen: Configurations = iter(())
+        self._listing: Configurations | None = None
+        self._may_be_left = False
+        self._barren = 0
+        self.exhausted = False
+
+    def next(self, taken: set[str]) -> Assignment | None:
+        """A configuration whose key is not in ``taken``, to which it is added; None where there is none, or the space
+        cannot be listed."""
+        if self._configurations is None:
+            self._barren += 1
+            self.exhausted = self._barren >= _MOST_BARREN
+            return None
+        while True:
+            for params, key in self._unseen:
+                if key not in taken:
+                    taken.add(key)
+                    return Assignment(params=params, key=key, operator="last")
+            # Listed a piece at a time, one for each claim in vain: a million at once would take seconds.
+            if self._listing is None:
+                self._listing, self._may_be_left = self._configurations(), False
+            piece = list(islice(self._listing, _PIECE))
+            rest = [entry for entry in piece if entry[1] not in taken]
+            self._may_be_left |= bool(rest)
+            if len(piece) < _PIECE:
+                self._listing = None
+                self.exhausted = not self._may_be_left
+            if not rest:
+                return None
+            # In an order that favours no corner of the space.
+            random.Random(len(rest)).shuffle(rest)
+            self._unseen = iter(rest)
+
+    def bred_a_new_one(self) -> None:
+        """Breeding still finds configurations that are new."""
+        self._barren = 0
+
+    def given_back(self) -> None:
+        """A configuration that was taken is free again."""
+        self.exhausted, self._may_be_left = False, True

@@ -1,0 +1,191 @@
+"""Breeding candidates and claiming them from the coordinator, as many as it takes never to run dry."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from hpo.config.layout import WorkerPlacement
+from hpo.individual import make_id
+from hpo.islands.assignment import Assignment
+from hpo.islands.leader.evaluation_times import EvaluationTimes
+from hpo.islands.messages import Claim, Grant, Message, Want
+from hpo.search.early_stopping import EarlyStopping
+from hpo.search.population import Member, Population
+from hpo.search.proposals import STUCK, Proposals
+from hpo.search.protocols import Breeder, Candidate, Codec
+
+
+def parts_of(identity: str) -> tuple[int, int, int]:
+    """Island, worker and sequence number of an individual's id."""
+    island, worker, sequence = (int(part) for part in identity.split("-"))
+    return island, worker, sequence
+
+
+class Claims:
+    """``queue``: granted candidates that wait for their evaluation. ``send``: sends a message to the coordinator;
+    ``now``: Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        place: WorkerPlacement,
+        send: Callable[[Message], None],
+        now: Callable[[], float],
+        space: Codec,
+        breeder: Breeder,
+        proposals: Proposals,
+        population: Population,
+        early_stopping: EarlyStopping,
+    ) -> None:
+        self._place = place
+        self._send = send
+        self._now = now
+        self._space = space
+        self._breeder = breeder
+        self._proposals = proposals
+        self._population = population
+        self._early_stopping = early_stopping
+        self._sequence = 0
+        self._token = 0
+        # By token: the candidate, and when it was claimed.
+        self._claimed: dict[int, tuple[Candidate, float]] = {}
+        self._promotion: int | None = None
+        self._breeding_s = 0.0
+        self.queue: deque[Candidate] = deque()
+        self.times = EvaluationTimes()
+
+    def begin(self, sequence: int) -> None:
+        """``sequence``: the first number that no individual of this worker has."""
+        self._sequence = sequence
+
+    def request(self, *, running: bool) -> None:
+        """Breed and claim what is lacking, beside the one that is ``running``."""
+        ahead = self.times.ahead if self._breeder.may_breed_ahead else 0
+        lacking = ahead + (not running) - len(self.queue) - len(self._claimed)
+        if lacking > 0 or not (
+            running or self.queue
+        ):  # a claim may wait for good where the budget is used up
+            lacking -= self.promote()
+        if lacking <= 0:
+            return
+        begun = self._now()
+        candidates = [self._bred() for _ in range(lacking)]
+        now = self._now()
+        self._breeding_s = (now - begun) / lacking
+        self._claim(candidates, now)
+
+    def promote(self) -> bool:
+        """Ask to go on with a paused individual, if one has come to be worth it; it comes before new ones.
+
+        One at a time: what is promoted next depends on what is known then."""
+        candidate = self._early_stopping.promoted() if self._promotion is None else None
+        if candidate is None:
+            return False
+        candidate.token = self._promotion = self._next_token()
+        candidate.started, candidate.retries, candidate.resumed = 0.0, 0, True
+        self._claimed[candidate.token] = candidate, self._now()
+        self._send(Claim([Want(candidate.token, candidate.key, candidate.id)], False))
+        return True
+
+    def paused_before(self, member: Member) -> Candidate:
+        """One that paused in an earlier launch; its parents are on record there."""
+        island, worker, sequence = parts_of(member.id)
+        params = self._space.decode(member.genome)
+        return Candidate(
+            token=-1,
+            id=member.id,
+            sequence=sequence,
+            genome=member.genome,
+            params=params,
+            key=self._space.key(params),
+            operator=member.operator,
+            home=(island, worker),
+        )
+
+    def _next_token(self) -> int:
+        self._token += 1
+        return self._token - 1
+
+    def _bred(self) -> Candidate:
+        sequence = self._sequence
+        self._sequence += 1
+        candidate = Candidate(
+            token=self._next_token(),
+            id=make_id(self._place.island, self._place.worker, sequence),
+            sequence=sequence,
+            genome=(),
+            params={},
+            key="",
+            operator="",
+            home=(self._place.island, self._place.worker),
+        )
+        self._proposals.fill(candidate, self._population)
+        return candidate
+
+    def _claim(self, candidates: list[Candidate], now: float) -> None:
+        self._claimed.update((candidate.token, (candidate, now)) for candidate in candidates)
+        stuck = any(candidate.attempts >= STUCK for candidate in candidates)
+        self._send(Claim([Want(one.token, one.key) for one in candidates], stuck))
+
+    def take(self, grant: Grant) -> None:
+        """The coordinator has answered."""
+        now = self._now()
+        for token in grant.accepted:
+            if token in self._claimed:
+                candidate, claimed_at = self._claimed.pop(token)
+                self.times.answered(now - claimed_at)
+                self._proposals.known.add(candidate.key)
+                if token == self._promotion:
+                    self._promotion = None
+                    self.queue.appendleft(candidate)
+                else:
+                    self.queue.append(candidate)
+        again: list[Candidate] = []
+        for token in grant.duplicates:
+            if token in self._claimed:
+                candidate, _ = self._claimed.pop(token)
+                self._proposals.known.add(candidate.key)
+                self._proposals.fill(candidate, self._population)
+                again.append(candidate)
+        if again:
+            self._claim(again, now)
+        for token, assignment in grant.assigned:
+            if (
+                token in self._claimed
+            ):  # else this worker has given up meanwhile, and the coordinator takes it back
+                candidate, _ = self._claimed.pop(token)
+                self._replace(candidate, assignment)
+                # What was begun before, and what the user asked for, comes before what is bred.
+                self.queue.appendleft(candidate)
+
+    def _replace(self, candidate: Candidate, assignment: Assignment) -> None:
+        """``candidate`` is what was assigned in place of what was bred."""
+        if assignment.id is not None:
+            island, worker, candidate.sequence = parts_of(assignment.id)
+            candidate.id, candidate.home = assignment.id, (island, worker)
+        candidate.params, candidate.key = assignment.params, assignment.key
+        candidate.genome = self._space.encode(assignment.params)
+        candidate.operator, candidate.parents = assignment.operator, assignment.parents
+        candidate.retries, candidate.resumed = assignment.retries, assignment.resumed
+        candidate.resumed_at_step, candidate.inherits = assignment.resumed_at_step, assignment.inherits
+        self._proposals.known.add(assignment.key)
+
+    def evaluated(self, seconds: float) -> None:
+        """An evaluation took ``seconds``."""
+        self.times.evaluated(seconds + self._breeding_s)
+
+    def spare(self, number: int) -> list[int]:
+        """Tokens of up to ``number`` candidates that wait, which are given up. What was begun (it crashed, and waits
+        for new evaluators) stays."""
+        spare = [one for one in reversed(self.queue) if not one.started and not one.resumed_at_step][:number]
+        for candidate in spare:
+            self.queue.remove(candidate)
+        return [one.token for one in spare]
+
+    def give_up(self) -> list[int]:
+        """Tokens of all that was claimed or waits, which is given up."""
+        tokens = [candidate.token for candidate in self.queue] + list(self._claimed)
+        self.queue.clear()
+        self._claimed.clear()
+        return tokens

@@ -1,0 +1,275 @@
+"""A worker's evaluations, one at a time: from the start of a granted candidate to the record of how it ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hpo.config.layout import WorkerPlacement
+from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric
+from hpo.islands.coordinator.futility import fault
+from hpo.islands.leader.claims import Claims
+from hpo.islands.leader.migration import Migration
+from hpo.islands.leader.publishing import Publisher
+from hpo.islands.leader.retention import RetentionPolicy
+from hpo.islands.messages import MOST_REMARKS, Ended, Evaluated, Message, Remark, Returned
+from hpo.search.early_stopping import EarlyStopping
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Candidate, Crew, Journal, Outcome, TrialReport, Verdict
+from hpo.task.outcome import summary_line
+
+_START_ATTEMPTS = 3
+_MOST_DEATHS = 3
+"""An individual whose ranks have died so often, beside its retries, is to blame: it would take all workers with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRules:
+    """``losses``: objectives by name to numbers to be minimised. ``retries``: of an individual that crashed.
+    ``durable_starts``: put starts on disk too, so that an interrupted evaluation goes on under its id (not worth it
+    for functions of microseconds). ``reported``: the only objective, which a report gives the value of; None where
+    there are several."""
+
+    losses: Callable[[dict[str, float]], tuple[float, ...]]
+    retries: int
+    durable_starts: bool
+    reported: str | None
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The outcome of what is not evaluated."""
+
+    status: str
+    error: str | None
+    objectives: dict[str, float] | None = None
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
+
+
+class Evaluations:
+    """``running``: the candidate that is evaluated. ``send``: to the coordinator; ``withdraw``: called with a candidate
+    and an error where no evaluator can be started; ``stopping``: whether the launch ends, as far as is known here."""
+
+    def __init__(
+        self,
+        *,
+        place: WorkerPlacement,
+        rules: EvaluationRules,
+        crew: Crew,
+        journal: Journal,
+        breeder: Breeder,
+        population: Population,
+        migration: Migration,
+        retention: RetentionPolicy,
+        early_stopping: EarlyStopping,
+        claims: Claims,
+        publisher: Publisher,
+        send: Callable[[Message], None],
+        now: Callable[[], float],
+        withdraw: Callable[[Candidate, str], None],
+        stopping: Callable[[], bool],
+        signalled: Callable[[], bool],
+    ) -> None:
+        self._place = place
+        self._rules = rules
+        self._crew = crew
+        self._journal = journal
+        self._breeder = breeder
+        self._population = population
+        self._migration = migration
+        self._retention = retention
+        self._early_stopping = early_stopping
+        self._claims = claims
+        self._publisher = publisher
+        self._send = send
+        self._now = now
+        self._withdraw = withdraw
+        self._stopping = stopping
+        self._signalled = signalled
+        self._remarked: set[str] = set()
+        self.running: Candidate | None = None
+        crew.listen(self._judge)
+
+    def start(self, candidate: Candidate) -> None:
+        candidate.started = self._now()
+        self.running = candidate
+        if self._rules.durable_starts:
+            self._journal.append({"type": "started", **_identity(candidate), "time": candidate.started})
+            self._publisher.publish()
+        if candidate.retries >= self._rules.retries + _MOST_DEATHS:
+            error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
+            self.finish(_Given(CRASHED, error))
+            return
+        self._early_stopping.start(candidate)
+        self._crew.start(candidate)
+        self._breeder.evaluation_started(candidate.parents)
+
+    def poll(self) -> bool:
+        """Take the outcomes that the crew has; whether there were any."""
+        outcomes = self._crew.poll()
+        for outcome in outcomes:
+            self.finish(outcome)
+        return bool(outcomes)
+
+    def _judge(self, report: TrialReport) -> Verdict:
+        """Whether the evaluation that has just reported may go on."""
+        verdict, found = self._early_stopping.report(report)
+        if found is not None:
+            self._journal.append(
+                {
+                    "type": "reported",
+                    "id": report.id,
+                    "island": self._place.island,
+                    "step": found[1],
+                    "loss": found[2] if math.isfinite(found[2]) else None,
+                    "time": self._now(),
+                }
+            )
+        return verdict
+
+    def finish(self, outcome: Outcome) -> None:
+        """The running evaluation has ended with ``outcome``."""
+        candidate, self.running = self.running, None
+        if candidate is None:
+            return
+        self._remark(outcome)
+        if self._crew.failed_starts and outcome.status in (CRASHED, FAILED):
+            self._retry_or_withdraw(candidate, outcome)
+            return
+        final = outcome.status == FAILED or (
+            outcome.status == CRASHED and candidate.retries >= self._rules.retries
+        )
+        if final and (self._stopping() or self._signalled()):
+            # A job's end signals all of its processes, those that a task has started too: the next launch will show
+            # whether it was that.
+            outcome = _Given(INTERRUPTED, outcome.error)
+        # What was killed after its grace, or failed, has not saved itself: the next launch goes on with it.
+        rests = outcome.status == INTERRUPTED and outcome.error is None and self._early_stopping.condemned
+        if rests or (outcome.status == PRUNED and self._early_stopping.condemned):
+            outcome = self._pruned(outcome)
+        elif outcome.status == COMPLETED:
+            self._early_stopping.completed()
+        if outcome.status == CRASHED and candidate.retries < self._rules.retries:
+            self._retry(candidate, outcome)
+        else:
+            self._record(candidate, outcome, rests=rests)
+
+    def _remark(self, outcome: Outcome) -> None:
+        for name, sentence in outcome.remarks.items():
+            if name not in self._remarked and len(self._remarked) < MOST_REMARKS:
+                self._remarked.add(name)
+                self._send(Remark(name, sentence))
+
+    def _pruned(self, outcome: Outcome) -> _Given:
+        """The outcome of one that failed at a rung: its report there counts, wherever it ended."""
+        step, value = self._early_stopping.last or (0, math.nan)
+        name = self._rules.reported
+        metrics = {**outcome.metrics, "pruned_step": step}
+        if not math.isfinite(value):
+            return _Given(PRUNED, None, None, metrics)
+        if name is None:
+            return _Given(PRUNED, None, None, {**metrics, "pruned_value": value})
+        return _Given(PRUNED, None, {name: value}, metrics)
+
+    def _retry_or_withdraw(self, candidate: Candidate, outcome: Outcome) -> None:
+        """Evaluators could not be started: that is not the individual's fault, and must not use up the
+        budget.
+
+        After a few tries this worker gives up and hands on what it has begun; the others go on.
+        """
+        if self._crew.failed_starts < _START_ATTEMPTS and not self._stopping():
+            self._claims.queue.appendleft(candidate)
+        else:
+            self._withdraw(candidate, outcome.error or "no evaluator could be started")
+
+    def _retry(self, candidate: Candidate, outcome: Outcome) -> None:
+        self._journal.append(
+            {
+                "type": "note",
+                "id": candidate.id,
+                "status": CRASHED,
+                "error": outcome.error,
+                "time": self._now(),
+            }
+        )
+        candidate.retries += 1
+        candidate.resumed = True
+        if self._stopping():  # a later launch evaluates it again: its start is on record, its end is not
+            self._send(Returned([candidate.token]))
+        else:
+            self._claims.queue.appendleft(candidate)
+
+    def _record(self, candidate: Candidate, outcome: Outcome, *, rests: bool) -> None:
+        """Put the end on record, and let the island breed from it. ``rests``: it was pruned, and may go on."""
+        now = self._now()
+        last = self._early_stopping.last
+        self._journal.append(
+            {
+                "type": "finished",
+                **_identity(candidate),
+                "started": candidate.started,
+                "finished": now,
+                "status": outcome.status,
+                "objectives": outcome.objectives,
+                "metrics": outcome.metrics,
+                "error": outcome.error,
+                **({"resting": True} if rests else {}),
+                **({"steps": last[0]} if outcome.status == COMPLETED and last is not None else {}),
+            }
+        )
+        self._claims.evaluated(now - candidate.started)
+        losses: tuple[float, ...] | None = None
+        if outcome.status == COMPLETED and outcome.objectives is not None:
+            losses = tuple(self._rules.losses(outcome.objectives))
+        pending = self._publisher.pending
+        pending.results.append(
+            Ended(
+                candidate.token,
+                candidate.id,
+                outcome.status,
+                losses,
+                now - candidate.started,
+                self._early_stopping.reported(candidate.id),
+                fault(outcome.status, resumed=candidate.resumed, error=summary_line(outcome.error or "")),
+            )
+        )
+        if outcome.status == INTERRUPTED:
+            return
+        member = Member(
+            candidate.id,
+            candidate.genome,
+            losses,
+            outcome.status,
+            progress=self._early_stopping.progress() if outcome.status in (PRUNED, COMPLETED) else None,
+            operator=candidate.operator,
+        )
+        self._population.add(member)
+        self._breeder.learn(member)
+        pending.records.append(Evaluated.of(member))
+        if losses is not None:
+            self._migration.own(member)
+            pending.own.append(member)
+        if rests:
+            self._early_stopping.rest(candidate, member.progress[0] if member.progress else 0)
+        else:
+            pending.forgotten += self._retention.add(candidate.id, losses)
+
+
+def _identity(candidate: Candidate) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "id": candidate.id,
+        "island": candidate.home[0],
+        "worker": candidate.home[1],
+        "sequence": candidate.sequence,
+        "params": candidate.params,
+        "operator": candidate.operator,
+        "parents": list(candidate.parents),
+        "retries": candidate.retries,
+    }
+    if candidate.resumed_at_step:
+        fields["promoted"] = candidate.resumed_at_step
+    if candidate.inherits:
+        fields["inherits"] = candidate.inherits
+    return fields

@@ -1,0 +1,127 @@
+"""Publishing results: first to disk, then to the coordinator, to the island's leaders and to other islands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hpo.islands.leader.migration import Departure, Migration
+from hpo.islands.messages import (
+    Ended,
+    Evaluated,
+    Finished,
+    Migrant,
+    Records,
+    encode,
+    rung_reports,
+)
+from hpo.islands.transport import Transport
+from hpo.search.early_stopping import EarlyStopping
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Journal
+
+COMMIT_INTERVAL_S = 0.02
+"""Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
+
+
+@dataclass
+class Unpublished:
+    """What the journal has not yet synced. ``own``: those that may emigrate because of it; ``forgotten``: ids whose
+    checkpoints are not needed any more."""
+
+    results: list[Ended] = field(default_factory=list)
+    records: list[Evaluated] = field(default_factory=list)
+    own: list[Member] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+
+
+class Publisher:
+    """``peers``: the other leaders of the island; ``forget``: called with the id of an individual whose checkpoints
+    nothing needs any more."""
+
+    def __init__(
+        self,
+        *,
+        peers: Sequence[int],
+        coordinator: int,
+        transport: Transport,
+        journal: Journal,
+        migration: Migration,
+        population: Population,
+        early_stopping: EarlyStopping,
+        forget: Callable[[str], None],
+    ) -> None:
+        self.peers = tuple(peers)
+        self._coordinator = coordinator
+        self._transport = transport
+        self._journal = journal
+        self._migration = migration
+        self._population = population
+        self._early_stopping = early_stopping
+        self._forget = forget
+        self._last_commit = 0.0
+        self._last_sent = 0.0
+        self.pending = Unpublished()
+
+    def publish(self, before_results: Callable[[], object] = lambda: None) -> None:
+        """Sync the journal; only then does a result count, and other ranks learn of it. ``before_results``: called
+        when the journal is synced and the coordinator is about to learn of results."""
+        # Migration is journalled with the results that caused it, in the same sync.
+        news, self.pending = self.pending, Unpublished()
+        departures = [one for member in news.own for one in self._migration.departures(member)]
+        emigrated = [departure.traveller.id for departure in departures if departure.left]
+        for identity in emigrated:
+            self._population.discard(identity)
+        self._journal.commit()
+        self._last_commit = self._transport.now()
+        if news.results:
+            before_results()
+            self._transport.send(self._coordinator, encode(Finished(news.results)))
+        self._send_to_peers(news.records, emigrated)
+        for departure in departures:
+            self._depart(departure)
+        for identity in news.forgotten:
+            self._forget(identity)
+
+    def publish_when_due(self, *, at_once: bool, before_results: Callable[[], object]) -> None:
+        now = self._transport.now()
+        if self.pending.results and (at_once or now >= self._last_commit + COMMIT_INTERVAL_S):
+            self.publish(before_results)
+        if self._early_stopping.news and self._transport.now() >= self._last_sent + COMMIT_INTERVAL_S:
+            self._send_to_peers([], [])
+
+    def next_wake(self) -> float:
+        """When ``publish_when_due`` has something to do; Unix seconds."""
+        wake = self._last_commit + COMMIT_INTERVAL_S if self.pending.results else math.inf
+        return min(wake, self._last_sent + COMMIT_INTERVAL_S) if self._early_stopping.news else wake
+
+    def _send_to_peers(self, records: list[Evaluated], emigrated: list[str]) -> None:
+        """Results that are on disk, and reports at rungs, which need not be."""
+        found, self._early_stopping.news = self._early_stopping.news, []
+        self._last_sent = self._transport.now()
+        if (records or emigrated or found) and self.peers:
+            self._broadcast(Records(records, emigrated, rung_reports(found)))
+
+    def _broadcast(self, records: Records) -> None:
+        data = encode(records)
+        for peer in self.peers:
+            self._transport.send(peer, data)
+
+    def introduce(self, immigrant: Member) -> None:
+        """The island learns of one that came from another."""
+        self._broadcast(Records([Evaluated.of(immigrant)], [], []))
+
+    def _depart(self, departure: Departure) -> None:
+        self._transport.send(departure.gateway, encode(Migrant(Evaluated.of(departure.traveller))))
+
+    def lose(self, leaders: frozenset[int]) -> None:
+        """Send nothing more to ``leaders``."""
+        self.peers = tuple(rank for rank in self.peers if rank not in leaders)
+        for departure in self._migration.lose(leaders):
+            # The gateway may have died before its island learnt of the migrant: that learns it twice rather than never.
+            self._depart(departure)
+
+    def add_peer(self, leader: int) -> None:
+        if leader not in self.peers:
+            self.peers += (leader,)
