@@ -358,9 +358,7 @@ def test_every_island_knows_them_from_the_start_and_nobody_owns_them():
     assert earlier.known == 1000 and len(earlier.keys) == 1000 and earlier.tally.final == 0
     assert earlier.tally.best == ((1.0,), "known-1")
     for start in resume.start_messages(layout, earlier, 1, ["a"] * 4):
-        members = [
-            Member(one[0], tuple(one[1]), one[2] and tuple(one[2]), one[3]) for one in start.population
-        ]
+        members = [one.member() for one in start.population]
         assert start.owned == [] and len({one.id for one in members}) == len(members)
         population = Population()
         for member in members:

@@ -458,7 +458,9 @@ def test_all_of_an_island_know_its_reports() -> None:
     ]
     assert len(told) > 60
     for leader in simulation.leaders:
-        known = {(leader.place.island, identity, step) for identity, step, _ in leader._early_stopping.known()}
+        known = {
+            (leader.place.island, identity, step) for identity, step, _ in leader._early_stopping.known()
+        }
         assert known == {one for one in told if one[0] == leader.place.island}
 
 
