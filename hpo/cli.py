@@ -295,8 +295,7 @@ def _best(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from hpo.journal.check import check
-    from hpo.journal.repair import repair
+    from hpo.journal.inspection import check, repair
 
     report = (repair if options.repair else check)(options.directory)
     if options.json:

@@ -14,11 +14,13 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
+from journals import fields
 
 from hpo.campaign.launch import find_mpirun
-from hpo.journal import records as journal
+from hpo.journal.files import journal_path, read_directory
 
 ROOT = Path(__file__).resolve().parents[1]
 HPO = [sys.executable, "-m", "hpo"]
@@ -163,13 +165,13 @@ class Terminal:
         lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
         return [line[0] for line in lines if word is None or line[1] == word]
 
-    def records(self, kind: str) -> list[journal.Record]:
-        return [
-            record for record in journal.read_directory(self.directory / "run", []) if record["type"] == kind
-        ]
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """The records of one type, as the tables that the journals hold."""
+        tables = map(fields, read_directory(self.directory / "run", []))
+        return [table for table in tables if table["type"] == kind]
 
     def leg_begun(self, leg: int) -> bool:
-        return journal.journal_path(self.directory / "run", leg=leg, island=0, worker=0).exists()
+        return journal_path(self.directory / "run", launch=leg, island=0, worker=0).exists()
 
     def processes(self) -> list[psutil.Process]:
         """All that came of the commands, wherever they hang in the tree of processes by now."""

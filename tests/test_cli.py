@@ -14,7 +14,7 @@ from terminal import Terminal, wait_until
 
 import hpo
 from hpo import cli
-from hpo.journal import directory
+from hpo.journal.lock import acquire
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int, *words: str, lines: int = 1) -> None:
@@ -463,7 +463,7 @@ def test_a_stale_lock_is_no_obstacle(terminal: Terminal) -> None:
     command = terminal.start("status", "run")
     command.wait()
     run = terminal.directory / "run"
-    lock = directory.acquire(run)
+    lock = acquire(run)
     dead = lock.path.read_text().replace(str(os.getpid()), str(command.process.pid))
     lock.path.write_text(dead)
     assert terminal.hpo("run", "c.toml").returncode == 0

@@ -13,6 +13,7 @@ from terminal import Terminal
 import hpo
 from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
 from hpo.islands.resume import fold
+from hpo.journal.records import Finished
 from hpo.search.kinds.evolution import RandomBreeder
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5))
@@ -41,7 +42,7 @@ def simulate(*, seconds: float, deadline: float | None, seed: int = 0, **changes
 
 def statuses(simulation: Simulation) -> list[str]:
     records = itertools.chain.from_iterable(journal.committed for journal in simulation.journals)
-    return [str(record["status"]) for record in records if record["type"] == "finished"]
+    return [str(record.status) for record in records if isinstance(record, Finished)]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -14,6 +14,7 @@ from hpo.islands.coordinator.ending import DONE
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import Claim, Want
 from hpo.islands.resume import DeadLeaderRecord, ResumeState
+from hpo.journal.records import Finished, Started
 
 
 def kill_at_random(simulation, rng, ranks, *, within):
@@ -26,15 +27,15 @@ def check_records(simulation, settings):
     """Exactly the budget, each individual and configuration once, whatever was begun came to its end."""
     records = finished(simulation)
     assert len(records) == settings["evaluations"]
-    assert len({record["id"] for record in records}) == len(records)
-    bred = [record for record in records if record["operator"] != REEVALUATION]
-    assert len({SPACE.key(record["params"]) for record in bred}) == len(bred)
-    done = {record["id"]: record["params"] for record in records}
-    begun = [record for record in records_of(simulation) if record["type"] == "started"]
-    assert all(done[record["id"]] == record["params"] for record in begun)
+    assert len({record.id for record in records}) == len(records)
+    bred = [record for record in records if record.operator != REEVALUATION]
+    assert len({SPACE.key(record.params) for record in bred}) == len(bred)
+    done = {record.id: record.params for record in records}
+    begun = [record for record in records_of(simulation) if isinstance(record, Started)]
+    assert all(done[record.id] == record.params for record in begun)
     tally = simulation.coordinator.tally
     assert tally.final == len(records)
-    best = min(sum(record["objectives"].values()) for record in records)
+    best = min(sum(record.objectives.values()) for record in records)
     assert tally.best[0][0] == best
 
 
@@ -58,7 +59,7 @@ def test_repetitions_are_handed_on_like_any_other(seed):
     kill_at_random(simulation, rng, rng.sample(range(1, 6), 3), within=20.0)
     assert simulation.run() is not None
     check_records(simulation, settings)
-    assert sum(record["operator"] == REEVALUATION for record in finished(simulation)) > 20
+    assert sum(record.operator == REEVALUATION for record in finished(simulation)) > 20
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -77,10 +78,10 @@ def test_the_living_learn_all_that_their_island_ever_finished(seed):
             simulation.journals[one.place.leader] for one in simulation.leaders if one.place.island == island
         ]
         born = {
-            record["id"]
+            record.id
             for journal in here
             for record in journal.committed
-            if record["type"] == "finished" and record["island"] == island
+            if isinstance(record, Finished) and record.island == island
         }
         known = {member.id for member in leader.population}
         assert len(known & born) >= min(len(born), 64)
@@ -94,10 +95,10 @@ def test_an_island_that_dies_out_hands_its_best_on(seed):
     for rank in (2, 3):
         simulation.at(6.0 + 2 * rank, lambda rank=rank: simulation.kill(rank))
     simulation.run()
-    there = [record for record in finished(simulation) if record["island"] == 1]
-    best = sorted(there, key=lambda record: record["objectives"]["value"])[:5]
+    there = [record for record in finished(simulation) if record.island == 1]
+    best = sorted(there, key=lambda record: record.objectives["value"])[:5]
     for leader in simulation.leaders[:2]:
-        assert {record["id"] for record in best} <= {member.id for member in leader.population}
+        assert {record.id for record in best} <= {member.id for member in leader.population}
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -111,7 +112,7 @@ def test_migrants_are_not_lost_with_their_gateway(seed, copy):
     living = [leader for leader in simulation.leaders if leader.place.leader not in simulation.dead]
     known = {member.id for leader in living for member in leader.population}
     if len({leader.place.island for leader in living}) == 3:
-        assert {record["id"] for record in finished(simulation)} <= known
+        assert {record.id for record in finished(simulation)} <= known
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -151,11 +152,11 @@ def test_an_individual_that_kills_its_ranks_is_given_up_and_the_campaign_ends():
     # Rank 0, whose death is another matter, is kept busy by evaluations of its own.
     simulation.crews[0].start = lambda candidate: start(simulation.crews[0], candidate)
     assert simulation.run() is not None
-    records = {record["id"]: record for record in finished(simulation)}
+    records = {record.id: record for record in finished(simulation)}
     assert len(records) == 40
     assert len(simulation.dead) == 4
-    assert records[poisoned[0]]["status"] == "crashed"
-    assert "died 4 times" in records[poisoned[0]]["error"]
+    assert records[poisoned[0]].status == "crashed"
+    assert "died 4 times" in records[poisoned[0]].error
 
 
 class Nowhere:

@@ -12,6 +12,7 @@ import hpo
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import make_id
+from hpo.journal.records import Finished
 from hpo.search.kinds.grid import GridBreeder
 from hpo.search.kinds.initial_design import InitialDesign
 from hpo.search.population import Population
@@ -81,9 +82,9 @@ def test_the_design_comes_first_in_a_search_and_a_campaign():
     )
     simulation.run()
     records = [record for journal in simulation.journals for record in journal.committed]
-    drawn = [record for record in records if record.get("operator") == "sobol"]
+    drawn = [record for record in records if getattr(record, "operator", "") == "sobol"]
     assert len(drawn) == 2 * 16
-    assert {record["sequence"] for record in drawn} == {0, 1, 2, 3}
+    assert {record.sequence for record in drawn} == {0, 1, 2, 3}
 
 
 def test_a_grid_is_all_combinations_once():
@@ -135,12 +136,12 @@ def test_workers_and_islands_go_through_one_grid(evaluations):
         record
         for journal in simulation.journals
         for record in journal.committed
-        if record["type"] == "finished"
+        if isinstance(record, Finished)
     ]
-    points = {tuple(one["params"].values()) for one in records if one["operator"] == "grid"}
+    points = {tuple(one.params.values()) for one in records if one.operator == "grid"}
     assert points == set(product((0.0, 0.5, 1.0), repeat=3))
     assert len(records) == evaluations
-    assert sum(one["operator"] == "grid" for one in records) == 27
+    assert sum(one.operator == "grid" for one in records) == 27
 
 
 def test_a_finite_space_is_used_up():

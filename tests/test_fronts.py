@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import journals
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 import hpo
 from hpo.errors import UsageError
 from hpo.journal import directory
-from hpo.journal import records as journal
 from hpo.results import pareto as fronts
 from hpo.results import reports
 from hpo.results import result as results
@@ -47,23 +47,15 @@ def record(number: int, gain: float | None, cost: float = 0.0, **fields: object)
 
 def known(number: int, gain: float, cost: float) -> dict[str, object]:
     objectives = {"gain": gain, "cost": cost}
-    return journal.known(
-        number=number,
-        params={"lr": 0.5},
-        status="completed",
-        objectives=objectives,
-        source="x.csv",
-        origin="row 1",
-    )
+    source = {"source": "x.csv", "origin": "row 1", "time": 1.0}
+    fields = {"number": number, "params": {"lr": 0.5}, "status": "completed", "objectives": objectives}
+    return {"type": "known", **fields, **source}
 
 
 def home(path: Path, records: list[dict[str, object]], *, objectives=WAYS, **launched: object) -> Path:
     directory.write_identity(path, {"task": "x:y", "objectives": objectives, "seed": 0})
     asked = {"evaluations": 8, "deadline_s": None, "islands": 1, "workers": 1, "ranks_per_worker": 1}
-    where = journal.journal_path(path, leg=1, island=0, worker=0)
-    with journal.JournalWriter(where, journal.header(leg=1, island=0, worker=0)) as writer:
-        for one in [journal.launched(**asked, **launched), *records]:
-            writer.append(one)
+    journals.write(path, [{"type": "launched", **asked, "time": 1.0, **launched}, *records])
     return path
 
 
@@ -117,7 +109,7 @@ def test_three_objectives_against_counting_cells(points, ways):
         for n, one in enumerate(points)
     ]
     record = CampaignRecord(
-        directory=Path(), identity={"objectives": dict(zip(names, ways))}, individuals=individuals, legs=[],
+        directory=Path(), identity={"objectives": dict(zip(names, ways))}, individuals=individuals, launches=[],
         torn=[], seconds=0.0, alive=False,
     )  # fmt: skip
     found = fronts.hypervolume(record, {name: sign * 5.0 for name, sign in zip(names, signs)})

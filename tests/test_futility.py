@@ -24,11 +24,11 @@ from hpo.islands.coordinator.futility import Futility, fault
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import (
     Claim,
-    Ended,
-    Finished,
+    EvaluationEnd,
     Grant,
     Message,
     Recall,
+    Results,
     Returned,
     StopRequest,
     Unfit,
@@ -37,6 +37,7 @@ from hpo.islands.messages import (
     encode,
 )
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, fold
+from hpo.journal.records import Finished, Started
 from hpo.search.early_stopping import EarlyStopping
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.search.protocols import Candidate, TrialReport
@@ -256,7 +257,7 @@ def records_of(simulation: Simulation) -> list[dict[str, object]]:
 
 
 def finished(simulation: Simulation, status: str) -> int:
-    return sum(r["type"] == "finished" and r["status"] == status for r in records_of(simulation))
+    return sum(isinstance(r, Finished) and r.status == status for r in records_of(simulation))
 
 
 def end(simulation: Simulation) -> tuple[str, int]:
@@ -274,8 +275,8 @@ def test_a_campaign_in_which_all_fail_ends_and_keeps_what_it_did(seed: int) -> N
     # The thirty, and up to as many again, with what then runs at four workers; the rest is left to the next launch.
     assert 30 <= finished(simulation, FAILED) <= 64
     assert simulation.coordinator.tally.final == finished(simulation, FAILED)
-    begun = {r["id"] for r in records_of(simulation) if r["type"] == "started"}
-    ended = {r["id"] for r in records_of(simulation) if r["type"] == "finished" and r["status"] == FAILED}
+    begun = {r.id for r in records_of(simulation) if isinstance(r, Started)}
+    ended = {r.id for r in records_of(simulation) if isinstance(r, Finished) and r.status == FAILED}
     assert ended <= begun
 
 
@@ -352,8 +353,8 @@ def test_while_one_worker_takes_long_the_others_do_not_use_the_budget_up(works: 
         latency_s=0.0001,
         evaluations=2000,
     )
-    records = [record for record in records_of(simulation) if record["type"] == "finished"]
-    soon = [record for record in records if record["finished"] < 99]  # type: ignore[operator]
+    records = [record for record in records_of(simulation) if isinstance(record, Finished)]
+    soon = [record for record in records if record.finished < 99]  # type: ignore[operator]
     assert len(soon) <= 70
     if works:  # and then the others go on
         assert end(simulation) == (DONE, 0) and len(records) == 2000
@@ -376,9 +377,7 @@ def test_workers_are_not_idle_for_as_long_as_one_trains() -> None:
     )
     assert end(simulation) == (DONE, 0) and finished(simulation, COMPLETED) == 5
     records = records_of(simulation)
-    began = [
-        float(str(r["started"])) for r in records if r["type"] == "finished" and r["status"] == COMPLETED
-    ]
+    began = [float(str(r.started)) for r in records if isinstance(r, Finished) and r.status == COMPLETED]
     # The others begin theirs some minutes after the first, and not when it is over.
     assert sorted(began)[3] < 600.0
 
@@ -532,7 +531,9 @@ def test_hope_ends_with_the_worker_where_it_was(news: Message) -> None:
     coordinator.receive(1, Claim([Want(0, "b"), Want(1, "ahead")], False))
     for token in range(2):
         coordinator.receive(0, Claim([Want(token, f"a{token}")], False))
-        coordinator.receive(0, Finished([Ended(token, f"0-0-{token}", FAILED, None, 1.0, False, "KeyError")]))
+        coordinator.receive(
+            0, Results([EvaluationEnd(token, f"0-0-{token}", FAILED, None, 1.0, False, "KeyError")])
+        )
     assert (1, Recall(1)) in transport.sent and coordinator.end is None
     coordinator.receive(0, Claim([Want(2, "a2")], False))
     granted = [message.accepted for rank, message in transport.sent if isinstance(message, Grant)]

@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import journals
 import orjson
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -20,9 +21,9 @@ from hpo.config import reader as config
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.islands import messages
 from hpo.journal import directory
-from hpo.journal import records as journal
-from hpo.journal.check import check
-from hpo.journal.repair import repair
+from hpo.journal.files import journal_path, read_directory, read_file
+from hpo.journal.inspection import check, repair
+from hpo.journal.lock import _machine, holder
 from hpo.results import reports, tables
 from hpo.results import result as results
 from hpo.results.record import load
@@ -274,29 +275,31 @@ def _lines() -> list[dict[str, object]]:
     }  # fmt: skip
     end = {"started": 1.0, "finished": 2.0, "status": "completed", "objectives": {"value": 0.25}}
     return [
-        {"type": "header", "version": 1, **journal.header(leg=1, island=0, worker=0), "time": 0.5},
-        journal.launched(evaluations=8, deadline_s=None, islands=1, workers=1, ranks_per_worker=1),
+        journals.header(),
+        {
+            "type": "launched", "evaluations": 8, "deadline_s": None, "islands": 1, "workers": 1,
+            "ranks_per_worker": 1, "time": 0.5,
+        },
         {"type": "started", **individual, "time": 1.0},
         {"type": "finished", **individual, **end, "metrics": {"loss": "nan", "n": 3}, "error": None},
         {"type": "migrated", "id": "0-0-1", "source": 0, "target": 1, "hop": 1, "copy": False, "time": 3.0},
-        journal.ended(reason="done", exit=0),
-        journal.known(
-            number=1,
-            params={"x": 0.25, "kind": "b"},
-            status="completed",
-            objectives={"value": 0.5},
-            source="a.csv",
-            origin="row 1",
-        ),
-        journal.entered(source="a.csv", told="1 entered"),
-    ]
+        {"type": "ended", "reason": "done", "exit": 0, "time": 4.0},
+        {
+            "type": "known", "number": 1, "params": {"x": 0.25, "kind": "b"}, "status": "completed",
+            "objectives": {"value": 0.5}, "source": "a.csv", "origin": "row 1", "time": 5.0,
+        },
+        {"type": "entered", "source": "a.csv", "told": "1 entered", "time": 6.0},
+    ]  # fmt: skip
 
 
-JOURNAL = b"".join(map(journal.encode, _lines()))
+JOURNAL = b"".join(map(journals.line, _lines()))
 IDENTITY = {
     "task": "a.py:b",
     "options": {},
-    "space": {"x": {"type": "float", "low": 0.0, "high": 1.0, "log": False}, "kind": {"choices": ["a", "b"]}},
+    "space": {
+        "x": {"type": "float", "low": 0.0, "high": 1.0, "log": False},
+        "kind": {"type": "categorical", "choices": ["a", "b"]},
+    },
     "objectives": {"value": "minimize"},
     "seed": 0,
 }
@@ -312,9 +315,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _journal(home: Path, content: bytes) -> None:
     """All that reads a journal, and its repair."""
-    path = journal.journal_path(home, leg=1, island=0, worker=0)
+    path = journal_path(home, launch=1, island=0, worker=0)
     path.write_bytes(content)
-    read = reads(lambda: list(journal.read_directory(home, [])), CampaignError)
+    read = reads(lambda: list(read_directory(home, [])), CampaignError)
     report = check(home)
     orjson.dumps(report.to_json())
     assert str(report)
@@ -350,7 +353,7 @@ def test_journals_of_any_bytes(home: Path, content: bytes) -> None:
 @given(content=mutations(JOURNAL, [b"\n", b"\0" * 64, JOURNAL]))
 def test_repairs_of_any_bytes(home: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    path = journal.journal_path(home, leg=1, island=0, worker=0)
+    path = journal_path(home, launch=1, island=0, worker=0)
     path.write_bytes(content)
     report = repair(home)
     whole = not report.damaged or "version" in str(report)
@@ -372,8 +375,8 @@ def test_journals_whose_checksums_fit(home: Path, which: int, name: str, value: 
     if drop:
         del lines[which][name]
     try:
-        content = b"".join(map(journal.encode, lines))
-    except TypeError:
+        content = b"".join(map(journals.line, lines))
+    except (TypeError, ValueError):
         return
     _journal(home, content)
 
@@ -397,7 +400,7 @@ def test_records_that_fit_their_checksums_and_not_their_types(
     lines[which][name] = value
     if value is None:
         del lines[which][name]
-    journal.journal_path(home, leg=1, island=0, worker=0).write_bytes(b"".join(map(journal.encode, lines)))
+    journal_path(home, launch=1, island=0, worker=0).write_bytes(b"".join(map(journals.line, lines)))
     assert check(home).damaged
     _inspected(home)
 
@@ -415,17 +418,17 @@ def test_journals_that_want_too_much(home: Path, content: bytes) -> None:
     import zlib
 
     line = b'%b,"crc":"%08x"}\n' % (content, zlib.crc32(content))
-    within(64, lambda: _journal(home, journal.encode(_lines()[0]) + line * 2))
+    within(64, lambda: _journal(home, journals.line(_lines()[0]) + line * 2))
 
 
 def test_a_journal_of_zeros_that_is_larger_than_the_memory(home: Path) -> None:
     """It costs no disk. What is read of it at a time is bounded, and it is no data."""
-    path = journal.journal_path(home, leg=1, island=0, worker=0)
+    path = journal_path(home, launch=1, island=0, worker=0)
     path.write_bytes(JOURNAL)
     os.truncate(path, 1 << 40)
     try:
         with pytest.raises(CampaignError, match="not a whole record"):
-            within(400, lambda: list(journal.read_file(path)))
+            within(400, lambda: list(read_file(path)))
     finally:
         path.write_bytes(JOURNAL)
 
@@ -457,7 +460,7 @@ def test_campaign_json_of_any_bytes(home: Path, content: bytes) -> None:
 
 
 _LOCK: dict[str, object] = {
-    "host": "h", "machine": directory._machine(), "pid": 1, "process_started": None, "time": 1.0, "token": "t",
+    "host": "h", "machine": _machine(), "pid": 1, "process_started": None, "time": 1.0, "token": "t",
 }  # fmt: skip
 
 
@@ -466,7 +469,7 @@ _LOCK: dict[str, object] = {
 def test_locks_of_any_bytes(home: Path, content: bytes) -> None:
     (home / "lock").write_bytes(content)
     try:
-        reads(lambda: str(directory.holder(home)), CampaignError)
+        reads(lambda: str(holder(home)), CampaignError)
         str(check(home))
     finally:
         (home / "lock").unlink()
@@ -487,7 +490,7 @@ def test_locks_of_any_bytes(home: Path, content: bytes) -> None:
 def test_locks_that_make_no_sense(home: Path, fields: dict[str, object]) -> None:
     (home / "lock").write_bytes(orjson.dumps({**_LOCK, **fields}))
     try:
-        reads(lambda: str(directory.holder(home)), CampaignError)
+        reads(lambda: str(holder(home)), CampaignError)
         str(check(home))
     finally:
         (home / "lock").unlink()
@@ -514,8 +517,8 @@ def test_exports_of_any_values(
     lines = _lines()
     lines[2]["params"] = lines[3]["params"] = params
     lines[3] |= {"metrics": metrics, "error": error}
-    path = journal.journal_path(home, leg=1, island=0, worker=0)
-    path.write_bytes(b"".join(map(journal.encode, lines)))
+    path = journal_path(home, launch=1, island=0, worker=0)
+    path.write_bytes(b"".join(map(journals.line, lines)))
     table = home.parent / f"table{suffix}"
     # The individual and the known point.
     assert reads(lambda: results.export(home, table), CampaignError) == 2 and table.stat().st_size

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from journals import fields
 from simulation import Simulation
 from test_many_seeds import disturb, losses
 from test_protocol import SPACE, make, make_repeating, records_of
@@ -23,6 +24,7 @@ from test_pruning import pruned_campaign
 
 from hpo.config.settings import SearchSettings
 from hpo.islands.resume import fold
+from hpo.journal.records import Finished
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 
 GOLDEN = Path(__file__).parent / "golden" / "traces.json"
@@ -89,14 +91,14 @@ def rounded(value: object) -> object:
 
 def trace(records: Records) -> dict[str, object]:
     """A digest of all records in order, and enough beside it to see what kind of thing has changed."""
-    lines = [json.dumps(rounded(record), sort_keys=True) for record in records]
-    ends = [record for record in records if record["type"] == "finished"]
+    lines = [json.dumps(rounded(fields(record)), sort_keys=True) for record in records]
+    ends = [record for record in records if isinstance(record, Finished)]
     return {
         "digest": hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16],
-        "records": dict(sorted(Counter(record["type"] for record in records).items())),
-        "statuses": dict(sorted(Counter(record["status"] for record in ends).items())),
-        "operators": dict(sorted(Counter(record["operator"] for record in ends).items())),
-        "last": rounded(max(record["finished"] for record in ends)),
+        "records": dict(sorted(Counter(type(record).__name__.lower() for record in records).items())),
+        "statuses": dict(sorted(Counter(record.status for record in ends).items())),
+        "operators": dict(sorted(Counter(record.operator for record in ends).items())),
+        "last": rounded(max(record.finished for record in ends)),
     }
 
 

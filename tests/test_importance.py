@@ -13,8 +13,9 @@ import hpo
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import Individual
 from hpo.results import reports
-from hpo.results.importance import MOST, described_space, importance
+from hpo.results.importance import MOST, importance
 from hpo.results.record import CampaignRecord
+from hpo.space.description import described_space
 
 SPACE = hpo.SearchSpace(
     a=hpo.Float(1e-4, 1.0, log=True),
@@ -38,7 +39,7 @@ def record(count, values, *, space=SPACE, ways=None, seed=0, status=lambda numbe
     ways = ways or {"value": "minimize"}
     return CampaignRecord(
         directory=Path(), identity={"space": space.describe(), "objectives": ways}, individuals=individuals,
-        legs=[], torn=[], seconds=0.0, alive=False,
+        launches=[], torn=[], seconds=0.0, alive=False,
     )  # fmt: skip
 
 

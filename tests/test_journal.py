@@ -7,27 +7,30 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import journals
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal import records as journal
+from hpo.journal.files import JournalWriter, journal_path, last_launch, read_directory, read_file
+from hpo.journal.records import Finished, Header, Record, Stopping, encode
 
-_RECORDS: list[dict[str, object]] = [
-    {
-        "type": "finished",
+
+def _finished(sequence: int = 0, **fields: Any) -> Finished:
+    whole: dict[str, Any] = {
         "id": f"0-2-{sequence}",
         "island": 0,
         "worker": 2,
         "sequence": sequence,
         "operator": "random",
-        "parents": [],
+        "parents": (),
         "retries": 0,
         "started": 1.0,
         "finished": 2.0,
@@ -36,9 +39,12 @@ _RECORDS: list[dict[str, object]] = [
         "objectives": {"value": 0.5 + sequence},
         "metrics": {"note": "ünïcode \n", "epochs": 3},
         "error": None,
+        **fields,
     }
-    for sequence in range(3)
-]
+    return Finished(**whole)
+
+
+_RECORDS = [_finished(sequence) for sequence in range(3)]
 
 _scalars = (
     st.none()
@@ -50,22 +56,24 @@ _scalars = (
 _names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-def _path(directory: Path, leg: int = 1, worker: int = 2) -> Path:
-    return journal.journal_path(directory, leg=leg, island=0, worker=worker)
+def _path(directory: Path, launch: int = 1, worker: int = 2) -> Path:
+    return journal_path(directory, launch=launch, island=0, worker=worker)
 
 
-def _write(
-    directory: Path, records: list[dict[str, object]] | None = None, leg: int = 1, worker: int = 2
-) -> Path:
-    path = _path(directory, leg, worker)
-    with journal.JournalWriter(path, journal.header(leg=leg, island=0, worker=worker)) as writer:
-        for record in _RECORDS if records is None else records:
+def _header(launch: int = 1, worker: int = 2) -> Header:
+    return Header.of_this_process(launch=launch, island=0, worker=worker)
+
+
+def _write(directory: Path, records: Sequence[Record] = _RECORDS, launch: int = 1, worker: int = 2) -> Path:
+    path = _path(directory, launch, worker)
+    with JournalWriter(path, _header(launch, worker)) as writer:
+        for record in records:
             writer.append(record)
     return path
 
 
-def _after_header(path: Path, torn: list[Path] | None = None) -> list[journal.Record]:
-    return list(journal.read_file(path, torn))[1:]
+def _after_header(path: Path, torn: list[Path] | None = None) -> list[Any]:
+    return list(read_file(path, torn))[1:]
 
 
 # Exactness ------------------------------------------------------------------------------------------------
@@ -85,7 +93,7 @@ def test_a_record_comes_back_exactly(
     metrics: dict[str, object],
     error: str | None,
 ) -> None:
-    record: dict[str, object] = {"type": "finished", "params": params, "metrics": metrics, "error": error}
+    record = _finished(params=params, metrics=metrics, error=error)
     path = _write(tmp_path_factory.mktemp("exact"), [record])
     (read,) = _after_header(path)
     # repr tells 1 from 1.0 and True, and 0.0 from -0.0; it keeps the order of keys.
@@ -94,10 +102,11 @@ def test_a_record_comes_back_exactly(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), np.float32("nan")])
 def test_numbers_that_json_lacks_survive_among_metrics(tmp_path: Path, value: float) -> None:
-    path = _write(tmp_path, [{"type": "finished", "metrics": {"loss": value, "epochs": 3}}])
+    path = _write(
+        tmp_path, [_finished(metrics={"loss": value, "epochs": 3, "curve": [1.0, value]}, error="x")]
+    )
     (read,) = _after_header(path)
-    assert repr(read["metrics"]["loss"]) == repr(float(value))
-    assert read["metrics"]["epochs"] == 3
+    assert repr(read.metrics) == repr({"loss": float(value), "epochs": 3, "curve": [1.0, float(value)]})
     assert b"null" not in path.read_bytes()
 
 
@@ -112,9 +121,9 @@ def test_numbers_that_json_lacks_survive_among_metrics(tmp_path: Path, value: fl
     ],
 )
 def test_strange_values_cost_no_record(tmp_path: Path, value: object, stored: object) -> None:
-    path = _write(tmp_path, [{"type": "finished", "metrics": {"strange": value}, "error": "caf\udce9"}])
+    path = _write(tmp_path, [_finished(metrics={"strange": value}, error="caf\udce9")])
     (read,) = _after_header(path)
-    assert read == {"type": "finished", "metrics": {"strange": stored}, "error": "caf\\udce9"}
+    assert read == _finished(metrics={"strange": stored}, error="caf\\udce9")
 
 
 def test_a_line_is_plain_json_with_its_checksum_last(tmp_path: Path) -> None:
@@ -152,7 +161,7 @@ def test_truncated_in_its_header_it_holds_nothing(tmp_path: Path) -> None:
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         torn: list[Path] = []
-        assert list(journal.read_file(path, torn)) == []
+        assert list(read_file(path, torn)) == []
         assert torn == ([path] if length else [])
 
 
@@ -166,7 +175,7 @@ def test_a_flipped_byte_before_the_last_line_is_damage(tmp_path: Path, flip: int
         damaged[position] ^= flip
         path.write_bytes(damaged)
         with pytest.raises(JournalDamaged) as caught:
-            list(journal.read_file(path))
+            list(read_file(path))
         assert caught.value.path == path
         assert caught.value.line == whole[:position].count(b"\n") + 1, position
         assert f"{path}, line {caught.value.line}:" in str(caught.value)
@@ -192,15 +201,40 @@ def test_a_flipped_byte_in_the_last_line_is_never_taken_for_data(tmp_path: Path)
 def test_a_missing_line_at_the_start_is_damage(tmp_path: Path) -> None:
     path = _write(tmp_path)
     path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
-    with pytest.raises(JournalDamaged, match="line 1: the first record is 'finished' where a header belongs"):
-        list(journal.read_file(path))
+    with pytest.raises(JournalDamaged, match="line 1: another record stands where the header belongs"):
+        list(read_file(path))
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "0001-i000-w0000.jsonl"
-    path.write_bytes(journal.encode({"type": "header", "version": 2}))
+    path.write_bytes(journals.line({"type": "header", "version": 2}))
     with pytest.raises(CampaignError, match=r"version 2 .* reads version 1"):
-        list(journal.read_file(path))
+        list(read_file(path))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"type": 3},
+        {"id": "0-0-1"},
+        {"type": "migrated", "id": "../../elsewhere"},
+        {"type": "reported", "id": "0-0-1", "island": -1, "step": 1, "loss": 0.5, "time": 1.0},
+        {"type": "ended", "reason": "done", "exit": "0", "time": 1.0},
+    ],
+)
+def test_a_whole_line_that_is_no_record_is_damage_wherever_it_stands(
+    tmp_path: Path, table: dict[str, object]
+) -> None:
+    path = _write(tmp_path)
+    path.write_bytes(path.read_bytes() + journals.line(table))
+    with pytest.raises(JournalDamaged, match=f"line {len(_RECORDS) + 2}:"):
+        list(read_file(path))
+
+
+def test_a_type_of_a_later_version_is_left_out(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    path.write_bytes(path.read_bytes() + journals.line({"type": "news", "id": 3}))
+    assert _after_header(path) == _RECORDS
 
 
 def test_what_is_appended_while_it_is_read_is_not_taken_for_damage(tmp_path: Path) -> None:
@@ -208,10 +242,10 @@ def test_what_is_appended_while_it_is_read_is_not_taken_for_damage(tmp_path: Pat
     whole = path.read_bytes()
     path.write_bytes(whole[:-7])
     torn: list[Path] = []
-    reader = journal.read_file(path, torn)
-    assert next(reader)["type"] == "header"
-    path.write_bytes(whole + journal.encode({"type": "note"}))
-    assert [record["type"] for record in reader] == ["finished", "finished"]
+    reader = read_file(path, torn)
+    assert isinstance(next(reader), Header)
+    path.write_bytes(whole + journals.line({"type": "news"}))
+    assert [*reader] == _RECORDS[:2]
     assert torn == [path]
 
 
@@ -224,7 +258,7 @@ def test_a_batch_is_on_disk_after_commit_and_not_before(
     syncs: list[int] = []
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (syncs.append(handle), sync(handle)))
-    writer = journal.JournalWriter(_path(tmp_path), journal.header(leg=1, island=0, worker=2))
+    writer = JournalWriter(_path(tmp_path), _header())
     assert len(syncs) == 2, "the header, and the name of the file in its directory"
     for record in _RECORDS:
         writer.append(record)
@@ -262,10 +296,10 @@ def _file_size_limit(size: int) -> Iterator[None]:
 
 def test_a_disk_that_fills_up_leaves_a_torn_end_and_a_sentence(tmp_path: Path) -> None:
     path = _path(tmp_path)
-    writer = journal.JournalWriter(path, journal.header(leg=1, island=0, worker=2))
+    writer = JournalWriter(path, _header())
     for record in _RECORDS:
         writer.append(record)
-    lines = [len(journal.encode(record)) for record in _RECORDS]
+    lines = [len(encode(record)) for record in _RECORDS]
     room = path.stat().st_size + lines[0] + lines[1] // 2
     with _file_size_limit(room), pytest.raises(CampaignError, match=r"cannot be written \(File too large\)"):
         writer.commit()
@@ -281,7 +315,7 @@ def test_a_disk_that_fills_up_leaves_a_torn_end_and_a_sentence(tmp_path: Path) -
 
 
 def test_a_failed_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = journal.JournalWriter(_path(tmp_path), journal.header(leg=1, island=0, worker=2))
+    writer = JournalWriter(_path(tmp_path), _header())
 
     def fail(handle: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -310,13 +344,14 @@ def test_a_writer_killed_at_any_moment_leaves_all_it_committed(tmp_path: Path) -
     """The child says what it has committed; killed in the midst of it, no such record may be missing."""
     child = (
         "import sys, pathlib\n"
-        "from hpo.journal import records as journal\n"
-        "path = journal.journal_path(pathlib.Path(sys.argv[1]), leg=1, island=0, worker=0)\n"
-        "writer = journal.JournalWriter(path, journal.header(leg=1, island=0, worker=0))\n"
+        "from hpo.journal.files import JournalWriter, journal_path\n"
+        "from hpo.journal.records import Header, Stopping\n"
+        "path = journal_path(pathlib.Path(sys.argv[1]), launch=1, island=0, worker=0)\n"
+        "writer = JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0))\n"
         "sequence = 0\n"
         "while True:\n"
         "    for _ in range(7):\n"
-        "        writer.append({'type': 'note', 'sequence': sequence, 'filler': 'x' * 3000})\n"
+        "        writer.append(Stopping(reason='x' * 3000, time=sequence))\n"
         "        sequence += 1\n"
         "    writer.commit()\n"
         "    print(sequence, flush=True)\n"
@@ -329,29 +364,34 @@ def test_a_writer_killed_at_any_moment_leaves_all_it_committed(tmp_path: Path) -
                 process.stdout.readline()
             process.kill()
             said = process.stdout.read().split()
-        read = _after_header(journal.journal_path(directory, leg=1, island=0, worker=0))
-        assert [record["sequence"] for record in read] == list(range(len(read)))
+        read = _after_header(journal_path(directory, launch=1, island=0, worker=0))
+        assert [record.time for record in read] == list(range(len(read)))
         assert len(read) >= max([70 + 7 * attempt, *map(int, said)])
 
 
 # Directories ----------------------------------------------------------------------------------------------
 
 
-def _mark(name: str) -> Mapping[str, object]:
-    return {"type": "note", "mark": name}
+def _mark(name: str) -> Stopping:
+    return Stopping(reason=name, time=1.0)
 
 
-def test_directories_are_read_by_leg_and_worker_and_other_files_left_alone(tmp_path: Path) -> None:
-    assert journal.next_leg(tmp_path) == 1
-    assert list(journal.read_directory(tmp_path)) == []
-    for leg, worker in ((10, 0), (2, 10_000), (2, 1), (10_000, 0)):
-        _write(tmp_path, [dict(_mark(f"{leg}/{worker}"))], leg=leg, worker=worker)
+def test_directories_are_read_by_launch_and_worker_and_other_files_left_alone(tmp_path: Path) -> None:
+    assert last_launch(tmp_path) == 0
+    assert list(read_directory(tmp_path)) == []
+    for launch, worker in ((10, 0), (2, 10_000), (2, 1), (10_000, 0)):
+        _write(tmp_path, [_mark(f"{launch}/{worker}")], launch, worker)
     (tmp_path / "journal" / "0001-i000-w0000.jsonl~").write_text("an editor's copy")
     (tmp_path / "journal" / ".nfs0001").write_text("left by a network file system")
-    records = list(journal.read_directory(tmp_path))
-    assert [one["mark"] for one in records if one["type"] == "note"] == ["2/1", "2/10000", "10/0", "10000/0"]
-    assert [one["leg"] for one in records if one["type"] == "header"] == [2, 2, 10, 10_000]
-    assert journal.next_leg(tmp_path) == 10_001
+    records = list(read_directory(tmp_path))
+    assert [one.reason for one in records if isinstance(one, Stopping)] == [
+        "2/1",
+        "2/10000",
+        "10/0",
+        "10000/0",
+    ]
+    assert [one.launch for one in records if isinstance(one, Header)] == [2, 2, 10, 10_000]
+    assert last_launch(tmp_path) == 10_000
 
 
 def test_each_torn_journal_is_reported(tmp_path: Path) -> None:
@@ -359,20 +399,6 @@ def test_each_torn_journal_is_reported(tmp_path: Path) -> None:
     for path in paths[:2]:
         path.write_bytes(path.read_bytes()[:-1])
     torn: list[Path] = []
-    kinds = [record["type"] for record in journal.read_directory(tmp_path, torn)]
+    finished = [one for one in read_directory(tmp_path, torn) if isinstance(one, Finished)]
     assert torn == paths[:2]
-    assert kinds.count("finished") == 2 + 2 + 3
-
-
-def test_a_hundred_thousand_records_are_read_in_time(tmp_path: Path) -> None:
-    import time
-
-    record = {**_RECORDS[0], "params": {f"x{index}": 1 / (index + 3) for index in range(10)}}
-    path = _path(tmp_path)
-    journal.JournalWriter(path, journal.header(leg=1, island=0, worker=2)).close()
-    with open(path, "ab") as file:
-        file.write(journal.encode(record) * 100_000)
-    start = time.process_time()
-    assert sum(1 for _ in journal.read_file(path)) == 100_001
-    # 0.3 s on the machine on which this was written.
-    assert time.process_time() - start < 1.5
+    assert len(finished) == 2 + 2 + 3

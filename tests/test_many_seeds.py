@@ -17,6 +17,7 @@ from test_protocol import SPACE, make, records_of
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
+from hpo.journal.records import Finished, Migrated, Started
 
 SEEDS = 10_000
 CHUNKS = 20
@@ -74,17 +75,15 @@ def run(seed: int) -> None:
         )
         # The last launches are left alone, so that each campaign comes to its end.
         until = disturb(simulation, rng, workers) if leg < _LEGS - 2 else float("inf")
-        before = {record["id"] for record in records if final(record)}
+        before = {record.id for record in records if final(record)}
         report = simulation.run(until=until)  # raises where it comes to a standstill
         new = records_of(simulation)
-        again = {record["id"] for record in new if record["type"] in ("started", "finished")}
+        again = {record.id for record in new if isinstance(record, (Started, Finished))}
         assert not before & again, "a recorded evaluation was done again"
         records += new
         ended = [record for record in records if final(record)]
-        assert len({record["id"] for record in ended}) == len(ended), "an individual was recorded twice"
-        assert len({SPACE.key(record["params"]) for record in ended}) == len(ended), (
-            "a configuration came twice"
-        )
+        assert len({record.id for record in ended}) == len(ended), "an individual was recorded twice"
+        assert len({SPACE.key(record.params) for record in ended}) == len(ended), "a configuration came twice"
         assert len(ended) <= budget, "more than the budget"
         if report is not None:
             end = simulation.coordinator.end
@@ -95,19 +94,19 @@ def run(seed: int) -> None:
             if end.reason == DONE:
                 break
     assert len([record for record in records if final(record)]) == budget, "the campaign did not complete"
-    begun = {record["id"] for record in records if record["type"] == "started"}
-    assert begun <= {record["id"] for record in records if final(record)}, "something begun was lost"
+    begun = {record.id for record in records if isinstance(record, Started)}
+    assert begun <= {record.id for record in records if final(record)}, "something begun was lost"
 
 
 def final(record: dict[str, object]) -> bool:
-    return record["type"] == "finished" and record["status"] != "interrupted"
+    return isinstance(record, Finished) and record.status != "interrupted"
 
 
 def check_knowledge(simulation: Simulation) -> None:
     """Every living leader knows all that its island finished in this launch and did not send away."""
     # Once the end is decided nobody is told of deaths any more, and nobody needs to know anything more.
     untold = simulation.dead - simulation.coordinator.dead
-    moved = {record["id"] for record in records_of(simulation) if record["type"] == "migrated"}
+    moved = {record.id for record in records_of(simulation) if isinstance(record, Migrated)}
     for leader in simulation.leaders:
         if leader.place.leader in simulation.dead:
             continue
@@ -116,8 +115,8 @@ def check_knowledge(simulation: Simulation) -> None:
             if other.place.island != leader.place.island or other.place.leader in untold:
                 continue
             for record in simulation.journals[other.place.leader].committed:
-                if final(record) and record["island"] == leader.place.island and record["id"] not in moved:
-                    assert record["id"] in known, f"{record['id']} is unknown on its island"
+                if final(record) and record.island == leader.place.island and record.id not in moved:
+                    assert record.id in known, f"{record['id']} is unknown on its island"
 
 
 def replayable(seeds: Iterator[int]) -> None:

@@ -10,6 +10,7 @@ from enum import IntEnum
 from fractions import Fraction
 from pathlib import Path
 
+import journals
 import numpy as np
 import pandas
 import pytest
@@ -18,8 +19,8 @@ from terminal import Terminal
 
 import hpo
 from hpo.individual import Metric
-from hpo.journal import records as journal
-from hpo.journal.check import check
+from hpo.journal.files import journal_path
+from hpo.journal.inspection import check
 from hpo.results import result as results
 from hpo.results.record import load
 from hpo.task.metrics import MOST_CHARACTERS, MOST_NUMBERS, keep
@@ -175,13 +176,15 @@ def test_known_points_of_a_campaign_that_logged_lists(home: Path, tmp_path: Path
 
 @pytest.mark.parametrize("metric", [{"a": 1}, [[1]], ["text"], [True], [None]])
 def test_a_journal_with_another_metric_is_damaged(home: Path, metric: object) -> None:
-    path = journal.journal_path(home, leg=1, island=0, worker=0)
-    lines = [journal.decode(line) for line in path.read_bytes().splitlines(keepends=True)]
+    path = journal_path(home, launch=1, island=0, worker=0)
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     place = next(number for number, line in enumerate(lines) if line["type"] == "finished")
+    for line in lines:
+        del line["crc"]
     lines[place]["metrics"]["curve"] = metric
-    path.write_bytes(b"".join(map(journal.encode, lines)))
-    assert "'curve' is no single value" in str(check(home))
-    with pytest.raises(hpo.JournalDamaged, match=f"line {place + 1}: .*'curve'"):
+    path.write_bytes(b"".join(map(journals.line, lines)))
+    assert "metrics" in str(check(home)) and check(home).damaged
+    with pytest.raises(hpo.JournalDamaged, match=f"line {place + 1}: .*metrics"):
         load(home)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hpo.individual import COMPLETED
 from hpo.islands.leader import migration
 from hpo.islands.leader.migration import Migration, MigrationSettings
+from hpo.journal.records import Migrated
 from hpo.search.population import Member
 
 HERE, ISLANDS = 0, [[0, 1], [2], [3, 4]]
@@ -80,7 +81,7 @@ def test_the_best_that_were_not_there_leave(story, copy, leaving):
             departures = moving.departures(member(number, loss))
             expected = reference.departures()
             records = journal.records[len(journal.records) - len(expected) :]
-            assert [(one["id"], one["target"]) for one in records] == [left[:2] for left in expected]
+            assert [(one.id, one.target) for one in records] == [left[:2] for left in expected]
             assert [(one.traveller.id, one.traveller.history) for one in departures] == [
                 (identity, history) for identity, _, history in expected
             ]
@@ -104,7 +105,5 @@ def test_what_left_is_on_record_with_its_hop():
     (departure,) = moving.departures(member(1, 1.0))
     assert departure.gateway == 2 and departure.left
     assert departure.traveller.history == (2, 0)
-    assert journal.records == [
-        {"type": "migrated", "id": "1", "source": 0, "target": 1, "hop": 1, "copy": False, "time": 7.0}
-    ]
+    assert journal.records == [Migrated(id="1", source=0, target=1, hop=1, copy=False, time=7.0)]
     assert moving.departures(member(2, 1.0)) == []

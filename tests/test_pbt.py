@@ -19,8 +19,9 @@ from hpo.config.layout import Layout
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.islands.transport import LocalTransport
-from hpo.journal.check import check
-from hpo.journal.records import read_directory
+from hpo.journal.files import read_directory
+from hpo.journal.inspection import check
+from hpo.journal.records import Finished
 from hpo.results.record import load
 from hpo.search.kinds.pbt import PbtBreeder
 from hpo.search.population import Member, Population
@@ -193,9 +194,7 @@ CLIMB = hpo.Task(hpo.SearchSpace(lr=hpo.Float(1e-4, 2.0, log=True), n=hpo.Ordina
 
 def inherited(directory: Path) -> dict[str, str]:
     return {
-        record["id"]: record.get("inherits", "")
-        for record in read_directory(directory)
-        if record["type"] == "finished"
+        record.id: record.inherits for record in read_directory(directory) if isinstance(record, Finished)
     }
 
 
@@ -332,9 +331,9 @@ def test_all_lineages_go_on_after_a_stop(tmp_path: Path) -> None:
     assert hpo.Campaign(task, **{**campaign, "evaluations": 20}).run().reason == "incomplete"
     before = inherited(tmp_path / "run")
     (stopped,) = [
-        one["id"]
+        one.id
         for one in read_directory(tmp_path / "run")
-        if one["type"] == "finished" and one["status"] == INTERRUPTED
+        if isinstance(one, Finished) and one.status == INTERRUPTED
     ]
     hpo.Campaign(task, **{**campaign, "evaluations": 26}).run()
     after = inherited(tmp_path / "run")

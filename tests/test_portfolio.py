@@ -11,6 +11,7 @@ from simulation import Simulation
 import hpo
 from hpo.config.settings import Kind, SearchSettings
 from hpo.individual import COMPLETED, FAILED
+from hpo.journal.records import Finished
 from hpo.search.kinds.portfolio import PortfolioBreeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Offspring
@@ -151,8 +152,8 @@ def test_islands_of_all_kinds_in_one_campaign(exchange):
     simulation.run()
     names = {"default": {"evolution"}, "portfolio": {"surrogate", "evolution", "tpe"}}
     for island, kind in enumerate(kinds):
-        records = [one for one in simulation.journals[island].committed if one["type"] == "finished"]
-        bred = {one["operator"] for one in records} - {"sobol", "random"}
+        records = [one for one in simulation.journals[island].committed if isinstance(one, Finished)]
+        bred = {one.operator for one in records} - {"sobol", "random"}
         assert (bred and bred <= names.get(kind, {kind})) or kind in ("random", "nelder-mead"), (kind, bred)
         population = simulation.leaders[island].population
         homes = {one.id.split("-")[0] for one in population}

@@ -15,6 +15,7 @@ from hpo.individual import REEVALUATION
 from hpo.islands.coordinator.ending import DONE, EXHAUSTED, STOPPED, UNFIT
 from hpo.islands.messages import Claim, Form, StopRequest, ToRank, check_handlers, encode
 from hpo.islands.resume import fold
+from hpo.journal.records import Finished, Migrated, Started
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 
@@ -61,7 +62,7 @@ def make_repeating(case, share, **changes):
 
 def finished(simulation):
     records = itertools.chain.from_iterable(journal.committed for journal in simulation.journals)
-    return [record for record in records if record["type"] == "finished"]
+    return [record for record in records if isinstance(record, Finished)]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -70,8 +71,8 @@ def test_the_budget_is_met_exactly_and_no_configuration_comes_twice(seed):
     simulation.run()
     records = finished(simulation)
     assert len(records) == settings["evaluations"]
-    assert len({record["id"] for record in records}) == len(records)
-    assert len({SPACE.key(record["params"]) for record in records}) == len(records)
+    assert len({record.id for record in records}) == len(records)
+    assert len({SPACE.key(record.params) for record in records}) == len(records)
     assert simulation.coordinator.end.reason == DONE
     assert simulation.coordinator.end.exit_code == 0
 
@@ -83,13 +84,13 @@ def test_only_what_is_to_be_evaluated_again_is(seed):
     simulation.run()
     records = finished(simulation)
     assert len(records) == settings["evaluations"]
-    assert len({record["id"] for record in records}) == len(records)
-    again = [record for record in records if record["operator"] == REEVALUATION]
+    assert len({record.id for record in records}) == len(records)
+    again = [record for record in records if record.operator == REEVALUATION]
     if settings["islands"] == 1:
         assert 20 < len(again) < 60
-    params = {record["id"]: record["params"] for record in records}
-    assert all(params[record["parents"][0]] == record["params"] for record in again)
-    others = [SPACE.key(record["params"]) for record in records if record["operator"] != REEVALUATION]
+    params = {record.id: record.params for record in records}
+    assert all(params[record.parents[0]] == record.params for record in again)
+    others = [SPACE.key(record.params) for record in records if record.operator != REEVALUATION]
     assert len(others) == len(set(others)) == len(records) - len(again)
     assert simulation.coordinator.end.reason == DONE
     assert simulation.coordinator.end.exit_code == 0
@@ -99,7 +100,7 @@ def test_only_what_is_to_be_evaluated_again_is(seed):
 def test_every_leader_learns_every_individual_of_its_island(seed):
     simulation, _ = make(seed, migration=0.0)
     simulation.run()
-    born = Counter(record["island"] for record in finished(simulation))
+    born = Counter(record.island for record in finished(simulation))
     for leader in simulation.leaders:
         assert leader.population.seen == born[leader.place.island]
 
@@ -108,29 +109,27 @@ def test_every_leader_learns_every_individual_of_its_island(seed):
 def test_a_migrant_leaves_its_island_and_pollen_does_not(copy):
     simulation, _ = make(3, workers=6, islands=3, evaluations=40, migration=1.0, copy=copy, topology="ring")
     simulation.run()
-    moves = [r for j in simulation.journals for r in j.committed if r["type"] == "migrated"]
+    moves = [r for j in simulation.journals for r in j.committed if isinstance(r, Migrated)]
     assert moves
     homes = {}
     for leader in simulation.leaders:
         for member in leader.population:
             homes.setdefault(member.id, set()).add(leader.place.island)
-    travelled = {move["id"] for move in moves}
+    travelled = {move.id for move in moves}
     for identity, islands in homes.items():
-        hops = sorted((move for move in moves if move["id"] == identity), key=lambda move: move["hop"])
+        hops = sorted((move for move in moves if move.id == identity), key=lambda move: move.hop)
         if not copy:
             assert len(islands) == 1
             if hops:
-                assert islands == {hops[-1]["target"]}
+                assert islands == {hops[-1].target}
         elif identity in travelled:
             assert len(islands) > 1
     # Migrants keep their history: the islands that they left, in order.
     for leader in simulation.leaders:
         for member in leader.population:
             if not copy:
-                hops = sorted(
-                    (move for move in moves if move["id"] == member.id), key=lambda move: move["hop"]
-                )
-                assert list(member.history) == [move["source"] for move in hops]
+                hops = sorted((move for move in moves if move.id == member.id), key=lambda move: move.hop)
+                assert list(member.history) == [move.source for move in hops]
 
 
 def test_the_same_seed_replays_the_same_campaign():
@@ -157,7 +156,7 @@ def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkey
     simulation.run()
     records = finished(simulation)
     assert len(records) == 18
-    assert len({space.key(record["params"]) for record in records}) == 18
+    assert len({space.key(record.params) for record in records}) == 18
     assert simulation.coordinator.end.reason == EXHAUSTED
     assert simulation.coordinator.end.exit_code == 0
 
@@ -171,7 +170,7 @@ def test_a_stopped_campaign_ends_and_goes_on_where_it_was(seed):
     end = simulation.coordinator.end
     assert (end.reason, end.exit_code) == (STOPPED, EXIT_RESUMABLE)
     earlier = records_of(simulation)
-    assert any(record.get("status") == "interrupted" for record in earlier)
+    assert any(getattr(record, "status", "") == "interrupted" for record in earlier)
     check_that_it_completes(earlier, settings, seed)
 
 
@@ -189,11 +188,9 @@ def test_a_job_that_is_killed_again_and_again_loses_nothing_and_repeats_only_wha
             records, space=SPACE, islands=islands, losses=lambda objectives: tuple(objectives.values())
         )
         simulation, settings = make(seed, workers=workers, islands=islands, evaluations=50, earlier=earlier)
-        before = {record["id"] for record in records if record["type"] == "finished"}
+        before = {record.id for record in records if isinstance(record, Finished)}
         ended = simulation.run(until=rng.expovariate(0.5))
-        again = [
-            record["id"] for record in records_of(simulation) if record["type"] in ("started", "finished")
-        ]
+        again = [record.id for record in records_of(simulation) if isinstance(record, (Started, Finished))]
         assert not before.intersection(again), "a recorded evaluation was done again"
         records += records_of(simulation)
         if ended is not None:
@@ -211,13 +208,13 @@ def check_that_it_completes(records, settings, seed):
     report = simulation.run()
     assert isinstance(report, Report)
     everything = records + records_of(simulation)
-    final = [r for r in everything if r["type"] == "finished" and r["status"] != "interrupted"]
+    final = [r for r in everything if isinstance(r, Finished) and r.status != "interrupted"]
     assert len(final) == settings["evaluations"]
-    assert len({record["id"] for record in final}) == len(final)
-    assert len({SPACE.key(record["params"]) for record in final}) == len(final)
+    assert len({record.id for record in final}) == len(final)
+    assert len({SPACE.key(record.params) for record in final}) == len(final)
     # Whatever was started has come to an end under the same id with the same configuration.
-    begun = {r["id"]: r["params"] for r in everything if r["type"] == "started"}
-    done = {r["id"]: r["params"] for r in final}
+    begun = {r.id: r.params for r in everything if isinstance(r, Started)}
+    done = {r.id: r.params for r in final}
     assert begun == {identity: done[identity] for identity in begun}
 
 
@@ -237,9 +234,9 @@ def test_workers_that_cannot_start_evaluators_hand_on_what_they_have_and_use_up_
         assert len(records) == 8
     else:
         assert (end.reason, end.exit_code) == (DONE, 0)
-        assert len(records) == len({record["id"] for record in records}) == 30
-    begun = {r["id"] for j in simulation.journals for r in j.committed if r["type"] == "started"}
-    left = begun - {record["id"] for record in records}
+        assert len(records) == len({record.id for record in records}) == 30
+    begun = {r.id for j in simulation.journals for r in j.committed if isinstance(r, Started)}
+    left = begun - {record.id for record in records}
     assert bool(left) == (len(unfit) == 4), "what was begun must be handed on as long as there is anybody"
 
 
@@ -285,7 +282,7 @@ def test_evolution_is_better_than_random_search():
     def best(breeder, seed):
         simulation, _ = make(seed, evaluations=150, workers=4, islands=2, breeder=breeder, jitter=False)
         simulation.run()
-        return min(record["objectives"]["value"] for record in finished(simulation))
+        return min(record.objectives["value"] for record in finished(simulation))
 
     wins = sum(
         best(lambda rank: EvolutionBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s)
@@ -303,7 +300,7 @@ def test_an_exhausted_space_with_an_unfit_worker_still_ends():
         simulation.crews[seed % 3].fit_for = seed % 7
         simulation.run()
         records = finished(simulation)
-        assert len(records) == len({space.key(record["params"]) for record in records}) == 18
+        assert len(records) == len({space.key(record.params) for record in records}) == 18
         assert simulation.coordinator.end.reason == EXHAUSTED
 
 
@@ -351,9 +348,9 @@ def test_a_crash_while_stopping_leaves_the_individual_to_the_next_launch():
     simulation.at(1.2, lambda: [crew.kill("crashed") for crew in simulation.crews if crew.busy])
     simulation.at(1.2, lambda: [simulation.wake(rank, 1.2) for rank in range(2)])
     simulation.run()
-    crashed = [r for r in finished(simulation) if r["status"] == "crashed"]
-    begun = {r["id"] for r in records_of(simulation) if r["type"] == "started"}
-    done = {r["id"] for r in finished(simulation)}
+    crashed = [r for r in finished(simulation) if r.status == "crashed"]
+    begun = {r.id for r in records_of(simulation) if isinstance(r, Started)}
+    done = {r.id for r in finished(simulation)}
     assert not crashed and begun - done
     assert simulation.coordinator.end.exit_code == EXIT_RESUMABLE
 

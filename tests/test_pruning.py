@@ -21,6 +21,7 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.resume import fold, start_messages
+from hpo.journal.records import Finished, Reported, Started
 from hpo.search.early_stopping import EarlyStopping, Halving, PruningSettings, make_rule, of_search
 from hpo.search.population import Member, Population
 from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport
@@ -354,19 +355,19 @@ def check_ends(records: list[dict[str, Any]], budget: int, *, complete: bool) ->
     last: dict[str, dict[str, Any]] = {}
     ends = [record for record in records if final(record)]
     for record in ends:
-        before = last.get(record["id"])
-        turns = {one["id"]: one.get("promoted", 0) for one in (before, record) if one}
-        if before is None or before.get("promoted", 0) < record.get("promoted", 0):
-            last[record["id"]] = record
+        before = last.get(record.id)
+        turns = {one.id: one.resumed_at_step for one in (before, record) if one}
+        if before is None or before.resumed_at_step < record.resumed_at_step:
+            last[record.id] = record
         if before is not None:
-            pair = sorted((before, record), key=lambda one: one.get("promoted", 0))
-            assert turns and pair[0].get("promoted", 0) != pair[1].get("promoted", 0), "ended twice"
-            assert pair[0]["status"] == PRUNED and pair[0]["resting"], "only what had paused goes on"
+            pair = sorted((before, record), key=lambda one: one.resumed_at_step)
+            assert turns and pair[0].resumed_at_step != pair[1].resumed_at_step, "ended twice"
+            assert pair[0].status == PRUNED and pair[0].resting, "only what had paused goes on"
     assert len(last) <= budget
     if complete:
         assert len(last) == budget
-    assert len({SPACE.key(one["params"]) for one in last.values()}) == len(last)
-    return Counter(one["status"] for one in last.values())
+    assert len({SPACE.key(one.params) for one in last.values()}) == len(last)
+    return Counter(one.status for one in last.values())
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -385,13 +386,13 @@ def test_promoted_ones_go_on_where_they_paused() -> None:
         simulation, _ = pruned_campaign(seed)
         simulation.run()
         for record in records_of(simulation):
-            if record["type"] == "started" and record.get("promoted"):
-                promoted[record["id"]] += 1
-                assert simulation.saved[record["id"]] >= record["promoted"]
-            if final(record) and record.get("promoted"):
-                finished[record["status"]] += 1
-                step = record["metrics"].get("pruned_step", 10)
-                assert step > record["promoted"], "it went further than where it had paused"
+            if isinstance(record, Started) and record.resumed_at_step:
+                promoted[record.id] += 1
+                assert simulation.saved[record.id] >= record.resumed_at_step
+            if final(record) and record.resumed_at_step:
+                finished[record.status] += 1
+                step = record.metrics.get("pruned_step", 10)
+                assert step > record.resumed_at_step, "it went further than where it had paused"
     assert sum(promoted.values()) > 20 and finished[COMPLETED] > 5 and finished[PRUNED] > 2
 
 
@@ -453,9 +454,7 @@ def test_all_of_an_island_know_its_reports() -> None:
         3, workers=6, islands=2, evaluations=60, curve=curve_of(3), pruning=HALVING, migration=0.0
     )
     simulation.run()
-    told = [
-        (one["island"], one["id"], one["step"]) for one in records_of(simulation) if one["type"] == "reported"
-    ]
+    told = [(one.island, one.id, one.step) for one in records_of(simulation) if isinstance(one, Reported)]
     assert len(told) > 60
     for leader in simulation.leaders:
         known = {
@@ -469,7 +468,7 @@ def test_a_resumed_campaign_knows_the_reports() -> None:
     simulation.run(until=3.0)
     records = records_of(simulation)
     earlier = fold(records, space=SPACE, islands=1, losses=losses)
-    told = [(one["id"], one["step"]) for one in records if one["type"] == "reported"]
+    told = [(one.id, one.step) for one in records if isinstance(one, Reported)]
     assert told and [(identity, step) for identity, step, _ in earlier.reports[0]] == told
     again, _ = make(
         4, workers=2, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING, earlier=earlier
@@ -498,11 +497,11 @@ def test_what_is_killed_while_it_saves_itself_is_interrupted_and_goes_on() -> No
     simulation.at(15.0, lambda: simulation.coordinator.stop("stopped"))
     simulation.at(15.1, lambda: simulation.coordinator.stop("stopped", urgent=True))
     simulation.run()
-    ends = [record for record in records_of(simulation) if record["type"] == "finished"]
-    killed = [record for record in ends if record["status"] == "interrupted"]
-    assert len(killed) == 2 and all(record["error"] and not record.get("resting") for record in killed)
+    ends = [record for record in records_of(simulation) if isinstance(record, Finished)]
+    killed = [record for record in ends if record.status == "interrupted"]
+    assert len(killed) == 2 and all(record.error and not record.resting for record in killed)
     earlier = fold(records_of(simulation), space=SPACE, islands=1, losses=losses)
-    assert {one.id for one in earlier.pending} == {record["id"] for record in killed}
+    assert {one.id for one in earlier.pending} == {record.id for record in killed}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -527,10 +526,10 @@ def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -
         )
         simulation.run()
         records += records_of(simulation)
-    ends = [record for record in records if record["type"] == "finished"]
-    pruned = [record["metrics"]["pruned_step"] for record in ends if record["status"] == PRUNED]
+    ends = [record for record in records if isinstance(record, Finished)]
+    pruned = [record.metrics["pruned_step"] for record in ends if record.status == PRUNED]
     assert len(pruned) > 20 and max(pruned) < 9
-    assert {record["steps"] for record in ends if record["status"] == COMPLETED} == {9}
+    assert {record.steps for record in ends if record.status == COMPLETED} == {9}
 
 
 def test_early_stopping_costs_a_fraction_of_the_steps() -> None:

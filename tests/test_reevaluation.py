@@ -17,7 +17,7 @@ import hpo
 from hpo.cli import main
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
-from hpo.journal.check import check
+from hpo.journal.inspection import check
 from hpo.search.early_stopping import EarlyStopping, PruningSettings
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.models.estimates import Estimate, estimates, exact

@@ -8,6 +8,7 @@ import random
 import time
 from pathlib import Path
 
+import journals
 import pandas
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES, Individual
 from hpo.journal import directory
-from hpo.journal import records as journal
+from hpo.journal.files import journal_path
+from hpo.journal.lock import acquire
 from hpo.results import result as results
 from hpo.results import tables
 from hpo.results.record import CampaignRecord, load
@@ -81,11 +83,7 @@ class _Home:
 
     def leg(self, number: int, *files: list[dict[str, object]], at: float = _T) -> None:
         for worker, records in enumerate(files):
-            path = journal.journal_path(self.path, leg=number, island=0, worker=worker)
-            header = {**journal.header(leg=number, island=0, worker=worker), "time": at}
-            with journal.JournalWriter(path, header) as writer:
-                for record in records:
-                    writer.append(record)
+            journals.write(self.path, records, number, worker, at)
 
     def load(self) -> CampaignRecord:
         return load(self.path)
@@ -134,7 +132,7 @@ def test_a_finished_record_alone_makes_an_individual(home: _Home) -> None:
 
 def test_what_was_at_work_runs_while_the_campaign_does_and_is_lost_with_it(home: _Home) -> None:
     home.leg(1, [_finished("0-0-0", 1.0), _started("0-0-1")])
-    lock = directory.acquire(home.path)
+    lock = acquire(home.path)
     assert home.load().alive
     assert home.statuses() == {"0-0-0": "completed", "0-0-1": "running"}
     lock.release()
@@ -145,14 +143,14 @@ def test_what_was_at_work_runs_while_the_campaign_does_and_is_lost_with_it(home:
 def test_what_an_earlier_leg_left_is_lost_while_a_later_one_runs(home: _Home) -> None:
     home.leg(1, [_started("0-0-1")])
     home.leg(2, [_started("0-0-2", _T + 9)])
-    with_lock = directory.acquire(home.path)
+    with_lock = acquire(home.path)
     assert home.statuses() == {"0-0-1": "lost", "0-0-2": "running"}
     with_lock.release()
 
 
 def test_nothing_runs_in_a_leg_that_has_ended(home: _Home) -> None:
     home.leg(1, [_started("0-0-1"), {"type": "ended", "reason": "deadline", "exit": 75, "time": _T + 9}])
-    directory.acquire(home.path)
+    acquire(home.path)
     record = home.load()
     assert home.statuses() == {"0-0-1": "lost"}
     assert record.ended == ("deadline", 75)
@@ -171,7 +169,7 @@ def test_another_status_gives_way_to_what_comes_later(home: _Home, status: str) 
     home.leg(1, [_finished("0-0-1", status=status)])
     assert home.statuses() == {"0-0-1": status}
     home.leg(2, [_started("0-0-1", _T + 60)])
-    lock = directory.acquire(home.path)
+    lock = acquire(home.path)
     assert home.statuses() == {"0-0-1": "running"}
     lock.release()
     assert home.statuses() == {"0-0-1": "lost"}
@@ -198,14 +196,13 @@ def test_moves_are_ordered_by_hop_and_counted_once(home: _Home) -> None:
 
 
 def test_unknown_records_are_skipped(home: _Home) -> None:
-    home.leg(1, [{"type": "note", "text": "no time"}, {"type": "weather", "time": _T + 7}])
-    record = home.load()
-    assert (record.individuals, record.updated) == ([], _T + 7)
+    home.leg(1, [{"type": "weather", "time": _T + 7}, _finished("0-0-0", 1.0)])
+    assert home.statuses() == {"0-0-0": "completed"}
 
 
 def test_torn_journals_are_reported_and_damaged_ones_refused(home: _Home) -> None:
     home.leg(1, [_finished("0-0-0", 1.0), _finished("0-0-1", 2.0)])
-    path = journal.journal_path(home.path, leg=1, island=0, worker=0)
+    path = journal_path(home.path, launch=1, island=0, worker=0)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert home.statuses() == {"0-0-0": "completed"}
@@ -262,7 +259,7 @@ def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
             _started("0-0-4", _T + 4),
         ],
     )
-    lock = directory.acquire(home.path)
+    lock = acquire(home.path)
     before = time.time()
     status = results.status(home.load())
     lock.release()
@@ -372,7 +369,7 @@ def test_the_front_is_what_no_other_dominates(losses: list[tuple[float, ...]]) -
             )
             for number, row in enumerate(losses)
         ],
-        legs=[],
+        launches=[],
         torn=[],
         seconds=0.0,
         alive=False,

@@ -9,13 +9,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import journals
 import pytest
 from terminal import ROOT, wait_until
 
 from hpo import cli
 from hpo.cluster import slurm
 from hpo.errors import CampaignError
-from hpo.journal import records as journal
 
 EXAMPLE = slurm.Plan(
     file=None,
@@ -227,12 +227,21 @@ def test_the_script_passes_signals_on_and_queues_again_after_a_warning_only(
 
 
 def leg(directory: Path, number: int, *statuses: tuple[str, str | None]) -> None:
-    path = journal.journal_path(directory, leg=number, island=0, worker=0)
-    writer = journal.JournalWriter(path, journal.header(leg=number, island=0, worker=0))
-    for status, error in statuses:
-        writer.append({"type": "finished", "status": status, "error": error})
-    writer.commit()
-    writer.close()
+    individual = {"island": 0, "worker": 0, "params": {}, "operator": "random", "parents": [], "retries": 0}
+    end = {"started": 1.0, "finished": 2.0, "objectives": None, "metrics": {}}
+    ends = [
+        {
+            "type": "finished",
+            **individual,
+            **end,
+            "id": f"0-0-{one}",
+            "sequence": one,
+            "status": status,
+            "error": error,
+        }
+        for one, (status, error) in enumerate(statuses)
+    ]
+    journals.write(directory, ends, number)
 
 
 def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(

@@ -16,6 +16,7 @@ from simulation import Simulation
 import hpo
 from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED, FAILED, PRUNED
+from hpo.journal.records import Finished
 from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate, first_of_worker
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.ensemble import Forest, ModelEnsemble, import_in_background
@@ -437,10 +438,10 @@ def test_the_first_are_not_bred_ahead_of_what_they_could_know():
         )
         simulation.run()
         return [
-            (one["operator"], one["params"])
+            (one.operator, one.params)
             for journal in simulation.journals
             for one in journal.committed
-            if one["type"] == "finished"
+            if isinstance(one, Finished)
         ]
 
     bred = run()

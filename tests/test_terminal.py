@@ -7,15 +7,17 @@ import re
 import subprocess
 from pathlib import Path
 
+import journals
 import pytest
 from terminal import Terminal
 
 import hpo
 from hpo import cli, terminal
 from hpo.journal import directory
-from hpo.journal import records as journal
-from hpo.journal.findings import NOTE, Finding
-from hpo.journal.records import JournalWriter, journal_path
+from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.inspection import NOTE, Finding
+from hpo.journal.lock import acquire
+from hpo.journal.records import Ended, Finished, Header
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x7f\x9b31m\u202egpj\u2066\u2028"
 OBEYED = re.compile(r"[^\n\t -~\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]")
@@ -68,31 +70,27 @@ def home(tmp_path: Path) -> Path:
     path = tmp_path / "run"
     ways = {f"f1{HOSTILE}": "maximize", "cost\n": "minimize"}
     directory.write_identity(path, {"task": f"a{HOSTILE}", "objectives": ways, "space": {}, "seed": 0})
-    writer = JournalWriter(
-        journal_path(path, leg=1, island=0, worker=0), journal.header(leg=1, island=0, worker=0)
-    )
-    with writer:
+    path_of_journal = journal_path(path, launch=1, island=0, worker=0)
+    with JournalWriter(path_of_journal, Header.of_this_process(launch=1, island=0, worker=0)) as writer:
         for number, status in enumerate(["completed", "completed", "failed", "crashed"]):
             complete = status == "completed"
             identity = {"id": f"0-0-{number}", "island": 0, "worker": 0, "sequence": number}
             values = {f"f1{HOSTILE}": float(number), "cost\n": float(number)}
-            record = {
+            record = Finished(
                 **identity,
-                "type": "finished",
-                "params": {f"p{HOSTILE}\n": HOSTILE, "line": "a\nbest  9.9 by nobody"},
-                "operator": HOSTILE,
-                "parents": [],
-                "retries": 0,
-                "started": 1.0,
-                "finished": 2.0,
-                "status": status,
-                "objectives": values if complete else None,
-                "metrics": {f"m{HOSTILE}": HOSTILE},
-                "error": None if complete else f"{status} {HOSTILE}\nTraceback",
-            }
+                params={f"p{HOSTILE}\n": HOSTILE, "line": "a\nbest  9.9 by nobody"},
+                operator=HOSTILE,
+                parents=(),
+                retries=0,
+                started=1.0,
+                finished=2.0,
+                status=status,
+                objectives=values if complete else None,
+                metrics={f"m{HOSTILE}": HOSTILE},
+                error=None if complete else f"{status} {HOSTILE}\nTraceback",
+            )
             writer.append(record)
-        writer.append(journal.ended(reason=HOSTILE, exit=0))
-    (path / f"x{HOSTILE.replace('/', '')}").touch()
+        writer.append(Ended(reason=HOSTILE, exit=0, time=3.0))
     return path
 
 
@@ -104,11 +102,26 @@ def shown(capsys: pytest.CaptureFixture[str], *line: object) -> str:
 
 
 def test_what_a_journal_says_is_shown_and_not_obeyed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for line in ("status", home), ("best", home), ("best", home, "--top", 1), ("check", home):
+    for line in ("status", home), ("best", home), ("best", home, "--top", 1):
         assert r"\x1b" in shown(capsys, *line)
     status = shown(capsys, "status", home)
     assert r"a\nbest  9.9 by nobody" in status
     assert len([line for line in status.splitlines() if line.startswith("best")]) == 1
+
+
+def test_what_is_wrong_with_a_journal_is_shown_and_not_obeyed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(journal_path(home, launch=1, island=0, worker=0), "ab") as file:
+        table = {
+            "type": "known",
+            "number": 1,
+            "params": {},
+            "status": "completed",
+            "objectives": {"v": HOSTILE},
+        }
+        file.write(journals.line({**table, "source": "", "origin": "", "time": 1.0}))
+    assert r"\x1b" in shown(capsys, "check", home) and r"\x1b" in shown(capsys, "status", home)
 
 
 def test_json_and_exports_are_exact(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,12 +152,12 @@ def test_commands_that_are_shown_name_a_directory_as_one_word(
     hpo.Campaign(task, directory=home, evaluations=3, isolation="inline", kind="random").run()
     last = next(line for line in capsys.readouterr().err.splitlines() if "tells why" in line)
     assert f"`hpo status '{home}'`" in last
-    lock = directory.acquire(home)
+    lock = acquire(home)
     with pytest.raises(hpo.CampaignError) as caught:
-        directory.acquire(home)
+        acquire(home)
     assert f"`hpo stop '{home}'`" in str(caught.value)
     lock.release()
-    path = journal_path(home, leg=1, island=0, worker=0)
+    path = journal_path(home, launch=1, island=0, worker=0)
     path.write_bytes(path.read_bytes().replace(b'"id"', b'"ld"'))
     assert f"`hpo check '{home}' --repair`" in shown(capsys, "check", home)
 

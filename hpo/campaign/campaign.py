@@ -37,8 +37,9 @@ from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.messages import End, Form, Hello, Start, decode, encode
 from hpo.islands.transport import MpiTransport, Transport
 from hpo.journal import directory
-from hpo.journal import records as journal
-from hpo.journal.directory import Lock
+from hpo.journal.files import journal_files, journal_name, last_launch, read_directory, read_file
+from hpo.journal.lock import Lock, acquire
+from hpo.journal.records import Entered, Known, Record
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
@@ -168,15 +169,11 @@ class Campaign:
         home = self.settings.directory
         if not self.settings.known:
             return []
-        recorded: set[object] = set()
+        recorded: set[str | None] = set()
         if (home / "campaign.json").exists():
             # Rank 0 enters them, and is the first worker of the first island.
-            files = [
-                one for one in journal.journal_files(home) if (journal.journal_place(one) or ())[1:] == (0, 0)
-            ]
-            recorded = {
-                one["source"] for path in files for one in journal.read_file(path) if one["type"] == "entered"
-            }
+            files = [one for one in journal_files(home) if (journal_name(one) or ())[1:] == (0, 0)]
+            recorded = {one.source for path in files for one in read_file(path) if isinstance(one, Entered)}
         found = []
         for entry in self.settings.known:
             with _noted(problems):
@@ -189,26 +186,27 @@ class Campaign:
                     found[-1].source = entry.recorded_as or found[-1].source
         return found
 
-    def _enter_known(self, earlier: resume.ResumeState, islands: int) -> list[journal.Record]:
+    def _enter_known(self, earlier: resume.ResumeState, islands: int) -> list[Record]:
         """Have ``earlier`` know the new known points; what is to go on record."""
-        records: list[journal.Record] = []
+        records: list[Record] = []
         for known in self._known:
             fresh = known.without(earlier.keys, self.task.space)
             points = [
-                journal.known(
+                Known(
                     number=number,
-                    params=point.params,
+                    params=dict(point.params),
                     status=point.status,
-                    objectives=point.objectives,
+                    objectives=None if point.objectives is None else dict(point.objectives),
                     source=known.source,
                     origin=point.origin,
+                    time=time.time(),
                 )
                 for number, point in enumerate(fresh, start=earlier.known + 1)
             ]
             resume.enter(earlier, points, space=self.task.space, islands=islands, losses=self.task.losses)
             records += points
             if known.source != BY_HAND:
-                records.append(journal.entered(source=known.source, told=str(fresh)))
+                records.append(Entered(source=known.source, told=str(fresh), time=time.time()))
             if points or known.source != BY_HAND:
                 write(f"hpo: {one_line(fresh)}", sys.stderr, flush=True)
         return records
@@ -296,17 +294,17 @@ class Campaign:
         try:
             try:
                 self.check()
-                lock = directory.acquire(settings.directory)
+                lock = acquire(settings.directory)
                 if (
                     directory.check_identity(settings.directory, self.identity, compare=self._differences)
                     is None
                 ):
                     directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
                 directory.stop_file(settings.directory).unlink(missing_ok=True)
-                leg = journal.next_leg(settings.directory)
+                launch = last_launch(settings.directory) + 1
                 with resume.located(settings.directory):
                     earlier = resume.fold(
-                        journal.read_directory(settings.directory),
+                        read_directory(settings.directory),
                         space=self.task.space,
                         islands=layout.islands,
                         losses=self.task.losses,
@@ -323,7 +321,7 @@ class Campaign:
             starts = resume.start_messages(
                 layout,
                 earlier,
-                leg,
+                launch,
                 hosts,
                 lineages={
                     one for one in range(layout.islands) if settings.search_of(one).traits.needs_checkpoints
@@ -406,7 +404,7 @@ class Campaign:
         start: Start,
         lock: Lock | None,
         earlier: resume.ResumeState | None,
-        known: Sequence[journal.Record] = (),
+        known: Sequence[Record] = (),
     ) -> End:
         place, _ = layout.place_of(transport.rank)
         self._serving = True

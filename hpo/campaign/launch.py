@@ -28,8 +28,9 @@ from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, U
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import MpiTransport, Transport
-from hpo.journal import records as journal
-from hpo.journal.directory import acquire
+from hpo.journal.files import journal_files, journal_path, last_launch, read_file
+from hpo.journal.lock import acquire
+from hpo.journal.records import Ended, Finished, Launched
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
@@ -251,17 +252,17 @@ class Supervisor:
         try:
             restarts = in_vain = 0
             while True:
-                leg = journal.next_leg(self._directory)
-                code, died = self._launch(leg)
+                launch = last_launch(self._directory) + 1
+                code, died = self._launch(launch)
                 if died and self._asked:
                     _say("Nothing that was recorded is lost: give the same command again to go on.")
                 if not died or self._asked:
                     return code
                 if self._deadline_s is not None and config.DEADLINE not in self._environment:
                     # It counts from the first start: where that came to nothing, from now.
-                    began = _launched(self._directory, leg) or time.time()
+                    began = _launched(self._directory, launch) or time.time()
                     self._environment[config.DEADLINE] = repr(began + self._deadline_s)
-                in_vain = 0 if _finished(self._directory, leg) else in_vain + 1
+                in_vain = 0 if _finished(self._directory, launch) else in_vain + 1
                 if restarts >= self._restarts or in_vain >= _IN_VAIN:
                     why = (
                         f"restarts = {self._restarts}" if restarts >= self._restarts else "nothing gets done"
@@ -354,17 +355,17 @@ class Supervisor:
         processes.end_rest(self._process.pid)
         return code
 
-    def _launch(self, leg: int) -> tuple[int, bool]:
+    def _launch(self, launch: int) -> tuple[int, bool]:
         """One launch: its exit code, and whether it ended because ranks died."""
         # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
-        self._begun = journal.journal_path(self._directory, leg=leg, island=0, worker=0)
+        self._begun = journal_path(self._directory, launch=launch, island=0, worker=0)
         self._start()
         if self._asked:
             self._forward()
         code = self._wait()
         if code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2):
             return code - EXIT_REPORTED, False
-        end = last_end(self._directory, since=leg)
+        end = last_end(self._directory, launch=launch)
         if self._live and end is None:
             # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
             print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
@@ -398,25 +399,24 @@ def _say(sentence: str) -> None:
     print(f"hpo: {sentence}", file=sys.stderr, flush=True)
 
 
-def last_end(directory: Path, *, since: int) -> tuple[str, int] | None:
-    """Reason and exit code on record for leg ``since``; None when that leg never began or never came to its
-    end."""
-    path = journal.journal_path(directory, leg=since, island=0, worker=0)
+def last_end(directory: Path, *, launch: int) -> tuple[str, int] | None:
+    """Reason and exit code on record for the launch; None when it never began or never came to its end."""
+    path = journal_path(directory, launch=launch, island=0, worker=0)
     if not path.exists():
         return None
-    ends = [record for record in journal.read_file(path) if record["type"] == "ended"]
-    return (str(ends[-1]["reason"]), int(ends[-1]["exit"])) if ends else None
+    ends = [record for record in read_file(path) if isinstance(record, Ended)]
+    return (ends[-1].reason, ends[-1].exit) if ends else None
 
 
-def _launched(directory: Path, leg: int) -> float | None:
-    """When leg ``leg`` began, in Unix seconds; None if it did not."""
-    path = journal.journal_path(directory, leg=leg, island=0, worker=0)
+def _launched(directory: Path, launch: int) -> float | None:
+    """When the launch began, in Unix seconds; None if it did not."""
+    path = journal_path(directory, launch=launch, island=0, worker=0)
     if not path.exists():
         return None
-    return next((float(one["time"]) for one in journal.read_file(path) if one["type"] == "launched"), None)
+    return next((one.time for one in read_file(path) if isinstance(one, Launched)), None)
 
 
-def _finished(directory: Path, leg: int) -> bool:
-    """Whether anything was finished in this leg."""
-    files = [path for path in journal.journal_files(directory) if int(path.name.split("-")[0]) == leg]
-    return any(record["type"] == "finished" for path in files for record in journal.read_file(path))
+def _finished(directory: Path, launch: int) -> bool:
+    """Whether anything was finished in this launch."""
+    files = journal_files(directory, launch)
+    return any(isinstance(record, Finished) for path in files for record in read_file(path))

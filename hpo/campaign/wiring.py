@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -37,8 +38,9 @@ from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import End, Start
 from hpo.islands.transport import Transport
 from hpo.journal import directory
-from hpo.journal import records as journal
-from hpo.journal.directory import Lock
+from hpo.journal.files import JournalWriter, journal_path, read_directory, read_file
+from hpo.journal.lock import Lock
+from hpo.journal.records import Ended, Header, Launched, Record, Stopping
 from hpo.results.pareto import reference_losses
 from hpo.search import early_stopping as pruning
 from hpo.search.protocols import SearchContext
@@ -64,7 +66,7 @@ class Assembly:
     layout: Layout
     signals: Signals
     closing: ExitStack
-    writers: list[journal.JournalWriter] = field(default_factory=list)
+    writers: list[JournalWriter] = field(default_factory=list)
 
     def parts(self, place: WorkerPlacement, groups: list[list[int]], start: Start, number: int) -> RankRoles:
         """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island;
@@ -93,12 +95,8 @@ class Assembly:
                 )
             closing.callback(follower.close)
             return RankRoles(members=place.ranks, leader=None, non_leader=follower, filenos=follower.filenos)
-        writer = journal.JournalWriter(
-            journal.journal_path(
-                settings.directory, leg=start.launch, island=place.island, worker=place.worker
-            ),
-            journal.header(leg=start.launch, island=place.island, worker=place.worker),
-        )
+        header = Header.of_this_process(launch=start.launch, island=place.island, worker=place.worker)
+        writer = JournalWriter(self._journal_of(place, start.launch), header)
         self.writers.append(writer)
         closing.callback(writer.close)
         crew: Crew | InlineCrew
@@ -131,7 +129,7 @@ class Assembly:
         start: Start,
         earlier: resume.ResumeState,
         points: Sequence[Mapping[str, Scalar]],
-        known: Sequence[journal.Record],
+        known: Sequence[Record],
     ) -> Coordinator:
         """The coordinator, on rank 0, once that has its parts. ``points``: to be evaluated first; ``known``: the
         records of results that were entered."""
@@ -142,39 +140,36 @@ class Assembly:
         for record in known:
             writer.append(record)
         writer.append(
-            journal.launched(
+            Launched(
                 evaluations=settings.evaluations,
                 deadline_s=settings.deadline_s,
                 islands=layout.islands,
                 workers=len(layout.workers),
                 ranks_per_worker=settings.layout.ranks_per_worker,
-                reference=settings.search.reference,
+                time=time.time(),
+                reference=dict(settings.search.reference) if settings.search.reference else None,
             )
         )
         writer.commit()
 
         def stopping(reason: str) -> None:
-            writer.append(journal.stopping(reason=reason))
+            writer.append(Stopping(reason=reason, time=time.time()))
             writer.commit()
 
         def ended(end: End) -> None:
-            writer.append(journal.ended(reason=end.reason, exit=end.exit_code))
+            writer.append(Ended(reason=end.reason, exit=end.exit_code, time=time.time()))
             writer.commit()
 
-        def read(one: Path) -> list[journal.Record]:
-            return list(journal.read_file(one)) if one.exists() else []
-
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
-            path = journal.journal_path(
-                settings.directory, leg=start.launch, island=place.island, worker=place.worker
-            )
+            path = self._journal_of(place, start.launch)
+            records = list(read_file(path)) if path.exists() else []
             with resume.located(settings.directory):
                 return resume.dead_leader_record(
-                    read(path), space=space, islands=layout.islands, losses=self.task.losses
+                    records, space=space, islands=layout.islands, losses=self.task.losses
                 )
 
         def journal_totals() -> resume.ResumeState:
-            records = journal.read_directory(settings.directory)
+            records = read_directory(settings.directory)
             with resume.located(settings.directory):
                 found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
             found.avoid(EvaluationDirectories(settings.directory).taken())
@@ -223,12 +218,15 @@ class Assembly:
             ),
         )
 
+    def _journal_of(self, place: WorkerPlacement, launch: int) -> Path:
+        return journal_path(self.settings.directory, launch=launch, island=place.island, worker=place.worker)
+
     def leader(
         self,
         place: WorkerPlacement,
         groups: list[list[int]],
         crew: CrewAdapter,
-        writer: journal.JournalWriter,
+        writer: JournalWriter,
         hosts: Sequence[str],
     ) -> Leader:
         """The leader of the worker at ``place``, not begun. ``hosts``: by world rank."""

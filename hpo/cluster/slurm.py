@@ -22,8 +22,9 @@ from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import INTERRUPTED
-from hpo.journal import records as journal
 from hpo.journal.directory import stop_file
+from hpo.journal.files import journal_files, last_launch, read_file
+from hpo.journal.records import Finished, Record
 from hpo.spelling import suggestion
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
@@ -428,24 +429,18 @@ def requeue(directory: Path, job: str) -> str:
 
 def _in_vain(directory: Path) -> int:
     """How many of the last launches in a row finished nothing and saved nothing."""
-    finished: dict[int, bool] = {}
-    for path in journal.journal_files(directory):
-        leg = int(path.name.split("-")[0])
-        if not finished.get(leg):
-            finished[leg] = any(_progress(record) for record in journal.read_file(path))
     count = 0
-    for leg in sorted(finished, reverse=True):
-        if finished[leg]:
+    for launch in range(last_launch(directory), 0, -1):
+        files = journal_files(directory, launch)
+        if any(_progress(record) for path in files for record in read_file(path)):
             break
-        count += 1
+        count += bool(files)
     return count
 
 
-def _progress(record: journal.Record) -> bool:
+def _progress(record: Record) -> bool:
     """Whether something was finished, or saved for the next launch."""
-    if record["type"] != "finished":
-        return False
-    return bool(record["status"] != INTERRUPTED or record["error"] is None)
+    return isinstance(record, Finished) and (record.status != INTERRUPTED or record.error is None)
 
 
 # --- what a job is asked about itself -------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
     paused: str | None = None
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
+class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``, ``fault``:
     as in ``hpo.islands.coordinator.futility.Futility.ended``."""
 
@@ -141,10 +141,10 @@ class Claim(ToCoordinator, frozen=True):
     stuck: bool
 
 
-class Finished(ToCoordinator, frozen=True):
+class Results(ToCoordinator, frozen=True):
     """Leader to coordinator, after the journal was synced."""
 
-    results: list[Ended]
+    results: list[EvaluationEnd]
 
 
 class Remark(ToCoordinator, frozen=True):

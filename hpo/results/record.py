@@ -5,26 +5,39 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpo.individual import FINAL, KNOWN, LOST, RUNNING, Individual, known_id
+from hpo.individual import KNOWN, LOST, RUNNING, Individual, known_id
 from hpo.journal import directory as directories
-from hpo.journal import records as journal
+from hpo.journal import lock
+from hpo.journal.evaluations import CurrentEvaluations
+from hpo.journal.files import read_directory
+from hpo.journal.records import (
+    Ended,
+    Finished,
+    Header,
+    Known,
+    Launched,
+    Migrated,
+    Record,
+    Started,
+    Stopping,
+)
 
 
 @dataclass(kw_only=True)
-class Leg:
+class Launch:
     """One launch of the campaign, from its header to its last record in Unix seconds."""
 
     number: int
     started: float
     updated: float
-    launched: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of its ``launched`` record; empty if the launch died before that was written."""
+    launched: Launched | None = None
+    """None if the launch died before that record was written."""
     stopping: str | None = None
     """Why it begins nothing more; None until then."""
     ended: tuple[str, int] | None = None
@@ -41,7 +54,7 @@ class CampaignRecord:
     """In the order in which their last evaluations started."""
     known: list[Individual] = field(default_factory=list)
     """What was known before: no evaluations of this campaign, and of no island. ``metrics`` tell whence."""
-    legs: list[Leg]
+    launches: list[Launch]
     torn: list[Path]
     """Journals whose last line was cut off and is left out."""
     seconds: float
@@ -57,131 +70,150 @@ class CampaignRecord:
     @property
     def reference(self) -> dict[str, float]:
         """The reference point of the last launch, by objective; empty where none was given."""
-        return dict(self.legs[-1].launched.get("reference") or {}) if self.legs else {}
+        launched = self.launches[-1].launched if self.launches else None
+        return dict((launched and launched.reference) or {})
 
     @property
     def started(self) -> float | None:
-        return self.legs[0].started if self.legs else None
+        return self.launches[0].started if self.launches else None
 
     @property
     def updated(self) -> float | None:
         """Time of the last record."""
-        return max((leg.updated for leg in self.legs), default=None)
+        return max((one.updated for one in self.launches), default=None)
 
     @property
     def ended(self) -> tuple[str, int] | None:
         """Reason and exit code of the last leg; None if it is running or was killed."""
-        return self.legs[-1].ended if self.legs else None
+        return self.launches[-1].ended if self.launches else None
 
 
 class _Fold:
-    """The state of a campaign after the records so far."""
+    """The state of a campaign after the records so far; one method per type of record that results need."""
 
     def __init__(self) -> None:
-        self.legs: dict[int, Leg] = {}
-        self.final: dict[str, Individual] = {}
-        # Not (yet) final, with leg and time of the record: a later one replaces it.
-        self.open: dict[str, tuple[tuple[int, float], Individual]] = {}
-        # By (hop, time, source, target): a leader's word may come before that of the leader it had it from.
-        # Of those that were promoted, the steps at which that was last.
-        self.turns: dict[str, int] = {}
-        self.moves: dict[str, set[tuple[int, float, int, int]]] = {}
+        self.launches: dict[int, Launch] = {}
         self.known: dict[int, Individual] = {}
+        self._evaluations = CurrentEvaluations()
+        self._ended: dict[str, Started | Finished] = {}
+        # Of individuals that went on after a pause, the earliest record: it says what proposed them.
+        self._first: dict[str, Started | Finished] = {}
+        # By (hop, time, source, target): the record of a second move may be read before that of the first.
+        self._moves: dict[str, set[tuple[int, float, int, int]]] = {}
+        self._launch = Launch(number=0, started=0.0, updated=0.0)
 
-    def add(self, records: Iterable[journal.Record]) -> None:
-        leg = Leg(number=0, started=0.0, updated=0.0)
+    def add(self, records: Iterable[Record]) -> None:
         for record in records:
-            kind = record["type"]
-            now = record["finished"] if kind == "finished" else record.get("time", leg.updated)
-            if kind == "finished" or kind == "started":
-                self._evaluation(record, kind, (leg.number, now))
-            elif kind == "migrated":
-                move = (record["hop"], now, record["source"], record["target"])
-                self.moves.setdefault(record["id"], set()).add(move)
-            elif kind == "header":
-                number = record["leg"]
-                leg = self.legs.setdefault(number, Leg(number=number, started=now, updated=now))
-                leg.started = min(leg.started, now)
-            elif kind == "launched":
-                leg.launched = record
-            elif kind == "known":
-                self.known.setdefault(record["number"], _known(record))
-            elif kind == "stopping":
-                leg.stopping = record["reason"]
-            elif kind == "ended":
-                leg.ended = (record["reason"], record["exit"])
-            if now > leg.updated:
-                leg.updated = now
+            handle = _HANDLERS.get(type(record))
+            if handle is not None:
+                handle(self, record)
+            at = record.at
+            if at > self._launch.updated:
+                self._launch.updated = at
 
-    def _evaluation(self, record: journal.Record, kind: str, at: tuple[int, float]) -> None:
-        name = record["id"]
-        # What is final stays: a second end can only be that of an evaluation that was thought lost, unless it had
-        # paused and was promoted. Files are in no order of time, so those evaluations are numbered.
-        turn = record.get("promoted", 0)
-        first = self.final.get(name) or self.open.get(name, (None, None))[1]
-        known = self.turns.get(name, 0)
-        if turn < known or (turn == known and name in self.final):
-            if turn < known and first is not None:
-                first.operator, first.parents = record["operator"], tuple(record["parents"])
-            return
-        if turn:
-            self.turns[name] = turn
-        individual = Individual(
-            name,
-            record["island"],
-            record["worker"],
-            record["sequence"],
-            record["params"],
-            operator=record["operator"],
-            parents=tuple(record["parents"]),
-            retries=record["retries"],
-            inherits=record.get("inherits", ""),
-        )
-        if turn > known and first is not None:
-            individual.operator, individual.parents = first.operator, first.parents
-            self.final.pop(name, None)
-        if kind == "started":
-            individual.started = record["time"]
-        else:
-            individual.status = record["status"]
-            individual.objectives = record["objectives"]
-            individual.metrics = record["metrics"]
-            individual.error = record["error"]
-            individual.started = record["started"]
-            individual.finished = record["finished"]
-            if individual.status in FINAL:
-                self.final[name] = individual
-                self.open.pop(name, None)
-                return
-        if name not in self.open or self.open[name][0] <= at:
-            self.open[name] = (at, individual)
+    def _on_header(self, record: Header) -> None:
+        number, at = record.launch, record.time
+        self._evaluations.enter_launch(record)
+        self._launch = self.launches.setdefault(number, Launch(number=number, started=at, updated=at))
+        self._launch.started = min(self._launch.started, at)
+
+    def _on_launched(self, record: Launched) -> None:
+        self._launch.launched = record
+
+    def _on_stopping(self, record: Stopping) -> None:
+        self._launch.stopping = record.reason
+
+    def _on_ended(self, record: Ended) -> None:
+        self._launch.ended = (record.reason, record.exit)
+
+    def _on_migrated(self, record: Migrated) -> None:
+        move = (record.hop, record.time, record.source, record.target)
+        self._moves.setdefault(record.id, set()).add(move)
+
+    def _on_known(self, record: Known) -> None:
+        self.known.setdefault(record.number, _known(record))
+
+    def _on_evaluation(self, record: Started | Finished) -> None:
+        change = self._evaluations.add(record)
+        if change.reopens:
+            self._keep_first(self._ended.pop(record.id))
+        if change.ends:
+            self._ended[record.id] = record
+        elif not change.counts:
+            self._keep_first(record)
+
+    def _keep_first(self, record: Started | Finished) -> None:
+        first = self._first.setdefault(record.id, record)
+        if record.resumed_at_step < first.resumed_at_step:
+            self._first[record.id] = record
 
     def individuals(self, *, alive: bool) -> list[Individual]:
-        """All, in the order in which they started; those at work in a leg that is no more are lost."""
-        last = max(self.legs, default=0)
-        runs = alive and bool(last) and self.legs[last].ended is None
-        for (leg, _), individual in self.open.values():
-            if individual.status == RUNNING and not (runs and leg == last):
+        """All, in the order in which they started; those at work in a launch that is no more are lost."""
+        last = max(self.launches, default=0)
+        runs = alive and bool(last) and self.launches[last].ended is None
+        everyone = [_individual(record) for record in self._ended.values()]
+        for launch, record in self._evaluations.open:
+            individual = _individual(record)
+            if individual.status == RUNNING and not (runs and launch == last):
                 individual.status = LOST
-        everyone = [*self.final.values(), *(individual for _, individual in self.open.values())]
+            everyone.append(individual)
         for individual in everyone:
-            moves = self.moves.get(individual.id)
+            first = self._first.get(individual.id)
+            if first is not None:
+                individual.operator, individual.parents = first.operator, first.parents
+            moves = self._moves.get(individual.id)
             if moves:
                 individual.migrations = tuple((source, target) for _, _, source, target in sorted(moves))
         everyone.sort(key=lambda one: (one.started or 0.0, one.island, one.worker, one.sequence))
         return everyone
 
 
-def _known(record: journal.Record) -> Individual:
+_HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
+    Header: _Fold._on_header,
+    Launched: _Fold._on_launched,
+    Started: _Fold._on_evaluation,
+    Finished: _Fold._on_evaluation,
+    Migrated: _Fold._on_migrated,
+    Known: _Fold._on_known,
+    Stopping: _Fold._on_stopping,
+    Ended: _Fold._on_ended,
+}
+
+
+def _individual(record: Started | Finished) -> Individual:
+    individual = Individual(
+        record.id,
+        record.island,
+        record.worker,
+        record.sequence,
+        record.params,
+        operator=record.operator,
+        parents=record.parents,
+        retries=record.retries,
+        inherits=record.inherits,
+    )
+    if isinstance(record, Started):
+        individual.started = record.time
+    else:
+        individual.status = record.status
+        individual.objectives = record.objectives
+        individual.metrics = record.metrics
+        individual.error = record.error
+        individual.started = record.started
+        individual.finished = record.finished
+    return individual
+
+
+def _known(record: Known) -> Individual:
     return Individual(
-        known_id(record["number"]),
+        known_id(record.number),
         -1,
         -1,
-        record["number"],
-        record["params"],
-        status=record["status"],
-        objectives=record["objectives"],
-        metrics={"source": record["source"], "origin": record["origin"]},
+        record.number,
+        record.params,
+        status=record.status,
+        objectives=record.objectives,
+        metrics={"source": record.source, "origin": record.origin},
         operator=KNOWN,
     )
 
@@ -208,21 +240,21 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
     directory = Path(directory)
     identity = directories.read_identity(directory)
     # Before the journals: a campaign that ends meanwhile leaves word of it there.
-    alive = directories.holder(directory) is not None
+    alive = lock.holder(directory) is not None
     torn: list[Path] = []
     fold = _Fold()
     with _collector_paused():
-        fold.add(journal.read_directory(directory, torn))
+        fold.add(read_directory(directory, torn))
         individuals = fold.individuals(alive=alive)
-    legs = [fold.legs[number] for number in sorted(fold.legs)]
-    seconds = sum(leg.updated - leg.started for leg in legs)
-    if alive and legs and legs[-1].ended is None:
-        seconds += max(0.0, time.time() - legs[-1].updated)
+    launches = [fold.launches[number] for number in sorted(fold.launches)]
+    seconds = sum(one.updated - one.started for one in launches)
+    if alive and launches and launches[-1].ended is None:
+        seconds += max(0.0, time.time() - launches[-1].updated)
     return CampaignRecord(
         directory=directory,
         identity=identity,
         individuals=individuals,
-        legs=legs,
+        launches=launches,
         torn=torn,
         seconds=seconds,
         alive=alive,

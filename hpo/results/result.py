@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, RUNNING, STATUSES, Individual, Scalar
-from hpo.journal import directory as directories
-from hpo.journal import records as journal
+from hpo.journal.durable import write_atomically
+from hpo.journal.records import storable
 from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
-from hpo.results.record import CampaignRecord, Leg, load
+from hpo.results.record import CampaignRecord, Launch, load
 from hpo.results.repeated import Repeated
 from hpo.text import excerpt
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hpo.results.importance import Importance
 
-__all__ = ["CampaignRecord", "Leg", "Result", "best", "dataframe", "export", "front", "load", "status"]
+__all__ = ["CampaignRecord", "Launch", "Result", "best", "dataframe", "export", "front", "load", "status"]
 
 _NEW = object()
 _SUFFIXES = (".csv", ".parquet", ".json")
@@ -69,15 +69,18 @@ def status(record: CampaignRecord) -> dict[str, object]:
     for individual in record.individuals:
         counts[individual.status] += 1
     running = counts.pop(RUNNING)
-    launched = record.legs[-1].launched if record.legs else {}
+    launched = record.launches[-1].launched if record.launches else None
     top = best(record, 1)
     return {
         "evaluations": counts,
-        "budget": {"evaluations": launched.get("evaluations"), "deadline": launched.get("deadline_s")},
+        "budget": {
+            "evaluations": launched.evaluations if launched else None,
+            "deadline": launched.deadline_s if launched else None,
+        },
         "running": running,
         "best": {"value": _value(top[0]), "params": top[0].params, "id": top[0].id} if top else None,
-        "islands": launched.get("islands", 0),
-        "workers": launched.get("workers", 0),
+        "islands": launched.islands if launched else 0,
+        "workers": launched.workers if launched else 0,
         "started": record.started,
         "updated": record.updated,
         "seconds": record.seconds,
@@ -198,7 +201,7 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     else:
         data = _parquet(dataframe(rows, objectives))
     try:
-        directories.write_atomically(path, data)
+        write_atomically(path, data)
     except OSError as error:
         raise CampaignError(
             f"{path} cannot be written ({error.strerror or error}). Name a file in a directory that exists "
@@ -211,7 +214,7 @@ def _json(columns: Mapping[str, Sequence[object]]) -> bytes:
     import orjson
 
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return orjson.dumps(journal.storable(rows), option=orjson.OPT_INDENT_2) + b"\n"
+    return orjson.dumps(storable(rows), option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def _csv(table: pandas.DataFrame) -> bytes:
@@ -239,7 +242,7 @@ def _list_as_text(value: object) -> object:
         return value
     import orjson
 
-    return orjson.dumps(journal.storable(value)).decode()
+    return orjson.dumps(storable(value)).decode()
 
 
 def _parquet(table: pandas.DataFrame) -> bytes:

@@ -73,7 +73,7 @@ def nothing(record: CampaignRecord) -> str:
 
 def _state(record: CampaignRecord) -> str:
     if record.alive:
-        stopping = record.legs[-1].stopping if record.legs else None
+        stopping = record.launches[-1].stopping if record.launches else None
         return f"stopping ({stopping}): what runs may save itself" if stopping else "running"
     if record.ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"

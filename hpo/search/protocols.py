@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from hpo.individual import Metric, Scalar
+from hpo.journal.records import Record
 from hpo.search.population import Member, Population
 
 Genome = tuple[float, ...]
@@ -200,7 +201,7 @@ class Crew(Protocol):
 class Journal(Protocol):
     """Where records go (see ``hpo.journal.records``)."""
 
-    def append(self, record: Mapping[str, object]) -> None: ...
+    def append(self, record: Record) -> None: ...
     def commit(self) -> None: ...
 
 

@@ -33,6 +33,7 @@ import numpy
 
 import hpo
 from hpo.individual import COMPLETED, PRUNED, Scalar
+from hpo.journal.records import Finished
 from hpo.search.early_stopping import PruningSettings
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.search.kinds.surrogate import SurrogateBreeder
@@ -193,13 +194,13 @@ def search(
     )
     simulation.run(until=until)
     last = {
-        record["id"]: (
-            record["finished"],
-            record["objectives"]["value"] if record["status"] == COMPLETED else math.inf,
+        record.id: (
+            record.finished,
+            record.objectives["value"] if record.status == COMPLETED else math.inf,
         )
         for journal in simulation.journals
         for record in journal.committed
-        if record["type"] == "finished" and record["status"] in (COMPLETED, PRUNED)
+        if isinstance(record, Finished) and record.status in (COMPLETED, PRUNED)
     }
     ends = sorted(last.values())
     times, errors = [], []

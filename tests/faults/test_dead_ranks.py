@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 from terminal import Terminal, wait_until
 
-from hpo.journal import records as journal
+from hpo.journal.files import read_file
+from hpo.journal.records import Finished
 
 TWO_RANKS = """
 import os, time
@@ -116,8 +117,8 @@ def test_what_two_broken_workers_leave_forms_a_new_one(terminal: Terminal) -> No
     check_complete(terminal, 80, victims=2)
     # On island 0 or 1, of which each has lost one; its journal is a third one.
     (new,) = (terminal.directory / "run" / "journal").glob("*-w0002.jsonl")
-    finished = [record for record in journal.read_file(new) if record["type"] == "finished"]
-    assert {record["status"] for record in finished} == {"completed"}
+    finished = [record for record in read_file(new) if isinstance(record, Finished)]
+    assert {record.status for record in finished} == {"completed"}
 
 
 def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.journal import records as journal
+from hpo.journal.files import read_directory
+from hpo.journal.records import Finished
 from hpo.results import result as results
 from hpo.results.record import load
 
@@ -33,12 +34,12 @@ def test_a_thousand_prunes_of_two_rank_trials_end_without_a_deadlock(mpirun, tmp
     assert len(record.individuals) == 1150
     counts = Counter(one.status for one in record.individuals)
     assert set(counts) == {"pruned", "completed"}, [one.error for one in record.individuals if one.error][:1]
-    ends = [one for one in journal.read_directory(directory) if one["type"] == "finished"]
-    assert sum(one["status"] == "pruned" for one in ends) >= 1000
+    ends = [one for one in read_directory(directory) if isinstance(one, Finished)]
+    assert sum(one.status == "pruned" for one in ends) >= 1000
     # Those that saved themselves went on from there when they were promoted.
-    promoted = [one for one in ends if one.get("promoted")]
-    assert promoted and all(one["metrics"]["begun_at"] == one["promoted"] for one in promoted)
-    assert all(one["params"]["saves"] for one in promoted)
+    promoted = [one for one in ends if one.resumed_at_step]
+    assert promoted and all(one.metrics["begun_at"] == one.resumed_at_step for one in promoted)
+    assert all(one.params["saves"] for one in promoted)
     # The pruned ones show how far they got and what they had reached.
     table = results.dataframe(record.individuals, ["value"])
     pruned = table[table.status == "pruned"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,6 +31,7 @@ from hpo.islands.messages import (
     decode,
 )
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
+from hpo.journal.records import Record
 from hpo.search.early_stopping import PruningSettings
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.space.space import SearchSpace
@@ -63,11 +64,11 @@ class MemoryJournal:
     """Keeps what was committed; what was only appended is lost with its writer, as on a disk."""
 
     def __init__(self) -> None:
-        self._appended: list[dict[str, object]] = []
-        self.committed: list[dict[str, object]] = []
+        self._appended: list[Record] = []
+        self.committed: list[Record] = []
 
-    def append(self, record: Mapping[str, object]) -> None:
-        self._appended.append(dict(record))
+    def append(self, record: Record) -> None:
+        self._appended.append(record)
 
     def commit(self) -> None:
         self.committed += self._appended
@@ -77,7 +78,7 @@ class MemoryJournal:
 class _DiscardingJournal(MemoryJournal):
     """For measuring: nothing is kept."""
 
-    def append(self, record: Mapping[str, object]) -> None:
+    def append(self, record: Record) -> None:
         pass
 
     def commit(self) -> None:

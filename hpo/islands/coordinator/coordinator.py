@@ -26,11 +26,11 @@ from hpo.islands.messages import (
     Claim,
     Disbanded,
     End,
-    Finished,
     Grant,
     Message,
     Recall,
     Remark,
+    Results,
     Returned,
     Stop,
     StopRequest,
@@ -117,7 +117,7 @@ class Coordinator:
         self.end: End | None = None
         self._handlers: dict[type[Message], Callable[[int, Any], None]] = {
             Claim: self._answer,
-            Finished: self._take_results,
+            Results: self._take_results,
             Remark: self._take_remark,
             Returned: self._take_back,
             Unfit: self._dismiss,
@@ -175,7 +175,7 @@ class Coordinator:
         self._recall()
         self._maybe_end()
 
-    def _take_results(self, leader: int, message: Finished) -> None:
+    def _take_results(self, leader: int, message: Results) -> None:
         self._deaths.results_arrived(leader, len(message.results))
         self._grants.answered_recall(leader)
         for one in message.results:

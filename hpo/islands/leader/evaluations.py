@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric
@@ -13,7 +14,8 @@ from hpo.islands.leader.claims import Claims
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
-from hpo.islands.messages import MOST_REMARKS, Ended, Evaluated, Message, Remark, Returned
+from hpo.islands.messages import MOST_REMARKS, Evaluated, EvaluationEnd, Message, Remark, Returned
+from hpo.journal.records import Finished, Note, Reported, Started
 from hpo.search.early_stopping import EarlyStopping
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Candidate, Crew, Journal, Outcome, TrialReport, Verdict
@@ -96,7 +98,7 @@ class Evaluations:
         candidate.started = self._now()
         self.running = candidate
         if self._rules.durable_starts:
-            self._journal.append({"type": "started", **_identity(candidate), "time": candidate.started})
+            self._journal.append(Started(**_identity(candidate), time=candidate.started))
             self._publisher.publish()
         if candidate.retries >= self._rules.retries + _MOST_DEATHS:
             error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
@@ -117,15 +119,9 @@ class Evaluations:
         """Whether the evaluation that has just reported may go on."""
         verdict, found = self._early_stopping.report(report)
         if found is not None:
+            loss = found[2] if math.isfinite(found[2]) else None
             self._journal.append(
-                {
-                    "type": "reported",
-                    "id": report.id,
-                    "island": self._place.island,
-                    "step": found[1],
-                    "loss": found[2] if math.isfinite(found[2]) else None,
-                    "time": self._now(),
-                }
+                Reported(id=report.id, island=self._place.island, step=found[1], loss=loss, time=self._now())
             )
         return verdict
 
@@ -185,15 +181,7 @@ class Evaluations:
             self._withdraw(candidate, outcome.error or "no evaluator could be started")
 
     def _retry(self, candidate: Candidate, outcome: Outcome) -> None:
-        self._journal.append(
-            {
-                "type": "note",
-                "id": candidate.id,
-                "status": CRASHED,
-                "error": outcome.error,
-                "time": self._now(),
-            }
-        )
+        self._journal.append(Note(id=candidate.id, status=CRASHED, error=outcome.error, time=self._now()))
         candidate.retries += 1
         candidate.resumed = True
         if self._stopping():  # a later launch evaluates it again: its start is on record, its end is not
@@ -206,18 +194,17 @@ class Evaluations:
         now = self._now()
         last = self._early_stopping.last
         self._journal.append(
-            {
-                "type": "finished",
+            Finished(
                 **_identity(candidate),
-                "started": candidate.started,
-                "finished": now,
-                "status": outcome.status,
-                "objectives": outcome.objectives,
-                "metrics": outcome.metrics,
-                "error": outcome.error,
-                **({"resting": True} if rests else {}),
-                **({"steps": last[0]} if outcome.status == COMPLETED and last is not None else {}),
-            }
+                started=candidate.started,
+                finished=now,
+                status=outcome.status,
+                objectives=outcome.objectives,
+                metrics=outcome.metrics,
+                error=outcome.error,
+                resting=rests,
+                steps=last[0] if outcome.status == COMPLETED and last is not None else None,
+            )
         )
         self._claims.evaluated(now - candidate.started)
         losses: tuple[float, ...] | None = None
@@ -225,7 +212,7 @@ class Evaluations:
             losses = tuple(self._rules.losses(outcome.objectives))
         pending = self._publisher.pending
         pending.results.append(
-            Ended(
+            EvaluationEnd(
                 candidate.token,
                 candidate.id,
                 outcome.status,
@@ -257,19 +244,17 @@ class Evaluations:
             pending.forgotten += self._retention.add(candidate.id, losses)
 
 
-def _identity(candidate: Candidate) -> dict[str, object]:
-    fields: dict[str, object] = {
+def _identity(candidate: Candidate) -> dict[str, Any]:
+    """The fields of an ``Evaluation``."""
+    return {
         "id": candidate.id,
         "island": candidate.home[0],
         "worker": candidate.home[1],
         "sequence": candidate.sequence,
         "params": candidate.params,
         "operator": candidate.operator,
-        "parents": list(candidate.parents),
+        "parents": candidate.parents,
         "retries": candidate.retries,
+        "resumed_at_step": candidate.resumed_at_step,
+        "inherits": candidate.inherits,
     }
-    if candidate.resumed_at_step:
-        fields["promoted"] = candidate.resumed_at_step
-    if candidate.inherits:
-        fields["inherits"] = candidate.inherits
-    return fields

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from hpo.journal.records import Migrated
 from hpo.search.population import Member
 from hpo.search.protocols import Journal
 
@@ -120,15 +121,14 @@ class Migration:
     def _send(self, member: Member, target: int, gateway: int) -> Departure:
         copy = self._settings.copy
         self._journal.append(
-            {
-                "type": "migrated",
-                "id": member.id,
-                "source": self._here,
-                "target": target,
-                "hop": len(member.history),
-                "copy": copy,
-                "time": self._clock(),
-            }
+            Migrated(
+                id=member.id,
+                source=self._here,
+                target=target,
+                hop=len(member.history),
+                copy=copy,
+                time=self._clock(),
+            )
         )
         traveller = Member(
             id=member.id,

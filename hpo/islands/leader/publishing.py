@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from hpo.islands.leader.migration import Departure, Migration
 from hpo.islands.messages import (
-    Ended,
     Evaluated,
-    Finished,
+    EvaluationEnd,
     Migrant,
     Records,
+    Results,
     encode,
     rung_reports,
 )
@@ -30,7 +30,7 @@ class Unpublished:
     """What the journal has not yet synced. ``own``: those that may emigrate because of it; ``forgotten``: ids whose
     checkpoints are not needed any more."""
 
-    results: list[Ended] = field(default_factory=list)
+    results: list[EvaluationEnd] = field(default_factory=list)
     records: list[Evaluated] = field(default_factory=list)
     own: list[Member] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Publisher:
         self._last_commit = self._transport.now()
         if news.results:
             before_results()
-            self._transport.send(self._coordinator, encode(Finished(news.results)))
+            self._transport.send(self._coordinator, encode(Results(news.results)))
         self._send_to_peers(news.records, emigrated)
         for departure in departures:
             self._depart(departure)

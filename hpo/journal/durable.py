@@ -1,0 +1,40 @@
+"""Writes to a campaign's directory that survive a crash and a power cut."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the content of ``path``: a reader, or a crash, sees all of the old or all of the new.
+
+    Raises:
+        OSError: as the file system says; ``path`` is unchanged then.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Put the names in ``directory`` on disk: a power cut may else take a new file, synced as it is."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        # Some network file systems cannot sync a directory; there the names are safe once the server has
+        # answered.
+        with suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)

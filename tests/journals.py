@@ -1,0 +1,61 @@
+"""Journal lines and records for tests: raw lines, whatever they hold, and records as the tables that lines hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpo.journal.files import journal_path
+from hpo.journal.records import Record, decode
+
+
+def line(table: Mapping[str, object]) -> bytes:
+    """A line with a fitting checksum, by the format's description alone."""
+    body = json.dumps(_spelt(table), separators=(",", ":"), ensure_ascii=False).encode()[:-1]
+    return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+
+def _spelt(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _spelt(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_spelt(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def record(table: Mapping[str, object]) -> Record:
+    """The record that the line of ``table`` holds."""
+    read = decode(line(table))
+    assert read is not None, f"{table['type']} is no type of record"
+    return read
+
+
+def fields(record: Record) -> dict[str, Any]:
+    """``record`` as the table that its line holds."""
+    table: dict[str, Any] = msgspec.to_builtins(record)
+    return table
+
+
+def header(launch: int = 1, worker: int = 0, time: float = 1.0) -> dict[str, object]:
+    place = {"leg": launch, "island": 0, "worker": worker}
+    return {"type": "header", "version": 1, **place, "host": "node", "pid": 1, "time": time}
+
+
+def write(
+    directory: Path,
+    tables: Iterable[Mapping[str, object]],
+    launch: int = 1,
+    worker: int = 0,
+    time: float = 1.0,
+) -> Path:
+    """The journal of ``worker`` of the first island in ``launch``, with a header that was written at ``time``."""
+    path = journal_path(directory, launch=launch, island=0, worker=worker)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(line, [header(launch, worker, time), *tables])))
+    return path

@@ -1,0 +1,185 @@
+"""One launch at a time works in a directory: the lock is refused, kept young, taken over from the dead, and lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpo.errors import CampaignError
+from hpo.journal.lock import STALE_S, acquire, holder
+
+_HOLD = (
+    "import sys, pathlib\n"
+    "from hpo.journal.lock import acquire\n"
+    "lock = acquire(pathlib.Path(sys.argv[1]))\n"
+    "print('held', flush=True)\n"
+    "sys.stdin.read()\n"
+    "lock.release()\n"
+)
+
+
+def _hold(home: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock until its standard input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, home], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def _edit(home: Path, **fields: object) -> None:
+    lock = home / "lock"
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), **fields}))
+
+
+def _age(home: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(home / "lock", (then, then))
+
+
+def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    with _hold(tmp_path) as process:
+        held = holder(tmp_path)
+        assert held is not None
+        assert held.pid == process.pid
+        with pytest.raises(CampaignError, match=f"in use by process {process.pid} on {held.host} since "):
+            acquire(tmp_path)
+        # However old the lock looks: its process is there.
+        _age(tmp_path, 3600)
+        with pytest.raises(CampaignError, match="in use by"):
+            acquire(tmp_path)
+        process.communicate()
+    assert holder(tmp_path) is None
+    acquire(tmp_path).release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_holders_lock_is_taken_over(tmp_path: Path) -> None:
+    with _hold(tmp_path) as process:
+        process.kill()
+    assert (tmp_path / "lock").exists()
+    assert holder(tmp_path) is None
+    lock = acquire(tmp_path)
+    assert holder(tmp_path) == lock.holder
+    assert lock.holder.pid == os.getpid()
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_a_killed_holder_that_nobody_has_waited_for_is_dead_too(tmp_path: Path) -> None:
+    with _hold(tmp_path) as process:
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        acquire(tmp_path)
+
+
+def test_a_later_process_with_the_same_number_does_not_keep_the_lock(tmp_path: Path) -> None:
+    lock = acquire(tmp_path)
+    assert lock.holder.process_started is not None
+    _edit(tmp_path, process_started=lock.holder.process_started - 1)
+    acquire(tmp_path)
+
+
+def test_a_lock_of_another_machine_counts_until_it_is_no_longer_refreshed(tmp_path: Path) -> None:
+    acquire(tmp_path)
+    _edit(tmp_path, machine="elsewhere", host="n17", pid=1)
+    _age(tmp_path, STALE_S - 20)
+    with pytest.raises(CampaignError, match="in use by process 1 on n17"):
+        acquire(tmp_path)
+    _age(tmp_path, STALE_S + 20)
+    assert holder(tmp_path) is None
+    acquire(tmp_path)
+
+
+def test_refreshing_keeps_the_lock_young(tmp_path: Path) -> None:
+    lock = acquire(tmp_path)
+    _age(tmp_path, 3600)
+    lock.refresh()
+    assert time.time() - (tmp_path / "lock").stat().st_mtime < STALE_S
+
+
+def test_who_was_thought_dead_learns_that_the_lock_is_lost(tmp_path: Path) -> None:
+    first = acquire(tmp_path)
+    _edit(tmp_path, machine="elsewhere")
+    _age(tmp_path, 3600)
+    second = acquire(tmp_path)
+    with pytest.raises(CampaignError, match="was taken away by process"):
+        first.refresh()
+    first.release()
+    second.refresh()
+    second.release()
+    with pytest.raises(CampaignError, match="was taken away while"):
+        second.refresh()
+
+
+def test_a_lock_that_is_being_written_is_held_but_not_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    with pytest.raises(CampaignError, match="another campaign that has just started"):
+        acquire(tmp_path)
+    _age(tmp_path, STALE_S + 20)
+    acquire(tmp_path)
+
+
+def test_who_died_while_taking_a_lock_over_is_no_obstacle(tmp_path: Path) -> None:
+    with _hold(tmp_path) as process:
+        process.kill()
+    lock = tmp_path / "lock"
+    dead = lock.read_text()
+    (tmp_path / f".lock.{json.loads(dead)['token']}").write_text(dead)
+    acquire(tmp_path)
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_a_lock_that_another_is_taking_over_is_left_to_it(tmp_path: Path) -> None:
+    with _hold(tmp_path) as process:
+        process.kill()
+    token = json.loads((tmp_path / "lock").read_text())["token"]
+    (tmp_path / f".lock.{token}").touch()
+    with pytest.raises(CampaignError, match="another campaign that has just started"):
+        acquire(tmp_path)
+
+
+def test_of_many_that_find_a_dead_holders_lock_one_gets_it(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from hpo.journal.lock import acquire\n"
+        "from hpo.errors import CampaignError\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try:\n"
+        "    acquire(pathlib.Path(sys.argv[1]))\n"
+        "    print('held', flush=True)\n"
+        "except CampaignError:\n"
+        "    print('refused', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    for attempt in range(3):
+        home = tmp_path / str(attempt)
+        with _hold(home) as process:
+            process.kill()
+        rivals = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, home],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(6)
+        ]
+        for rival in rivals:
+            assert rival.stdout is not None
+            assert rival.stdout.readline() == "ready\n"
+        for rival in rivals:
+            assert rival.stdin is not None
+            rival.stdin.write("\n")
+            rival.stdin.flush()
+        words = [rival.stdout.readline().strip() for rival in rivals if rival.stdout is not None]
+        for rival in rivals:
+            rival.communicate()
+        assert sorted(words) == ["held", *["refused"] * 5]
