@@ -56,7 +56,7 @@ class AB:
     the schedule again over ``lr_rebound_steps`` (None: a quarter of ``ab_steps``). The defaults are the phases of
     the dissertation's Table A.7 (3000, 300 and 750 of 45000 steps) after a warm-up of 0.3 of the run, where the
     table has 9300 of them, 0.207: in runs of some 600 steps closer to DDP than its guidelines, 5.3.3 (0.2, 0.0333,
-    a quarter and a half), and with fewer bytes (README, Measured).
+    a quarter and a half), and with fewer bytes (trainers/README.md).
 
     - ``sigma_cutoff``: singular values up to this part of the largest are dropped (Eq. 5.4).
     - ``group_size``: ranks a group, node after node. None: a node's, or half of all ranks on one node.
