@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end and prints what the README quotes; how fast is not looked at here."""
+"""Every benchmark runs to its end and prints what the documents quote; how fast is not looked at here."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ from hpo.results import result as results
 from hpo.results.record import load
 
 ROOT = Path(__file__).resolve().parents[1]
-EVERY_KEY = re.findall(r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[
-    0
-]
+EVERY_KEY = re.findall(
+    r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "hpo" / "README.md").read_text(), re.DOTALL
+)[0]
 
 fuzz = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 few = settings(fuzz, max_examples=120)
