@@ -1,5 +1,4 @@
-"""What can go wrong through no fault of ours: one class a kind, each with the exit code that the command line
-returns."""
+"""The errors that users see: one class per kind, each with the exit code that the command line returns."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ EXIT_REPORTED = 64
 
 
 class HpoError(Exception):
-    """A mistake or a fault outside this package; its text states the value, the rule and the remedy."""
+    """Base of all errors of this package that a user can mend; the text states the value, the rule and the remedy."""
 
     exit_code = 1
 
 
 class UsageError(HpoError, ValueError):
-    """The command, the campaign file, the layout or the search space is not valid."""
+    """The command, the campaign file, the layout, a keyword or the search space is not valid."""
 
     exit_code = 2
 
@@ -32,7 +31,12 @@ class RanksDied(CampaignError):
 
 
 class JournalDamaged(CampaignError):
-    """A journal holds a record, other than a torn last one, whose checksum does not fit."""
+    """A journal holds a record, other than a torn last one, whose checksum does not fit.
+
+    Attributes:
+        path (path): of the journal.
+        line (int): of the record, from 1.
+    """
 
     def __init__(self, path: object, line: int, reason: str) -> None:
         super().__init__(
@@ -44,13 +48,13 @@ class JournalDamaged(CampaignError):
 
 
 class SpaceExhausted(HpoError):
-    """Every configuration that the space and its constraints allow has been evaluated or is being
-    evaluated."""
+    """No configuration is left: all that the space and its constraints allow are evaluated or pending."""
 
 
 class Pruned(Exception):
-    """Raised by ``trial.report`` on all ranks of a worker at once when the trial should stop early."""
+    """``trial.report`` raises it on all ranks of a worker at once when the trial should stop early; let it pass. A task
+    may raise it itself."""
 
 
 class Interrupted(Exception):
-    """Raised by a task that has saved its state after ``trial.should_checkpoint()`` became true."""
+    """A task raises it once it has saved its state, after ``trial.should_checkpoint()`` was true."""

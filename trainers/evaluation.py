@@ -29,11 +29,19 @@ def evaluate(
     timeout: timedelta = timedelta(minutes=10),
     group: dist.ProcessGroup | None = None,
 ) -> dict[str, float]:
-    """``metrics`` of ``model`` on ``samples``, the same on every rank of the initialised group, or alone; or of
-    ``group``.
+    """Metrics of ``model`` on ``samples``, by name; the same on every rank of the initialised group, or alone.
 
-    The ranks' models must be the same. ``precision`` as in ``train``. The model is left in training or
-    evaluation mode as it was.
+    The ranks' models must be the same. The model is left in training or evaluation mode as it was.
+
+    Args:
+        model (Module): on the device where it is to be evaluated.
+        samples (Dataset): pairs of inputs and target, as for ``train``.
+        metrics (dict of callables): by name, ``metric(outputs, targets)`` of all samples at once.
+        batch_size (int, from 1): samples per rank and forward pass.
+        precision (str; default "fp32"): "fp32" or "bf16", as for ``train``.
+        loader_processes (int, from 0; default 0): processes per rank that read ahead.
+        timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
+        group (ProcessGroup; default None): the ranks that evaluate; None: all.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")

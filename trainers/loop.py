@@ -59,8 +59,8 @@ from trainers.settings import (
 
 
 class Interrupted(Exception):
-    """``interrupt`` asked the run to stop. With a ``checkpoint`` its state is saved, and the same call goes on
-    from there; without, the message says that nothing is.
+    """``interrupt`` asked the run to stop. With a ``checkpoint`` the state is saved (``saved`` is true), and the same
+    call continues from there; without, nothing is saved.
     """
 
     saved = False
@@ -69,14 +69,18 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run brought; the same on every rank."""
+    """What a run brought; the same on every rank.
+
+    Attributes:
+        metrics (dict): of the last epoch, or of the best where that was restored: your metrics by name, "epoch",
+            "lr", "train_loss", "validation_loss", seconds, bytes and what the method records.
+        history (tuple of dict): the same of each epoch.
+        reason (str): "finished", "stopped early", or "diverged": a loss was not finite, and the run ended there.
+    """
 
     metrics: Metrics
-    """Of the last epoch, or of the best where that was restored."""
     history: tuple[Metrics, ...]
-    """Of each epoch."""
     reason: str
-    """"finished", "stopped early", or "diverged": a loss was not finite, and the run ended there."""
 
 
 def train(
@@ -109,44 +113,62 @@ def train(
     group: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Result:
-    """Train ``model``, in place and on its device, with the ranks of the initialised group or alone.
+    """Train ``model``, in place and on its device, with the ranks of the initialised group, or alone.
 
-    Items of the sets are pairs of inputs and target; inputs are a tensor, or a tuple or dictionary that
-    becomes the model's arguments. A training set that has a method ``set_epoch`` is told each epoch, counted
-    from 0, for augmentation that does not depend on how samples are dealt. The optimizer gets the parameters
-    that require a gradient. Arguments:
+    Args:
+        model (Module): on the device where it is to be trained. Rank 0's parameters and buffers count.
+        train_set (Dataset): its items are pairs of inputs and target; inputs are a tensor, or a tuple or dictionary
+            that becomes the model's arguments. If it has a method ``set_epoch``, that is called with the number of
+            each epoch, from 0, for augmentation that does not depend on how samples are dealt.
+        validation_set (Dataset; default None): as ``train_set``; evaluated after each epoch.
+        loss (callable): ``loss(outputs, targets)``, a mean over its samples.
+        optimizer (callable): gets the parameters that require a gradient and returns a torch optimizer.
+        epochs (int, from 1): passes over the training set.
+        batch_size (int, from 1): samples per rank and backward pass.
+        metrics (dict of callables; default None): by name, ``metric(outputs, targets)``; they and "validation_loss"
+            get all outputs and targets of the validation set at once, in its order.
+        method (Method; default None): how ranks work together; None: ``DDP()``.
+        schedule (Schedule; default None): of the learning rate; None: ``Constant()``.
+        precision (str; default "fp32"): "fp32" leaves all tensors as they are, "bf16" is autocast.
+        clip_norm (float; default None): the largest norm of the gradient that the optimizer gets; None: any.
+        accumulate (int, from 1; default 1): backward passes per optimizer step, each with ``batch_size`` samples per
+            rank.
+        label_smoothing (float, 0 to below 1; default 0.0): this part of each target's probability is spread evenly
+            over all classes (Szegedy et al. 2016). The training loss then gets probabilities in place of class
+            indices; the validation loss does not.
+        early_stopping (EarlyStopping; default None): when to end before ``epochs``; None: never.
+        assignment (Disjoint, FullOverlap, Coarse, MediumCoarse or FineGrained; default None): how samples are dealt
+            to ranks; None: ``Disjoint()``.
+        topology (Topology; default None): which ranks share a node; None: those with the same host name.
+        checkpoint (path; default None): a directory that all ranks see. The run continues from what it finds there,
+            on the CPU bit for bit. It saves when interrupted, at its end and every ``checkpoint_every`` steps.
+        checkpoint_every (int, steps; default None): None: after each epoch.
+        report (callable; default None): ``report(epoch, metrics)``, called on every rank after each epoch, counted
+            from 1; what it raises ends the run. If it has a method ``set_last_epoch``, that is called with the number
+            of epochs before the first step, and again, before the last report, where the run ends earlier.
+        interrupt (callable; default None): ``interrupt()``, called on every rank before each step; must answer alike
+            on all. When it is true the run saves and raises ``Interrupted``.
+        loader_processes (int, from 0; default 0): processes per rank that read ahead.
+        evaluation_batch_size (int, from 1; default None): samples per rank and forward pass of the evaluation; None:
+            ``batch_size``.
+        progress (bool; default None): whether rank 0 writes a progress line to stderr; None: if that is a terminal.
+        timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another. On GPUs it holds for
+            the groups made here; in the caller's own group NCCL keeps the time-out of ``init_process_group``.
+        group (ProcessGroup; default None): ranks that train together where others do something else; this rank must
+            be in it. None: all ranks.
+        seed (int; default 0): the same seed gives every method the same batches, and the same run.
 
-    - ``loss(outputs, targets)``: a mean over its samples.
-    - ``metrics``: functions like it, by name; they and ``validation_loss`` get all outputs and targets of the
-      validation set at once, in its order.
-    - ``batch_size``: samples a rank and backward pass; a step takes ``accumulate`` of these on every rank.
-    - ``method``: how ranks work together; ``DDP()`` if None.
-    - ``precision``: "fp32" leaves all tensors as they are, "bf16" is autocast.
-    - ``clip_norm``: the largest norm of the gradient that the optimizer gets.
-    - ``label_smoothing``: this part of each target's probability is spread evenly over all classes (Szegedy et
-      al. 2016). The training loss then gets probabilities in place of class indices; the validation's does not.
-    - ``checkpoint``: a directory that all ranks see. The run goes on from what it finds there, on the CPU bit
-      for bit. It saves when interrupted, at the end, and every ``checkpoint_every`` steps (None: each epoch).
-    - ``report(epoch, metrics)``: called on every rank after each epoch, counted from 1; what it raises ends
-      the run. Where it has a method ``set_last_epoch``, that is called with the number of epochs before the first
-      step, and again, before the last report, where the run ends earlier.
-    - ``interrupt()``: called on every rank before each step; it must answer alike on all.
-    - ``loader_processes``: processes a rank that read ahead.
-    - ``progress``: whether rank 0 writes a line to stderr; None: if that is a terminal.
-    - ``timeout``: how long ranks wait for one another. On GPUs that holds for the groups made here; in the
-      caller's own group NCCL waits as long as ``init_process_group`` was told.
-    - ``group``: ranks that train together where others do something else; this rank must be in it.
+    Among the recorded seconds, means over the ranks, ``train_s`` are those spent in training steps and ``wait_s``
+    those in which the CPU waited for the method's communication. A GPU works behind the CPU: there ``wait_s`` is
+    about 0, and ``train_s`` is right at an epoch's end. Python's, numpy's and torch's global generators are restored
+    afterwards.
 
-    Of the seconds recorded, means over the ranks, ``train_s`` are those spent in training steps, ``wait_s``
-    those in which the CPU waited for the method's communication. A GPU works on behind the CPU: there ``wait_s`` is
-    about 0, and ``train_s`` is right at an epoch's end, when all that was queued is done.
-
-    The same seed gives every method the same batches, and the same run. Raises ``Interrupted``; ValueError
-    for settings that cannot be, or that are not the same on all ranks, a checkpoint of other ones or a damaged one, or
-    a directory that cannot be written, or where a launcher's rank is in no group, all before the first step; TypeError
-    for what is no set of samples, and once they are called for a model, loss or metric that returns something else;
-    ``CommunicationError`` when a rank is lost or hangs.
-    Python's, numpy's and torch's global generators are afterwards as they were before.
+    Raises:
+        Interrupted: ``interrupt`` asked for it.
+        ValueError: settings are not allowed or differ between ranks, a checkpoint is damaged or of other settings, a
+            directory cannot be written, or a launcher's rank is in no group; all before the first step.
+        TypeError: a data set is none, or the model, the loss or a metric returned something else than it should.
+        CommunicationError: a rank is lost or hangs.
     """
     check_call(
         model=model,

@@ -57,13 +57,71 @@ _DRAWS = 10_000
 
 
 class Campaign:
-    """An asynchronous evolutionary search over ``task``'s space by islands of workers.
+    """An asynchronous evolutionary search over a task's space, by islands of workers.
 
-    Keywords are those of the campaign file, flat: ``directory``, ``evaluations`` and/or ``deadline``,
-    ``seed``, ``islands``, ``ranks_per_worker``, ``kind``, ``crossover``, ``isolation``, ``timeout``, …
+        result = hpo.Campaign(task, directory="runs/x", evaluations=200, timeout="10min").run()
+
+    Keywords are the keys of a campaign file without its sections; ``evaluations`` or ``deadline`` is required. A
+    duration is a number of seconds or a string such as "90s", "30min", "1h30m" or "2d", at most ten years.
+
+    Args:
+        task (Task): what is searched and how a configuration is evaluated.
+        directory (path): where the campaign lies; one that holds a campaign of the same task continues.
+        evaluations (int, from 1; default None): the number of individuals over all launches.
+        deadline (duration; default None): of each launch.
+        seed (int, from 0; default 0): of all random numbers. The same seed does not repeat an asynchronous run.
+        keep (int, from 0; default 3): checkpoints of this many best individuals are kept.
+        known (list; default ()): results to start from: paths of tables, campaigns and Optuna storages, tables such
+            as {"source": "study.db", "study": "first"}, points such as {"params": {…}, "value": 0.9}, what
+            ``hpo.known_points`` returned.
+        points (list; default ()): configurations to evaluate first, as dictionaries or paths of tables.
+        restarts (int, from 0; default 10): how often ``hpo run`` starts mpirun again after ranks died.
+        islands (int, from 1; default 1): each has at least one worker.
+        ranks_per_worker (int, from 1; default 1): ranks that train one individual together. The number of ranks must
+            be a multiple of it.
+        topology ("ring", "full" or matrix; default "ring"): where migrants go. Row i, column j of a matrix is how
+            many individuals island i sends to island j at a time.
+        island (list of dict; default ()): for island 0, 1, …: its own values of the search keywords below, except
+            ``duplicates`` and ``reference``.
+        kind (str; default "default"): the search kind: "default", "surrogate", "evolution", "portfolio", "tpe", "gp",
+            "optuna-cmaes", "genetic", "cmaes", "pso", "nelder-mead", "pbt", "grid" or "random".
+        initial (str; default "random"): how the first individuals are drawn: "random", "sobol" or "latin-hypercube".
+        grid_points (int, 2 to 100000; default 5): with "grid", values of each Float, and of an Int that has more.
+        crossover (float, 0 to 1; default 0.7): probability of two parents ("evolution", "surrogate", "genetic").
+        mutation (float, 0 to 1; default 0.4): probability of a point mutation ("genetic").
+        random (float, 0 to 1; default 0.1): probability of a random individual ("evolution", "genetic"); "surrogate"
+            uses a quarter of it.
+        migration (float, 0 to 1; default 0.9): probability, after each evaluation, that individuals leave the island.
+        exchange (str; default "migration"): "migration" moves individuals, "pollination" copies them.
+        pool (int, from 2; default None): number of parents; None: a fifth of the completed, at least 5 ("genetic": 8;
+            "pbt": 10 lineages).
+        duplicates (bool; default False): whether a configuration may be evaluated more than once.
+        reevaluate (float, 0 to 0.5; default 0.0): share of the individuals that repeat the best configurations.
+        pruner (str; default "none"): early stopping by ``trial.report``: "none", "halving" or "median".
+        min_steps (int, from 1; default 1): steps before the first comparison.
+        reduction (int, from 2; default 3): "halving": the best 1/reduction continue, reduction times as far.
+        patience (int, from 0; default 0): comparisons in a row that may fail before an individual is stopped.
+        startup (int, from 1; default None): individuals to compare with before any is stopped; None: 1 for "halving",
+            5 for "median".
+        promote (bool; default True): "halving": individuals that fall behind are paused and may continue later.
+        reported (str; default None): the objective that ``trial.report`` reports, where there are several.
+        perturb (list of str; default None): "pbt": parameters that may change during training; None: all Float and
+            Int.
+        reference (dict; default {}): several objectives: a number by name; individuals worse than it in any objective
+            rank last.
+        only (dict; default {}): allowed choices by parameter, such as {"optimizer": ["SGD"]}.
+        isolation (str; default "warm"): "warm" evaluator processes persist, "fresh" ones serve one evaluation;
+            "inline" evaluates inside the rank, for functions of microseconds, without time-out and protection.
+        timeout (duration; default None): an evaluation that takes longer is killed; None: never.
+        retries (int, from 0; default 1): how often an individual whose process died is evaluated again.
+        grace (duration or 0; default 60.0): how long evaluations may save when the campaign stops.
+        start_timeout (duration; default 300.0): how long evaluators may take to start.
+        first_failures (int, from 1, or "off"; default 30): failures before any success that end a launch.
+        checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
+        interface (str; default None): network interface between the hosts of a worker; None: found.
 
     Raises:
-        UsageError: a keyword is unknown or its value is not allowed.
+        UsageError: a keyword is unknown or its value is not allowed; all such mistakes together.
     """
 
     @checked_arguments()
@@ -85,8 +143,15 @@ class Campaign:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Campaign:
-        """The campaign that a TOML file describes; raises UsageError or CampaignError before anything
-        starts."""
+        """The campaign that a campaign file describes.
+
+        Args:
+            path (path): of the TOML file.
+
+        Raises:
+            UsageError: the file cannot be read, or a key or value in it is not allowed.
+            CampaignError: the task that it names cannot be imported.
+        """
         if not isinstance(path, (str, os.PathLike)):
             raise UsageError(f"Campaign.from_file({excerpt(path)}): must be the path of a campaign file")
         settings = config.read_file(Path(path))
@@ -235,16 +300,20 @@ class Campaign:
     # --- running --------------------------------------------------------------------------------------------
 
     def run(self, transport: Transport | None = None, signals: Signals | None = None) -> Result:
-        """Run, or go on with, the campaign; returns on every rank once it has ended, been stopped or run out
-        of time.
+        """Run the campaign or go on with it. Call it on every rank; it returns on every rank when the budget is used
+        up, or the campaign was stopped or ran out of time (``Result.reason`` says which). SIGINT, SIGTERM and SIGUSR1
+        stop it in good order.
 
-        ``transport``: where the caller has connected the ranks already. ``signals``: where it minds them already; from
-        the first evaluation on they stop the campaign in good order.
+        Args:
+            transport (Transport; default None): the connection between the ranks, where the caller has made it; None:
+                MPI under a launcher, else one rank.
+            signals (Signals; default None): signal handlers that the caller has installed already; None: installs
+                them.
 
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
-            CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed
-                (see ``hpo.islands.coordinator.futility``). What was recorded stays.
+            CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed (see
+                ``hpo.islands.coordinator.futility``). What was recorded stays.
         """
         transport = transport or connect()
         settings = self.settings

@@ -132,17 +132,24 @@ def known_points(
     columns: Mapping[str, str] | None = None,
     study: str | None = None,
 ) -> KnownPoints:
-    """The points of ``source`` as points of ``space``.
+    """Results from elsewhere as points of a space; iterate over what it returns, print it for what became of the
+    rest.
+
+    Each point has ``params`` (dict), ``value``, ``objectives`` (dict, None where it failed) and ``status``.
 
     Args:
-        source: a table (.csv, .json or .parquet, as ``hpo export`` writes it, or of plain names of parameters and
-            objectives), the directory of a campaign, an Optuna storage (its file or URL), an Optuna study, or a list of
-            dictionaries.
-        objectives: "minimize", "maximize", or the names and directions of several.
-        default: where a parameter that the source does not have gets its value; without it such points are left out.
-        unknown: "drop" parameters that ``space`` does not have, or "refuse" the source.
-        columns: the source's column for a parameter or objective of this space, where the names differ.
-        study: of an Optuna storage that holds several.
+        source (path, Optuna study or list of dict): a table (.csv, .json or .parquet, as ``hpo export`` writes it, or
+            with plain columns of parameters and objectives), the directory of a campaign, an Optuna storage (file or
+            URL), an Optuna study, or dictionaries.
+        space (SearchSpace): to which the points are adapted.
+        objectives (str or dict; default "minimize"): "minimize", "maximize", or directions by name.
+        default (dict; default None): gives the value of a parameter that the source does not have; None: points that
+            lack one are left out.
+        allows (callable; default lambda params: True): function of the parameters; points for which it is false are
+            left out.
+        unknown (str; default "drop"): "drop" parameters that ``space`` does not have, or "refuse" the source.
+        columns (dict; default None): by parameter or objective, the source's column, where the names differ.
+        study (str; default None): the study's name in an Optuna storage that holds several.
 
     Raises:
         UsageError: the source cannot be read, minimises what is maximised here, or lacks an objective.

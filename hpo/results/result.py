@@ -268,11 +268,12 @@ def _parquet(table: pandas.DataFrame) -> bytes:
 
 
 class Result:
-    """What a campaign found; read from its directory when it is first asked for, and then kept.
+    """What a campaign has found. It is read from the directory when first needed, and then kept; works while the
+    campaign runs.
 
     Args:
-        directory: of the campaign.
-        reason: why ``run`` returned; taken from the journal by default.
+        directory (path): of the campaign.
+        reason (str; default None): why ``run`` returned; None: taken from the journal.
     """
 
     def __init__(self, directory: str | os.PathLike[str], reason: str | None = None) -> None:
@@ -285,6 +286,7 @@ class Result:
 
     @cached_property
     def record(self) -> CampaignRecord:
+        """All that the journals hold: launches, individuals, known points."""
         return load(self.directory)
 
     @property
@@ -296,14 +298,17 @@ class Result:
 
     @property
     def individuals(self) -> list[Individual]:
-        """All, in the order in which they started."""
+        """All individuals, in the order in which they started. Each has ``id``, ``params``, ``status``, ``value``,
+        ``objectives``, ``metrics``, ``seconds``, ``operator``, ``parents``, ``error`` and the other columns of the
+        export.
+        """
         return self.record.individuals
 
     @property
     def best(self) -> Individual:
-        """The best completed individual; with several objectives, that of the front which is best in the
-        first. With ``[search] reevaluate`` it is of the configuration which is believed to be the best in the
-        mean, and of its evaluations the one which looks best (``repeated`` has the others).
+        """The best completed individual; with several objectives, that of the front which is best in the first. With
+        ``reevaluate`` the configuration with the best estimated mean counts, and of its evaluations the best
+        (``repeated`` has the others).
 
         Raises:
             CampaignError: none has completed.
@@ -317,18 +322,23 @@ class Result:
         return found[0]
 
     def schedule(self, id: str | None = None) -> list[Individual]:
-        """With ``kind = "pbt"``, the intervals of training that led to the individual ``id`` (by default ``best``), the
-        first one first: each went on from the checkpoint of the one before. Of other kinds that individual alone.
+        """With kind "pbt", the intervals of training that led to an individual, the first one first; each continued
+        from the checkpoint of the one before. With other kinds that individual alone.
+
+        Args:
+            id (str; default None): of the individual; None: that of ``best``.
 
         Raises:
             UsageError: there is no such individual.
-            CampaignError: ``id`` is not given, and none has completed.
+            CampaignError: ``id`` is None, and none has completed.
         """
         return schedule(self.record, self.best.id if id is None else id)
 
     @property
     def repeated(self) -> list[Repeated]:
-        """With ``[search] reevaluate``, each configuration's evaluations and their mean, best first; else empty."""
+        """With ``reevaluate``, each configuration's evaluations, their mean and its standard error, best first; else
+        empty.
+        """
         return repeated(self.record)
 
     def _counts(self) -> str:
@@ -338,24 +348,37 @@ class Result:
 
     @property
     def front(self) -> list[Individual]:
-        """The completed individuals that no other beats: the Pareto front, or those of the best value, which with
-        ``[search] reevaluate`` need not be ``best``."""
+        """The completed individuals that no other dominates: the Pareto front. With one objective, those of the best
+        value, which with ``reevaluate`` need not be ``best``.
+        """
         return front(self.record)
 
     @property
     def knee(self) -> Individual | None:
-        """Of the front the one nearest to the best of each objective; None where none has completed."""
+        """The individual of the front that is nearest to the best value of each objective; None where none has
+        completed.
+        """
         return knee(self.front, self.record.objectives)
 
     def hypervolume(self, reference: Mapping[str, float] | None = None) -> Hypervolume:
-        """The volume that the front dominates, over the campaign's time; UsageError where there is one objective.
+        """The volume that the front dominates, over the campaign's time: an object with ``last`` (the volume now),
+        ``reference`` and ``dataframe()``.
 
-        ``reference``: a value an objective, beyond which nothing counts; by default that of the campaign, else the
-        worst value of each."""
+        Args:
+            reference (dict; default None): by objective, the value beyond which nothing counts; None: the campaign's
+                ``reference``, else the worst value of each.
+
+        Raises:
+            UsageError: there is one objective.
+        """
         return hypervolume(self.record, reference)
 
     def importance(self, objective: str | None = None) -> Importance:
-        """How much each parameter matters for ``objective``, by default the first (see ``hpo.results.importance``).
+        """How much each parameter matters (fANOVA): an object with ``dataframe()``, whose text is what ``hpo best``
+        prints.
+
+        Args:
+            objective (str; default None): its name; None: the first.
 
         Raises:
             UsageError: there is no such objective.
@@ -366,12 +389,14 @@ class Result:
         return importance(self.record, objective)
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row an individual, known points first, with the columns that ``hpo export`` writes."""
+        """A pandas DataFrame with one row per individual, known points first, and the columns that ``hpo export``
+        writes.
+        """
         return dataframe(table_rows(self.record), list(self.record.objectives))
 
     @property
     def status(self) -> dict[str, object]:
-        """What ``hpo status --json`` prints."""
+        """What ``hpo status --json`` prints, as a dictionary."""
         return status(self.record)
 
     def __repr__(self) -> str:

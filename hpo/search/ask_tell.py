@@ -40,12 +40,24 @@ class Suggestion:
 
 
 class Search:
-    """Proposes configurations from what it has been told; any number may be pending.
+    """Proposes configurations for a loop of your own: what one island does, without processes, for one objective.
 
-    ``kind`` and further keywords are those of a campaign's ``[search]``. The default is "surrogate" here: a rule that
-    depends on the clock, as the campaign's default has after its first 200 individuals, would break that the same seed,
-    asked and told the same in the same order, proposes the same. Where a proposal's ten milliseconds are too many, take
-    kind="evolution".
+        search = hpo.Search(space, "maximize")
+        candidate = search.ask()
+        search.tell(candidate, evaluate(candidate.params))
+
+    Any number of candidates may be pending. The same seed, asked and told the same in the same order, proposes the
+    same.
+
+    Args:
+        space (SearchSpace): the parameters.
+        direction (str; default "minimize"): "minimize" or "maximize".
+        seed (int, from 0; default 0): of all random numbers.
+        kind (str; default "default"): as of ``hpo.Campaign``, except "pbt". "default" is "surrogate" here, because a
+            rule that depends on the clock would not be repeatable; take "evolution" where the ten milliseconds of a
+            proposal are too many.
+        constraints (iterable of callables; default ()): functions of the parameters that are true where allowed.
+        **settings (see ``hpo.Campaign``): further search keywords: ``crossover``, ``pool``, ``only``, ….
 
     Raises:
         UsageError: a keyword is not allowed, or the kind does not suit the space.
@@ -97,7 +109,8 @@ class Search:
         self._rest: Iterator[dict[str, Scalar]] | None = None
 
     def ask(self) -> Suggestion:
-        """A configuration that was not asked for before; or, for the share ``reevaluate``, one that was told.
+        """A configuration that was not asked for before; or, for the share ``reevaluate``, one whose value is known.
+        Returns an object with ``id``, ``params`` (dict), ``operator`` (str) and ``parents`` (ids).
 
         Raises:
             SpaceExhausted: there is none left.
@@ -125,10 +138,14 @@ class Search:
         return asked
 
     def tell(self, suggestion: Suggestion, value: float | None) -> None:
-        """The value of a suggestion, once; None (or one that is not finite): its evaluation failed.
+        """Give the value of a configuration, once.
+
+        Args:
+            suggestion (Suggestion): what ``ask`` returned.
+            value (float): the objective; None, or a number that is not finite: the evaluation failed.
 
         Raises:
-            UsageError: it was not asked for here, or was told already, or ``value`` is no number.
+            UsageError: it was not asked for here, its value is known already, or ``value`` is no number.
         """
         if not isinstance(suggestion, Suggestion):
             raise UsageError(f"tell({excerpt(suggestion)}, …): must be what ask() returned")
@@ -148,8 +165,12 @@ class Search:
         self._breeder.learn(member)
 
     def enter(self, params: Mapping[str, object], value: float | None) -> None:
-        """A result from elsewhere, such as ``hpo.known_points`` reads: it is known from now on, and not asked for.
-        ``value``: None where it failed. Later ones of the same configuration are ignored.
+        """Give a result from elsewhere, such as ``hpo.known_points`` reads. It is not asked for afterwards; further
+        results of the same configuration are ignored.
+
+        Args:
+            params (dict): a configuration.
+            value (float): the objective; None: it failed.
 
         Raises:
             UsageError: ``params`` is no configuration of the space, or one that a constraint refuses.

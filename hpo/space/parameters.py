@@ -86,10 +86,20 @@ class Parameter(ABC):
 
 @dataclass(frozen=True, init=False)
 class Float(Parameter):
-    """A real number in [low, high], which may be one value; with ``log``, spread evenly over orders of magnitude.
+    """A real number from ``low`` to ``high``, both included.
 
-    Values have 12 decimal digits: of the width of the range, or of the value with ``log``. Low and high are
-    kept as given.
+    Values have 12 decimal digits: of the width of the range, or of the value with ``log``. Both ends are kept as
+    given.
+
+    Args:
+        low (float): the smallest value.
+        high (float): the largest value; may equal ``low``.
+        log (bool; default False): spread evenly over orders of magnitude; needs ``low`` > 0.
+        when (dict; default None): by name of another parameter, the value, or tuple of values, under which this
+            parameter exists; None: always.
+
+    Raises:
+        UsageError: the range or the condition is not allowed.
     """
 
     kind = "float"
@@ -194,7 +204,18 @@ class Float(Parameter):
 
 @dataclass(frozen=True, init=False)
 class Int(Parameter):
-    """A whole number from low to high, both included; ``log`` spreads it evenly over orders of magnitude."""
+    """A whole number from ``low`` to ``high``, both included.
+
+    Args:
+        low (int): the smallest value.
+        high (int): the largest value; may equal ``low``.
+        log (bool; default False): spread evenly over orders of magnitude; needs ``low`` >= 1, ``high`` <= 2**40.
+        when (dict; default None): by name of another parameter, the value, or tuple of values, under which this
+            parameter exists; None: always.
+
+    Raises:
+        UsageError: the range or the condition is not allowed.
+    """
 
     kind = "int"
     low: int
@@ -267,7 +288,16 @@ class Int(Parameter):
 
 @dataclass(frozen=True, init=False)
 class Categorical(Parameter):
-    """One of several choices without an order: strings, whole or real numbers, true, false or None."""
+    """One of several choices without an order.
+
+    Args:
+        *choices (str, int, float, bool or None): at least one, all different under ==.
+        when (dict; default None): by name of another parameter, the value, or tuple of values, under which this
+            parameter exists; None: always.
+
+    Raises:
+        UsageError: the choices or the condition are not allowed.
+    """
 
     kind = "categorical"
     choices: tuple[Scalar, ...]
@@ -330,7 +360,16 @@ class Categorical(Parameter):
 
 @dataclass(frozen=True, init=False)
 class Ordinal(Categorical):
-    """One of several choices in order, such as 32, 64, 128, 256: neighbours are alike."""
+    """One of several choices in order, such as 32, 64, 128, 256: neighbours are taken to be similar.
+
+    Args:
+        *choices (str, int, float, bool or None): at least one, all different under ==; numbers ascend or descend.
+        when (dict; default None): by name of another parameter, the value, or tuple of values, under which this
+            parameter exists; None: always.
+
+    Raises:
+        UsageError: the choices or the condition are not allowed.
+    """
 
     kind = "ordinal"
 

@@ -31,10 +31,17 @@ _OTHER = "\ud800"
 
 
 class SearchSpace:
-    """Named parameters: ``SearchSpace(lr=Float(…), …)``, or a dictionary for names that cannot be keywords.
+    """Named parameters: ``SearchSpace(lr=hpo.Float(1e-5, 0.1, log=True), layers=hpo.Int(1, 8))``.
 
-    A parameter is *active* where all its conditions hold and the parents that they name are active; a
-    configuration holds the active ones only. UsageError if a name or a condition cannot be.
+    A parameter is *active* where all its conditions hold and the parents that they name are active; a configuration
+    holds the active ones only.
+
+    Args:
+        named (dict; default None): parameters by name, for names that cannot be keywords.
+        **parameters (Float, Int, Categorical or Ordinal): by name.
+
+    Raises:
+        UsageError: a name or a condition is not allowed.
     """
 
     @checked_arguments()

@@ -34,14 +34,25 @@ _MOST_LISTED = 1_000_000
 
 
 class Task:
-    """A search space, the function that evaluates a trial, and the objectives.
+    """What is searched, how one configuration is evaluated, and the objectives.
 
-    ``evaluate(trial)`` returns the objective's value, or a dictionary of objectives by name and further
-    metrics. One objective without a name is called "value" and has a ``direction``, by default "minimize";
-    ``objectives`` maps names to directions instead. ``constraints`` are functions of the parameters, true
-    where these are allowed. ``default`` and ``points`` are evaluated first. ``steps``: how many steps a whole run
-    reports, where the task knows it; early stopping then begins with the first individuals. Raises UsageError for a
-    definition that cannot be.
+    Args:
+        space (SearchSpace): the parameters.
+        evaluate (callable): ``evaluate(trial)``, called on every rank of a worker. Returns the objective's value, or
+            a dictionary with each objective by name and further metrics; worker rank 0's counts.
+        direction (str; default None): of the only objective, which is called "value": "minimize", also for None, or
+            "maximize".
+        objectives (dict; default None): directions by name, in place of ``direction``: {"accuracy": "maximize",
+            "seconds": "minimize"}.
+        constraints (iterable of callables; default ()): functions of the parameters, as a dictionary, that are true
+            where the configuration is allowed.
+        default (dict; default None): a configuration, evaluated first.
+        points (iterable of dict; default ()): configurations that are evaluated after ``default``.
+        steps (int; default None): how many steps a whole run reports. Early stopping then works from the first
+            individuals on.
+
+    Raises:
+        UsageError: a definition is not allowed, or ``default`` or a point is no allowed configuration.
     """
 
     @checked_arguments(
@@ -88,7 +99,14 @@ class Task:
         return f"{named.__module__}:{getattr(named, '__qualname__', '')}"
 
     def allows(self, params: Params) -> bool:
-        """Whether all constraints hold; CampaignError that names the constraint if one of them raises."""
+        """Whether all constraints hold.
+
+        Args:
+            params (dict): a configuration.
+
+        Raises:
+            CampaignError: a constraint raised; names it.
+        """
         return self._refusing(params) is None
 
     @property
@@ -115,7 +133,11 @@ class Task:
         return None
 
     def losses(self, objectives: Mapping[str, float]) -> tuple[float, ...]:
-        """The objectives' values in order, with the sign that makes smaller better."""
+        """The objectives' values in order, with the sign that makes smaller better.
+
+        Args:
+            objectives (dict): values by name.
+        """
         return tuple(
             -objectives[name] if direction == MAXIMIZE else objectives[name]
             for name, direction in self.objectives.items()

@@ -56,10 +56,18 @@ class Link(Protocol):
 
 
 class Trial:
-    """One evaluation, as seen by one rank of the worker.
+    """One evaluation, as seen by one rank of the worker. A campaign makes it and passes it to ``evaluate``.
 
-    ``rank`` and ``size`` count the worker's ranks, ``local_rank`` those of them on this host. ``seed`` is the
-    same on all of them.
+    Attributes:
+        params (dict): the configuration: the parameters that exist in it, by name.
+        id (str): of the individual; the same in each retry.
+        seed (int): of the individual; the same on all ranks and in each retry.
+        rank (int): this rank in the worker, from 0.
+        size (int): the number of ranks of the worker. If there are several, a torch.distributed group is initialised.
+        local_rank (int): this rank among those of the worker on this host, from 0.
+        metrics (dict): what was logged so far.
+        remarks (dict): by name, what could not be logged and why.
+        last_report (tuple): step and value of the last report; None before the first.
     """
 
     __slots__ = (
@@ -89,7 +97,7 @@ class Trial:
         local_rank: int = 0,
         stale: bool = False,
     ) -> None:
-        """``stale``: what the directory holds, but for printed output, is removed at its first use."""
+        """``stale``: what the directory holds, except printed output, is removed at its first use."""
         self.params: dict[str, Scalar] = dict(job.params)
         self.id = job.id
         self.seed = job.seed
@@ -119,7 +127,20 @@ class Trial:
         local_rank: int = 0,
         device: str = "cpu",
     ) -> Trial:
-        """A trial without a campaign, for a task's own command line. Nothing prunes or stops it."""
+        """A trial without a campaign, for tests and for a task's own command line. Nothing prunes or stops it.
+
+        Args:
+            params (dict): a configuration.
+            directory (path; default "."): where ``evaluate`` may save.
+            seed (int; default 0): ``trial.seed``.
+            rank (int; default 0): ``trial.rank``.
+            size (int; default 1): ``trial.size``.
+            local_rank (int; default 0): ``trial.local_rank``.
+            device (str; default "cpu"): ``trial.device``.
+
+        Raises:
+            UsageError: ``params`` is no dictionary, or ``directory`` no path.
+        """
         if not isinstance(params, Mapping):
             raise UsageError(
                 f"Trial.alone: params = {excerpt(params)}: must be a configuration, such as {{'lr': 0.1}}"
@@ -133,7 +154,9 @@ class Trial:
 
     @property
     def directory(self) -> Path:
-        """This individual's own directory, kept when the individual is interrupted and goes on later."""
+        """The individual's own directory, made when first used. It is kept when the individual is interrupted, and
+        for the best few; else it is removed after the evaluation, except for printed output.
+        """
         path = Path(self._directory)
         if self._stale:
             clear_directory(path)
@@ -143,13 +166,18 @@ class Trial:
 
     @property
     def parent_checkpoint(self) -> Path | None:
-        """The directory of the individual from whose state this one goes on training, to be read only; None where it
-        begins anew, or where that state is gone."""
+        """With kind "pbt": the directory of the individual whose training this one continues, to be read only. None
+        where the training begins anew, or where that state is gone.
+        """
         return Path(self._parent) if self._parent else None
 
     @property
     def device(self) -> str:
-        """The device of this rank as torch names it, "cpu" or "cuda:0"."""
+        """This rank's device as torch names it: "cpu", "cuda:0".
+
+        Raises:
+            CampaignError: it is a GPU that does not work.
+        """
         return self._link.device
 
     @property
@@ -164,10 +192,15 @@ class Trial:
         return comm
 
     def report(self, step: int, value: object) -> None:
-        """Tell an intermediate value of the objective. All ranks must call it; rank 0's value counts.
+        """Report an intermediate value of the objective. Every rank must call it; worker rank 0's value counts.
 
-        Raises Pruned, on all ranks at once, when the trial should stop. UsageError unless it is one number, and the
-        step a whole number that a training can reach.
+        Args:
+            step (int): how far the training is, in steps or epochs of your choice, at most 2**53.
+            value (float): of the objective; NaN ranks last.
+
+        Raises:
+            Pruned: on all ranks at once, where the trial should stop.
+            UsageError: ``step`` is no whole number, or ``value`` no number.
         """
         number = as_number(value)
         if number is None:
@@ -184,22 +217,32 @@ class Trial:
             raise Pruned(f"pruned at step {step} with value {number!r}")
 
     def log(self, **metrics: object) -> None:
-        """Keep further results under these names: numbers, text, True, False, None, and flat lists of numbers, also as
-        arrays and tensors. A later value replaces an earlier one. Rank 0's count. A value that cannot be kept is left
-        out, which the campaign says once a name."""
+        """Record further results, columns ``metrics.*`` of the export. Worker rank 0's count.
+
+        Args:
+            **metrics (number, bool, str, None, or flat list, array or tensor of up to 1000 numbers): by name; a later
+                value replaces an earlier one. Text beyond 10000 characters is cut. What cannot be recorded is left
+                out, and the campaign says so once for each name; no metric fails an evaluation.
+        """
         for name, value in metrics.items():
             keep(name, value, self.metrics, self.remarks)
 
     def should_checkpoint(self) -> bool:
-        """Whether the campaign wants to stop: then save into ``directory`` and raise Interrupted."""
+        """Whether the campaign is stopping or pauses this trial: then save into ``directory`` and raise
+        ``hpo.Interrupted``; the individual continues later and finds its directory. Every rank must call it, and all
+        get the same answer.
+        """
         return self._link.should_checkpoint()
 
     def training(self, *, value: str) -> dict[str, Any]:
-        """Keywords of ``trainers.train`` by which a campaign stops, resumes and prunes it:
+        """Keywords for ``trainers.train`` by which the campaign stops, resumes and prunes a training:
         ``trainers.train(…, **trial.training(value="accuracy"))``.
 
         They are ``seed``, ``checkpoint`` (a directory in ``directory`` for this number of ranks, as another number
-        cannot go on from it), ``interrupt`` and ``report``, which reports the metric named ``value`` after each epoch.
+        cannot go on from it), ``interrupt`` and ``report``.
+
+        Args:
+            value (str): the metric of the training that is reported after each epoch.
         """
         return {
             "seed": self.seed,

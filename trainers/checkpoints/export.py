@@ -18,12 +18,19 @@ _FROZEN = ("u", "vt")
 
 
 def load_trained(model: nn.Module, checkpoint: str | Path, *, merge: bool = False) -> nn.Module:
-    """``model``, made as for the run and filled with what that run, which is over, has left in ``checkpoint``.
+    """Fill ``model`` with what a finished run has left in its checkpoint; returns the model.
 
-    Weights that are low-rank there become so in ``model``; with ``merge`` they are multiplied out, and it stays
-    an ordinary one. Of a run that restores its best epoch it is that one. Processes and devices are those of the
-    caller, however many had trained it. FileNotFoundError where there is no checkpoint, ValueError where it is of
-    a run that is not over, or of another model.
+    Weights that are low-rank there become so in ``model``. Of a run that restores its best epoch it is that one.
+    Processes and devices are those of the caller, whatever trained it.
+
+    Args:
+        model (Module): made as for the run.
+        checkpoint (path): the directory that was ``train``'s ``checkpoint``.
+        merge (bool; default False): multiply low-rank weights out, so that the model stays an ordinary one.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: the run is not over, or is of another model.
     """
     content = read_alone(checkpoint)
     if not content.get("reason"):
@@ -39,7 +46,17 @@ def load_trained(model: nn.Module, checkpoint: str | Path, *, merge: bool = Fals
 def load_state(
     model: nn.Module, state: Mapping[str, Tensor], *, merge: bool = False, source: str = "The state"
 ) -> nn.Module:
-    """As ``load_trained``, from tensors by name, with factors or without. ``source`` names them in errors."""
+    """Fill ``model`` with tensors by name, with or without low-rank factors; returns the model.
+
+    Args:
+        model (Module): made as for the run.
+        state (dict of tensors): a state dictionary.
+        merge (bool; default False): multiply low-rank weights out, so that the model stays an ordinary one.
+        source (str; default "The state"): how errors call the state.
+
+    Raises:
+        ValueError: the state is of another model.
+    """
     filled, places = plain(state), _places(model)
     with torch.no_grad():
         for weight in matrix_weights(model, factored=False):
@@ -100,8 +117,15 @@ def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the tensors of ``model``, on the CPU, and ``metadata`` to ``path``, a safetensors file. ValueError if its
-    state has more than tensors.
+    """Write a model's tensors to a safetensors file, all at once.
+
+    Args:
+        model (Module): on any device.
+        path (path): of the file; its directory is made.
+        metadata (dict of str; default None): kept in the file.
+
+    Raises:
+        ValueError: the model's state has more than tensors.
     """
     from safetensors.torch import save_file
 
@@ -121,8 +145,15 @@ def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] |
 
 
 def load_model(model: nn.Module, path: str | Path, *, merge: bool = False) -> nn.Module:
-    """``model`` filled with what ``save_model`` wrote to ``path``; ``merge`` and errors as for
-    ``load_trained``.
+    """Fill ``model`` with what ``save_model`` wrote; returns the model.
+
+    Args:
+        model (Module): made as for the run.
+        path (path): of the safetensors file.
+        merge (bool; default False): multiply low-rank weights out, so that the model stays an ordinary one.
+
+    Raises:
+        ValueError: the file is of another model.
     """
     from safetensors.torch import load_file
 

@@ -12,7 +12,12 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Which ranks share a node: so many consecutive ones each, or (None) those that name the same host."""
+    """Which ranks share a node.
+
+    Args:
+        ranks_per_node (int; default None): consecutive ranks of each node; None: ranks with the same host name share
+            one.
+    """
 
     ranks_per_node: int | None = None
 

@@ -22,7 +22,12 @@ from trainers.randomness import derive
 
 
 def effective_epochs(epochs: int, copies: int) -> int:
-    """``epochs``, rounded up to whole overlap epochs, ⌈E / C⌉ · C: then each sample is seen equally often."""
+    """``epochs``, rounded up so that each sample is seen equally often: ⌈E / C⌉ · C.
+
+    Args:
+        epochs (int): E, of the training loop.
+        copies (int): C, how many ranks have each sample.
+    """
     return math.ceil(epochs / copies) * copies
 
 
@@ -44,6 +49,21 @@ class Overlapping(ABC):
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
     ) -> list[list[Batch]]:
+        """The batches of this rank in an epoch: for each optimizer step a list of ``accumulate`` batches, each with
+        the indices of its samples, its weight in the mean over ranks, and a seed.
+
+        Args:
+            samples (int): in the training set.
+            epoch (int): from 0.
+            seed (int): of the run.
+            rank (int): this one.
+            ranks (int): their number.
+            batch_size (int): samples per rank and backward pass.
+            accumulate (int): backward passes per step.
+
+        Raises:
+            ValueError: there are too few samples for the ranks.
+        """
         copies = self.copies_of(ranks)
         held = _held(self, samples, ranks, seed)
         parts = [_part(len(own), epoch % copies, copies) for own in held]
@@ -85,10 +105,14 @@ class Overlapping(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Coarse(Overlapping):
-    """``shards`` S parts of the set; rank i has part i mod S, so that M / S ranks have equal samples.
+    """Every rank has one of ``shards`` parts of the set: rank i has part i mod S, so that M / S ranks have equal
+    samples.
 
-    S = M gives every rank a part of its own for the whole run. S = H_S · M / H gives H households of
-    consecutive ranks H_S household shards (section 4.2.1).
+    S = M gives every rank a part of its own for the whole run. S = H_S · M / H gives H households of consecutive
+    ranks H_S household shards (section 4.2.1).
+
+    Args:
+        shards (int): S, a divisor of the number of ranks M.
     """
 
     shards: int
@@ -132,8 +156,10 @@ class _Copied(Overlapping):
 
 @dataclass(frozen=True, kw_only=True)
 class MediumCoarse(_Copied):
-    """As many parts as ranks; rank i has ``copies`` parts from the i-th on, so that none have equal
-    samples.
+    """As many parts as ranks; rank i has ``copies`` parts from the i-th on, so that no two have equal samples.
+
+    Args:
+        copies (int): how many ranks have each sample, from 1 to all.
     """
 
     def holders(self, samples: int, ranks: int, seed: int) -> list[Tensor]:
@@ -146,7 +172,11 @@ class MediumCoarse(_Copied):
 
 @dataclass(frozen=True, kw_only=True)
 class FineGrained(_Copied):
-    """Each sample on ``copies`` ranks, chosen such that all pairs of ranks share about as many samples."""
+    """Each sample on ``copies`` ranks, chosen such that all pairs of ranks share about as many samples.
+
+    Args:
+        copies (int): how many ranks have each sample, from 1 to all.
+    """
 
     def holders(self, samples: int, ranks: int, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(derive(seed, "holders"))

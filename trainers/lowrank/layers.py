@@ -161,7 +161,11 @@ def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Paramet
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """``model`` itself, all its factored weights made whole: an ordinary model with ordinary state."""
+    """Multiply all factors of low-rank weights out, in place; returns the model, which is then an ordinary one.
+
+    Args:
+        model (Module): as OIALR leaves it, or any other.
+    """
     for weight in matrix_weights(model):
         if weight.factors:
             make_whole(weight)

@@ -50,33 +50,45 @@ from trainers.methods.strategy import (
 
 @dataclass(frozen=True, kw_only=True)
 class AB:
-    """Phases, in optimizer steps or as fractions of all: ``warmup_steps`` in which all ranks train the whole
-    weights; then in turns ``ab_steps`` in groups and ``rebound_steps`` (None: a tenth of them, which is no step
-    where they are fewer than six) in common. After each change of shape the learning rate rises from near zero to
-    the schedule again over ``lr_rebound_steps`` (None: a quarter of ``ab_steps``). The defaults are the phases of
-    the dissertation's Table A.7 (3000, 300 and 750 of 45000 steps) after a warm-up of 0.3 of the run, where the
-    table has 9300 of them, 0.207: in runs of some 600 steps closer to DDP than its guidelines, 5.3.3 (0.2, 0.0333,
-    a quarter and a half), and with fewer bytes (trainers/README.md).
+    """AB training: after a warm-up of full rank, phases in which groups of ranks train one of two factors of each
+    weight alternate with phases of full rank in common, the *rebound*.
 
-    - ``sigma_cutoff``: singular values up to this part of the largest are dropped (Eq. 5.4).
-    - ``group_size``: ranks a group, node after node. None: a node's, or half of all ranks on one node.
-    - ``groups``: False lets all ranks train B in common; A is as the decomposition made it, and the merge is
-      W = A B.
-    - ``merge``: with Δ̄ the mean, over the groups that trained a factor, of what they added to it, and γ =
-      ``merge_gain``: "factors" is W = (A + γΔ̄A)(B + γΔ̄B), Eq. 5.8 for γ = ½. "products" is the mean over all
-      groups of their products, Eq. 5.7; it has no gain. "loss-weighted" is "factors" with weighted means, and
-      group i with mean training loss L_i in this phase has the weight exp(−L_i) / Σ_j exp(−L_j), where j are
-      the groups of the same mean.
-    - ``compression``: "bf16" for gradients that are averaged over all ranks.
-    - ``full_rank_first_layer``, ``full_rank_last_layer``: whether the model's first and last layer with a
-      weight stays whole.
-
-    What groups train besides factors (biases, norms, whole layers) merges to its (weighted) mean.
+    The default phases are those of the dissertation's Table A.7 (3000, 300 and 750 of 45000 steps) after a warm-up of
+    0.3 of the run, where the table has 9300 steps of them, 0.207: in runs of some 600 steps closer to DDP than its
+    guidelines, 5.3.3 (0.2, 0.0333, a quarter and a half), and with fewer bytes (trainers/README.md). What groups
+    train besides factors (biases, norms, whole layers) merges to its (weighted) mean.
 
     A compiled model is compiled anew at each decomposition whose ranks are others, and apart from that for the
-    evaluation, which has no gradients and in a group phase a merged model. torch does so 8 times and then runs
-    that part uncompiled, which takes less than half of a run of 20 epochs: raise
-    ``torch._dynamo.config.recompile_limit`` before the run.
+    evaluation, which has no gradients and in a group phase a merged model. torch does so 8 times and then runs that
+    part uncompiled, which takes less than half of a run of 20 epochs: raise ``torch._dynamo.config.recompile_limit``
+    before the run.
+
+    Args:
+        warmup_steps (int: steps, float: fraction of the run; default 0.3): all ranks train whole weights.
+        ab_steps (int: steps, float: fraction of the run; default 0.0667): of a phase in groups; at least 1 step.
+        rebound_steps (int: steps, float: fraction of the run; default None): of full rank in common after each phase
+            in groups; None: a tenth of ``ab_steps``, which is no step where they are fewer than six.
+        lr_rebound_steps (int: steps, float: fraction of the run; default None): over which the learning rate rises
+            from near zero to the schedule after each change of shape; None: a quarter of ``ab_steps``.
+        sigma_cutoff (float, between 0 and 1; default 0.15): singular values up to this share of the largest are
+            dropped (Eq. 5.4).
+        group_size (int, ranks; default None): ranks of a group, node after node. None: a node's, or half of all ranks
+            on one node.
+        groups (bool; default True): False lets all ranks train B in common; A is as the decomposition made it, and
+            the merge is W = A B.
+        merge (str; default "factors"): with Δ̄ the mean, over the groups that trained a factor, of what they added to
+            it, and γ = ``merge_gain``: "factors" is W = (A + γΔ̄A)(B + γΔ̄B), Eq. 5.8 for γ = ½. "products" is the
+            mean over all groups of their products, Eq. 5.7; it has no gain. "loss-weighted" is "factors" with
+            weighted means, where group i with mean training loss L_i in this phase has the weight exp(−L_i) / Σ_j
+            exp(−L_j), j over the groups of the same mean.
+        merge_gain (float, above 0 to 1; default 0.5): γ.
+        compression (str; default None): "bf16" for gradients that are averaged over all ranks; None: as they are.
+        full_rank_first_layer (bool; default True): the model's first layer with a weight stays whole.
+        full_rank_last_layer (bool; default True): the model's last layer with a weight stays whole.
+
+    Raises:
+        ValueError: a setting is not allowed; in the run: no weight can be factorised, or no steps are left for group
+            phases.
     """
 
     warmup_steps: Steps = 0.3
@@ -112,6 +124,14 @@ class AB:
                 raise ValueError(f"AB({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it.")
 
     def strategy(self, setup: Setup) -> Strategy:
+        """The strategy for one run; called by ``train``.
+
+        Args:
+            setup (Setup): the run's model, optimizer and ranks.
+
+        Raises:
+            ValueError: the method cannot work with this setup; says what to do.
+        """
         return _ABTraining(self, setup)
 
 

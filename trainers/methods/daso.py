@@ -27,31 +27,38 @@ _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 class DASO:
     """Distributed, asynchronous and selective optimization.
 
-    After each backward pass gradients are averaged inside the node. Every ``sync_every`` steps (B) one rank of
-    each node, in turn, sends the parameters to its counterparts on the other nodes and trains on;
-    ``sync_delay`` steps later (S, at most B) their sum goes to all ranks of the node and is merged by Eq. 3.2,
-    w ← (2S w + Σ_p w_p,sent) / (2S + P_g), with P_g the number of nodes. w are there the parameters when S
-    optimizer steps have been taken since the sending, the S-th included: the step that printed as t+S is the
-    first to start from the result. S = 0 waits for the result at once. With B > 1, S = B took about as much
-    time as smaller S and often lost less accuracy (Table 3.1).
+    After each backward pass gradients are averaged inside the node. Every ``sync_every`` steps (B) one rank of each
+    node, in turn, sends the parameters to its counterparts on the other nodes and trains on; ``sync_delay`` steps
+    later (S, at most B) their sum goes to all ranks of the node and is merged by Eq. 3.2, w ← (2S w + Σ_p w_p,sent) /
+    (2S + P_g), with P_g the number of nodes. w are the parameters when S optimizer steps have been taken since the
+    sending, the S-th included: the step that is printed as t+S is the first to start from the result. S = 0 waits for
+    the result at once. With B > 1, S = B took about as much time as smaller S and often lost less accuracy (Table
+    3.1).
 
-    What travels are differences to the last common average, in ``wire_dtype``: "bf16", "fp32", or None, the
-    parameters' own. Parameters stay as precise as they are, and the average costs a copy of them.
+    The messages are differences to the last common average. Parameters stay as precise as they are, and the average
+    costs a copy of them. The last synchronisation of an epoch waits, so that all ranks evaluate the same parameters.
+    On one node this is plain averaging of gradients.
 
-    - ``warmup_epochs``, ``cooldown_epochs``: at the run's start and end nodes synchronise at each step and
-      wait for it (B = 1, S = 0); between them the run is cycling. An int counts epochs; a float is a fraction
-      of the run, to the step. The published implementation has 4 epochs each of the 90 of its runs on ImageNet;
-      in runs of some hundred steps that little warm-up costs accuracy (tests/benchmarks/accuracy.py).
-    - ``adaptive``: when the training loss of ``plateau_patience`` cycling epochs in a row has not fallen below
-      its best by more than the fraction ``plateau_threshold``, B and S are halved, to no less than 1 (S = 0
-      stays); where B is 1 already, both go back to their maximum. The count starts anew then. The defaults
-      are the published implementation's.
-    - ``bucket_bytes``: how many bytes on the wire make one message. Of several, one crosses between the nodes
-      while the one before goes round inside them and the one before that is merged.
+    Args:
+        sync_every (int, from 1; default 4): B, steps.
+        sync_delay (int, from 0; default 1): S, steps.
+        warmup_epochs (int: epochs, float: fraction of the run; default 0.25): at the run's start nodes synchronise at
+            each step and wait for it (B = 1, S = 0). The published implementation has 4 epochs of its 90 on ImageNet;
+            in runs of some hundred steps that little warm-up costs accuracy (tests/benchmarks/accuracy.py).
+        cooldown_epochs (int: epochs, float: fraction of the run; default 0.05): the same at the run's end. Between
+            them the run is *cycling*.
+        adaptive (bool; default True): halve B and S, to no less than 1 (S = 0 stays), when the training loss stalls;
+            where B is 1 already, both return to their maximum. The count starts anew then.
+        wire_dtype (str; default "bf16"): "bf16", "fp32", or None, the parameters' own.
+        plateau_patience (int, from 1; default 2): the loss stalls if this many cycling epochs in a row have not
+            fallen below its best by more than ``plateau_threshold``. Defaults are the published implementation's.
+        plateau_threshold (float, 0 to below 1; default 0.05): a fraction of the loss.
+        bucket_bytes (int, bytes on the wire; default 2 * 2**20): size of a message. Of several, one crosses between
+            nodes while the one before goes round inside them and the one before that is merged.
 
-    The last synchronisation of an epoch waits, so that all ranks evaluate the same parameters. On one node
-    this is plain averaging of gradients. ValueError if nodes have different numbers of ranks, or warm-up and
-    cool-down leave nothing of the run between them.
+    Raises:
+        ValueError: a setting is not allowed; in the run: nodes have different numbers of ranks, or warm-up and
+            cool-down leave no steps between them.
     """
 
     sync_every: int = 4
@@ -105,6 +112,14 @@ class DASO:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
+        """The strategy for one run; called by ``train``.
+
+        Args:
+            setup (Setup): the run's model, optimizer and ranks.
+
+        Raises:
+            ValueError: the method cannot work with this setup; says what to do.
+        """
         return _DASOStrategy(self, setup)
 
 

@@ -13,13 +13,19 @@ from trainers.methods.strategy import Setup, State, Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class DDP:
-    """``compression``: of gradients on the wire; None, "bf16" (half the bytes) or "powersgd".
+    """Synchronous data parallelism: gradients are averaged over all ranks at each step.
 
-    PowerSGD (Vogels et al. 2019) sends two factors of ``powersgd_rank`` columns for each matrix, and feeds
-    what they miss into the next step's gradient.
+    A parameter that no rank has a gradient of at a step has none afterwards, as on one rank, so that its optimizer
+    skips it; only a matrix that PowerSGD sends as factors then has zeros.
 
-    A parameter that no rank has a gradient of at a step has none afterwards, as on one rank, so that its
-    optimizer skips it; only a matrix that PowerSGD sends as factors then has zeros.
+    Args:
+        compression (str; default None): of gradients on the wire: None, "bf16" (half the bytes) or "powersgd" (Vogels
+            et al. 2019), which sends two factors of each matrix and adds what they miss to the next step's gradient.
+        powersgd_rank (int, from 1; default 4): columns of PowerSGD's factors.
+
+
+    Raises:
+        ValueError: a setting is not allowed.
     """
 
     compression: str | None = None
@@ -37,6 +43,14 @@ class DDP:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
+        """The strategy for one run; called by ``train``.
+
+        Args:
+            setup (Setup): the run's model, optimizer and ranks.
+
+        Raises:
+            ValueError: the method cannot work with this setup; says what to do.
+        """
         return _Averaging(self, setup)
 
 

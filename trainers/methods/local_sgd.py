@@ -37,11 +37,14 @@ Partition = tuple[Ranks, ...]
 
 
 def effective_batch_size(*, batch_size: int, ranks: int, households: int, world_every: int) -> float:
-    """Mean number of samples that one synchronisation joins, as one rank sees it: B_l M (H + L_W − 1) / (H L_W).
+    """Mean number of samples that one synchronisation joins, as one rank sees it: B_l M (H + L_W − 1) / (H L_W),
+    equation A.2 of the study of data assignment.
 
-    ``batch_size`` samples a rank and step (B_l), M ``ranks`` in H ``households`` of equal size, which
-    synchronise at each step, and all together every ``world_every`` steps (L_W). Equation A.2 of the study of
-    data assignment.
+    Args:
+        batch_size (int): B_l, samples per rank and step.
+        ranks (int): M.
+        households (int): H, the number of households of equal size, which synchronise at each step.
+        world_every (int, steps): L_W, the period of the average over all ranks.
     """
     return batch_size * ranks * (households + world_every - 1) / (households * world_every)
 
@@ -59,24 +62,31 @@ def adapted_period(*, period: int, first_loss: float, loss: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD:
-    """Average parameters inside a household every ``household_every`` steps, inside a neighbourhood every
-    ``neighbourhood_every`` and over all ranks every ``world_every`` (L_H < L_N < L_W), and at each epoch's end.
+    """Ranks train alone and average parameters now and then: inside a household every ``household_every`` steps,
+    inside a neighbourhood every ``neighbourhood_every``, over all ranks every ``world_every`` (L_H < L_N < L_W), and
+    at each epoch's end.
 
-    Steps count from the last average over all ranks. With ``household_every=1`` households average gradients
-    instead of parameters: for SGD, with momentum or not, that is the same; AdamW is better off with it, since
-    the ranks of a household then share the second moments of their joint gradient.
+    Steps count from the last average over all ranks. With ``household_every=1`` households average gradients instead
+    of parameters: for SGD, with momentum or not, that is the same; AdamW gains from it, since the ranks of a
+    household then share the second moments of their joint gradient. An average goes from level to level: one rank of
+    each household, and where nodes fit between, of each node, exchanges and hands on, so that the slow links carry
+    each parameter as few times as possible.
 
-    - ``households``: ranks in each, consecutive ones; None: a node's, so that on one node all ranks are one
-      household and this is DDP. 1 is plain local SGD.
-    - ``neighbourhoods``: ranks in each, a multiple of a household's. Goes with ``neighbourhood_every``.
-    - ``start``: steps before which gradients are averaged over all ranks (post-local SGD). ValueError if that is
-      the whole run.
-    - ``adaptive``: with each epoch after ``start``, ``world_every`` shrinks as the training loss falls from
-      that of the first (AdaComm, see ``adapted_period``). Inner periods stay; those that are not shorter any
-      more have no effect.
+    Args:
+        household_every (int, steps; default 1): L_H.
+        neighbourhood_every (int, steps; default None): L_N; goes with ``neighbourhoods``. None: no neighbourhoods.
+        world_every (int, steps; default 8): L_W.
+        households (int, ranks; default None): size of a household, of consecutive ranks. None: a node's ranks, so
+            that on one node all ranks are one household and this is DDP. 1 is plain local SGD.
+        neighbourhoods (int, ranks; default None): size of a neighbourhood, a multiple of a household's.
+        start (int: steps, float: fraction of the run; default 0): before it gradients are averaged over all ranks
+            (post-local SGD).
+        adaptive (bool; default False): with each epoch after ``start``, ``world_every`` shrinks as the training loss
+            falls from that of the first (AdaComm, Wang and Joshi 2018). Inner periods stay; those that are no longer
+            shorter have no effect.
 
-    An average goes from level to level: one rank of each household, and where nodes fit between, of each
-    node, exchanges and hands on, so that the slow links carry each parameter as few times as possible.
+    Raises:
+        ValueError: a setting is not allowed; in the run: ``start`` is the whole run.
     """
 
     household_every: int = 1
@@ -126,6 +136,14 @@ class LocalSGD:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
+        """The strategy for one run; called by ``train``.
+
+        Args:
+            setup (Setup): the run's model, optimizer and ranks.
+
+        Raises:
+            ValueError: the method cannot work with this setup; says what to do.
+        """
         return _LocalSGDStrategy(self, setup)
 
 

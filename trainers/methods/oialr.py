@@ -44,35 +44,42 @@ from trainers.methods.strategy import (
 class OIALR:
     """Orthogonality-informed adaptive low-rank training.
 
-    After ``delay`` steps each eligible weight becomes U Σ Vᵀ by a compact singular value decomposition; U and
-    Vᵀ are frozen, the square matrix Σ is trained. Every ``update_every`` steps from then on Σ = P S Qᵀ is
-    decomposed, U becomes U P, Vᵀ becomes Qᵀ Vᵀ and Σ becomes S (Eq. 4.13), without what is no more than
-    ``sigma_cutoff`` times its largest singular value. Of L eligible weights the u-th update takes the last
-    L · ``layer_step`` · u, at least one: those near the output are stable first. Everything else, biases of
-    these layers included, is trained as ever; moments of the optimizer follow into the new coordinates.
+    After ``delay`` steps each eligible weight becomes U Σ Vᵀ by a compact singular value decomposition; U and Vᵀ are
+    frozen, the square matrix Σ is trained. Every ``update_every`` steps from then on Σ = P S Qᵀ is decomposed, U
+    becomes U P, Vᵀ becomes Qᵀ Vᵀ and Σ becomes S (Eq. 4.13), without singular values of at most ``sigma_cutoff``
+    times the largest. Of L eligible weights the u-th update takes the last L · ``layer_step`` · u, at least one:
+    those near the output are stable first. Everything else, biases of these layers included, is trained as before;
+    moments of the optimizer follow into the new coordinates.
 
-    Eligible are trained weights of Linear, Conv1d, Conv2d and MultiheadAttention that no other layer shares
-    and whose shape allows it (``trainers.lowrank.layers``), except those of the first or last layer of the model if
-    ``full_rank_first_layer`` or ``full_rank_last_layer``.
+    Eligible are trained weights of Linear, Conv1d, Conv2d and MultiheadAttention that no other layer shares and whose
+    shape allows it (``trainers.lowrank.layers``).
 
-    - ``delay``: steps of full rank; a third of all "yields favorable results" (4.3). Table A.1 has 25 000 of
-      about 156 000.
-    - ``update_every``: 0.02 is Table A.4's 400 of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's
-      1000 is 0.0064 of its steps. All weights take part after 1 / ``layer_step`` updates, with the default at
-      0.53 of the run. At least 1 step. ValueError if the run ends before the
-      first, but for fractions, which a run of a step or two does not divide into.
-    - ``sigma_cutoff``: Table A.2 has 0.2, A.4 0.4.
-    - ``full_rank_warmup``: False decomposes before the first step, as Table A.4 has it against rapid
-      overfitting (4.4.5); ``delay`` then only says from when on updates are counted.
-    - ``synchronisation``: the method that makes ranks train together, before and after: ``DDP()`` if None. Where
-      it lets ranks differ, they are synchronised, waiting, before each decomposition.
+    The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A run that finds a model in
+    this form starts by making it whole. A compiled model is compiled anew where ranks fall, and apart from that for
+    the evaluation, which has no gradients. torch does so 8 times and then runs that part uncompiled: raise
+    ``torch._dynamo.config.recompile_limit`` before the run. Metrics: rank/LAYER from the decomposition on,
+    stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors; 1 for a basis that did not turn),
+    ``decomposition_s`` of the busiest rank.
 
-    The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A run that finds a
-    model in this form starts by making it whole. A compiled model is compiled anew where ranks fall, for the
-    evaluation, which has no gradients, apart from the training. torch does so 8 times and then runs that part
-    uncompiled: raise ``torch._dynamo.config.recompile_limit`` before the run. Metrics: rank/LAYER from the
-    decomposition on, stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors;
-    1 for a basis that did not turn), ``decomposition_s`` of the busiest rank.
+    Args:
+        delay (int: steps, float: fraction of the run; default 1 / 3): steps of full rank; a third of all "yields
+            favorable results" (4.3). Table A.1 has 25 000 of about 156 000.
+        update_every (int: steps, float: fraction of the run; default 0.02): at least 1 step. 0.02 is Table A.4's 400
+            of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's 1000 is 0.0064 of its steps. All
+            weights take part after 1 / ``layer_step`` updates, with the defaults at 0.53 of the run.
+        sigma_cutoff (float, between 0 and 1; default 0.1): a share of the largest singular value. Table A.2 has 0.2,
+            A.4 0.4.
+        layer_step (float, above 0 to 1; default 0.1): see above.
+        full_rank_first_layer (bool; default False): the model's first layer is not decomposed.
+        full_rank_last_layer (bool; default True): the model's last layer is not decomposed.
+        full_rank_warmup (bool; default True): False decomposes before the first step, as Table A.4 has it against
+            rapid overfitting (4.4.5); ``delay`` then only says from when on updates are counted.
+        synchronisation (DDP, DASO or LocalSGD; default None): how ranks train together, before and after; None:
+            ``DDP()``. Where it lets ranks differ, they are synchronised, waiting, before each decomposition.
+
+    Raises:
+        ValueError: a setting is not allowed; in the run: it ends before the first update, except for fractions, which
+            a run of a step or two does not divide into.
     """
 
     delay: Steps = 1 / 3
@@ -107,6 +114,14 @@ class OIALR:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
+        """The strategy for one run; called by ``train``.
+
+        Args:
+            setup (Setup): the run's model, optimizer and ranks.
+
+        Raises:
+            ValueError: the method cannot work with this setup; says what to do.
+        """
         return _LowRank(self, setup)
 
 

@@ -32,7 +32,17 @@ State = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a strategy works with. Parameters are the same on all ranks when it is made."""
+    """What a strategy works with. Parameters are the same on all ranks when it is made.
+
+    Attributes:
+        model (Module): in training.
+        optimizer (Optimizer): of its trained parameters.
+        communicator (Communicator): the ranks, all and of this node.
+        epochs (int): of the run.
+        steps_per_epoch (int): optimizer steps.
+        batch_size (int): samples that a rank takes at a step, in all passes together.
+        seed (int): of the run.
+    """
 
     model: nn.Module
     optimizer: Optimizer
@@ -40,11 +50,11 @@ class Setup:
     epochs: int
     steps_per_epoch: int
     batch_size: int
-    """Samples that a rank takes at a step, in all passes together."""
     seed: int
 
     @property
     def total_steps(self) -> int:
+        """Optimizer steps of the run."""
         return self.epochs * self.steps_per_epoch
 
 

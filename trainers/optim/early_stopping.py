@@ -32,7 +32,16 @@ def recorded(entry: Mapping[str, float], metric: str, asked_by: str) -> float:
 class EarlyStopping:
     """Stop after ``patience`` epochs in which ``metric`` did not beat its best by more than ``min_delta``.
 
-    ``restore_best`` leaves the model, and the metrics of the result, as they were at the best epoch.
+    Args:
+        metric (str; default "validation_loss"): a metric that the run records.
+        direction (str; default "minimize"): "minimize" or "maximize".
+        patience (int, epochs, from 1; default 10): see above.
+        min_delta (float, from 0; default 0.0): see above.
+        restore_best (bool; default False): leave the model, and the metrics of the result, as they were at the best
+            epoch.
+
+    Raises:
+        ValueError: a setting is not allowed; in the run: it does not record ``metric``.
     """
 
     metric: str = "validation_loss"

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 
 class Ftrl(Optimizer):
-    """Follow the regularised leader, per coordinate (McMahan et al. 2013, algorithm 1), with TensorFlow's settings.
+    """FTRL-Proximal: follow the regularised leader, per coordinate (McMahan et al. 2013, algorithm 1), with
+    TensorFlow's settings.
 
     With n the sum of squared gradients, which begins at ``initial_accumulator``, and p = ``lr_power``::
 
@@ -19,12 +20,21 @@ class Ftrl(Optimizer):
         n' = n + g²;  σ = 1/rate(n') - 1/rate(n);  z' = z + g - σ w
         w' = 0 if |z'| ≤ l1, else -(z' - sign(z') l1) / (1/rate(n') + 2 l2)
 
-    The paper's λ₁ is ``l1``, its λ₂ is 2 ``l2``, as in TensorFlow, whose penalty is l2 w². Where a schedule
-    changes lr, 1/rate(n) is that of the step before, so that the σ sum up to 1/rate as the paper wants it;
-    TensorFlow's do not, and its weights shrink with the rate. A rate of 0 takes no step.
+    The paper's λ₁ is ``l1``, its λ₂ is 2 ``l2``, as in TensorFlow, whose penalty is l2 w². Where a schedule changes
+    lr, 1/rate(n) is that of the step before, so that the σ sum up to 1/rate as the paper wants it; TensorFlow's do
+    not, and its weights shrink with the rate. A rate of 0 takes no step.
 
-    The leader is followed from 0: the first step forgets most of a weight whose gradient is large against the
-    root of ``initial_accumulator``. ``settle`` begins at a weight instead.
+    The leader is followed from 0: the first step forgets most of a weight whose gradient is large against the root of
+    ``initial_accumulator``. ``settle`` begins at a weight instead.
+
+    Args:
+        params (iterable): parameters or groups of them, as for every torch optimizer.
+        lr (float, from 0; default 1e-3): learning rate.
+        lr_power (float, to 0; default -0.5): p.
+        initial_accumulator (float, from 0; default 0.1): n at the start.
+        l1 (float, from 0; default 0.0): makes weights exactly 0.
+        l2 (float, from 0; default 0.0): shrinks weights.
+        beta (float, from 0; default 0.0): see above.
 
     Raises:
         ValueError: a setting is out of range.

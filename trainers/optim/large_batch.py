@@ -16,10 +16,15 @@ from torch.optim import Optimizer
 
 
 def linear_scaling(lr: float, *, batch_size: int, reference: int = 256) -> float:
-    """The rate for the joint ``batch_size`` of all ranks where ``lr`` is right for ``reference`` samples.
+    """The learning rate for a larger joint batch.
 
-    "When the minibatch size is multiplied by k, multiply the learning rate by k" (Goyal et al. 2017,
-    arXiv 1706.02677, section 2.1). For local SGD take ``trainers.effective_batch_size``.
+    "When the minibatch size is multiplied by k, multiply the learning rate by k" (Goyal et al. 2017, arXiv
+    1706.02677, section 2.1). For local SGD take ``trainers.effective_batch_size``.
+
+    Args:
+        lr (float): right for ``reference`` samples.
+        batch_size (int, from 1): samples of all ranks together at a step.
+        reference (int, from 1; default 256): samples.
     """
     if batch_size < 1 or reference < 1:
         raise ValueError(
@@ -36,10 +41,18 @@ def lars(
     weight_decay: float = 0.0,
     trust_coefficient: float = 1e-3,
 ) -> Optimizer:
-    """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1).
+    """An optimizer with layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm
+    1).
 
-    A layer's rate is lr · trust_coefficient · |w| / (|∇| + weight_decay · |w|); biases and norms, of one
-    dimension, get plain momentum SGD without decay.
+    A layer's rate is lr · trust_coefficient · |w| / (|∇| + weight_decay · |w|); biases and norms, of one dimension,
+    get plain momentum SGD without decay.
+
+    Args:
+        parameters (iterable): of the model.
+        lr (float): learning rate.
+        momentum (float; default 0.9): of SGD.
+        weight_decay (float; default 0.0): see above.
+        trust_coefficient (float; default 1e-3): see above.
     """
     # Not at the top: it has hundreds of optimizers, of which most runs use none.
     from pytorch_optimizer import LARS
@@ -61,9 +74,16 @@ def lamb(
     weight_decay: float = 0.0,
     eps: float = 1e-6,
 ) -> Optimizer:
-    """Layer-wise adaptive Adam (You et al. 2020, arXiv 1904.00962, algorithm 2).
+    """An optimizer with layer-wise adaptive Adam (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
     Without the bias correction, as in the paper's third version: warm up instead. |w| is bounded by 10.
+
+    Args:
+        parameters (iterable): of the model.
+        lr (float): learning rate.
+        betas (two floats; default (0.9, 0.999)): decay of the first and the second moment.
+        weight_decay (float; default 0.0): part of the update whose norm is bounded.
+        eps (float; default 1e-6): added to the root of the second moment.
     """
     from pytorch_optimizer import Lamb
 

@@ -21,8 +21,15 @@ History = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """``warmup_epochs`` epochs of a straight line from ``warmup_lr`` to the optimizer's own rate, then
-    ``decayed``.
+    """A learning rate as a function of the position in the run: a linear warm-up from ``warmup_lr`` to the
+    optimizer's own rate, then ``decayed``, which ends with the run. Derive from it for a schedule of your own.
+
+    Args:
+        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+
+    Raises:
+        ValueError: a setting is not allowed.
     """
 
     warmup_epochs: float = 0.0
@@ -34,7 +41,14 @@ class Schedule(ABC):
         self._refuse_unless(self.warmup_lr >= 0, "warmup_lr", "at least 0")
 
     def rate(self, lr: float, *, epoch: float, epochs: float, history: History = ()) -> float:
-        """The learning rate at ``epoch`` of ``epochs`` for a parameter group whose own rate is ``lr``."""
+        """The learning rate at a position of the run.
+
+        Args:
+            lr (float): the parameter group's own rate.
+            epoch (float): position: optimizer steps taken, over steps an epoch.
+            epochs (float): of the run.
+            history (sequence of dict; default ()): the metrics of each finished epoch.
+        """
         if epoch < self.warmup_epochs:
             return self.warmup_lr + (lr - self.warmup_lr) * epoch / self.warmup_epochs
         return self.decayed(
@@ -56,7 +70,15 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The optimizer's own rate all along."""
+    """The optimizer's own rate throughout.
+
+    Args:
+        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+
+    Raises:
+        ValueError: a setting is not allowed.
+    """
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         return lr
@@ -66,8 +88,15 @@ class Constant(Schedule):
 class Cosine(Schedule):
     """Half a cosine from lr down to ``min_lr``: min_lr + (lr - min_lr) (1 + cos(π (t/T)^k)) / 2.
 
-    ``k_decay`` is the k of Zhang and Li (arXiv 2004.05909): above 1 the rate stays high longer, below 1 it
-    falls earlier.
+    Args:
+        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        min_lr (float; default 0.0): the smallest rate.
+        k_decay (float, above 0; default 1.0): the k of Zhang and Li (arXiv 2004.05909): above 1 the rate stays high
+            longer, below 1 it falls earlier.
+
+    Raises:
+        ValueError: a setting is not allowed.
     """
 
     min_lr: float = 0.0
@@ -85,7 +114,17 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential(Schedule):
-    """lr · ``rate_factor`` ** (epoch / ``every_epochs``), without steps."""
+    """lr · ``rate_factor`` ** (epoch / ``every_epochs``), continuously.
+
+    Args:
+        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        rate_factor (float, above 0 to 1): what is left of the rate after ``every_epochs``.
+        every_epochs (float, epochs; default 1.0): see there.
+
+    Raises:
+        ValueError: a setting is not allowed.
+    """
 
     rate_factor: float
     every_epochs: float = 1.0
@@ -101,7 +140,17 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class InverseTime(Schedule):
-    """lr / (1 + ``decay`` · epoch / ``every_epochs``)."""
+    """lr / (1 + ``decay`` · epoch / ``every_epochs``).
+
+    Args:
+        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        decay (float, from 0): see above.
+        every_epochs (float, epochs; default 1.0): see above.
+
+    Raises:
+        ValueError: a setting is not allowed.
+    """
 
     decay: float
     every_epochs: float = 1.0
@@ -117,7 +166,17 @@ class InverseTime(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Polynomial(Schedule):
-    """min_lr + (lr - min_lr) (1 - t/T) ** ``power``."""
+    """min_lr + (lr - min_lr) (1 - t/T) ** ``power``.
+
+    Args:
+        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        power (float, above 0; default 1.0): 1 is a straight line.
+        min_lr (float; default 0.0): the smallest rate.
+
+    Raises:
+        ValueError: a setting is not allowed.
+    """
 
     power: float = 1.0
     min_lr: float = 0.0
@@ -134,8 +193,17 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Drops(Schedule):
-    """lr times ``factor`` once for each part of the run in ``at`` that has passed: at 50 % and at 75 %, say, as for
-    ResNets on CIFAR (He et al. 2015, section 4.2).
+    """lr times ``factor`` once for each fraction of the run in ``at`` that has passed: at 50 % and at 75 %, say, as
+    for ResNets on CIFAR (He et al. 2015, section 4.2).
+
+    Args:
+        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        at (tuple of float, between 0 and 1; default (0.5, 0.75)): fractions of the run.
+        factor (float, between 0 and 1; default 0.1): what is left of the rate after each.
+
+    Raises:
+        ValueError: a setting is not allowed.
     """
 
     at: tuple[float, ...] = (0.5, 0.75)
@@ -154,11 +222,21 @@ class Drops(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceOnPlateau(Schedule):
-    """Multiply the rate by ``factor`` each time ``metric`` has not become better for more than ``patience``
-    epochs.
+    """Multiply the rate by ``factor`` each time ``metric`` has not improved for more than ``patience`` epochs. The
+    count starts anew after a reduction, and with the first epoch that began after the warm-up.
 
-    The count starts anew after a reduction, and with the first epoch that began after the warm-up. Better
-    means by more than ``min_delta``. ValueError if the run does not record ``metric``.
+    Args:
+        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        metric (str; default "train_loss"): a metric that the run records.
+        direction (str; default "minimize"): "minimize" or "maximize".
+        factor (float, between 0 and 1; default 0.5): what is left of the rate after each reduction.
+        patience (int, epochs; default 5): see above.
+        min_delta (float; default 0.0): an improvement is larger than this.
+        min_lr (float; default 0.0): the smallest rate.
+
+    Raises:
+        ValueError: a setting is not allowed; in the run: it does not record ``metric``.
     """
 
     metric: str = "train_loss"

@@ -1,0 +1,134 @@
+"""``help`` of each public name lists its keywords with types and defaults as they are, and describes each member.
+
+A keyword has a line ``name (type, unit; default value): meaning`` under "Args:", or in data classes under
+"Attributes:"; one without a default is required."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import hpo
+import trainers
+from hpo.config.settings import EvaluationSettings, LayoutSettings, SearchSettings, Settings
+
+REQUIRED = inspect.Parameter.empty
+MADE_ELSEWHERE = {hpo.Trial, trainers.Method, trainers.Strategy}
+"""Users do not construct them."""
+WORDS = {
+    "timedelta": timedelta,
+    "DDP": trainers.DDP,
+    "Constant": trainers.Constant,
+    "Disjoint": trainers.Disjoint,
+    "Path": Path,
+}
+PUBLIC = {f"hpo.{name}": getattr(hpo, name) for name in hpo.__all__} | {
+    f"trainers.{name}": getattr(trainers, name) for name in trainers.__all__
+}
+CONSTRUCTED = {
+    name: value
+    for name, value in PUBLIC.items()
+    if value not in MADE_ELSEWHERE and not (inspect.isclass(value) and issubclass(value, Exception))
+}
+
+
+def documented(text: str | None) -> dict[str, object]:
+    """The keywords that a docstring lists, with their defaults."""
+    section = re.search(r"^( *)(?:Args|Attributes):\n((?:\1 +.*\n|\n)*)", f"{text}\n", re.MULTILINE)
+    if section is None:
+        return {}
+    indent = re.match(r" *", section[2])[0]
+    found: dict[str, object] = {}
+    for names, said in re.findall(rf"^{indent}([\w, *]+) \((.+?)\): ", section[2], re.MULTILINE):
+        _, has_default, default = said.partition("; default ")
+        for name in names.split(", "):
+            assert name not in found, f"{name} is listed twice"
+            found[name.lstrip("*")] = eval(default, WORDS) if has_default else REQUIRED
+    return found
+
+
+def signature(value: Callable[..., object]) -> dict[str, object]:
+    return {
+        name: one.default
+        for name, one in inspect.signature(value).parameters.items()
+        if name not in ("self", "cls")
+    }
+
+
+def campaign_keywords() -> dict[str, object]:
+    """The keys of all sections of a campaign file; ``task`` is the first argument."""
+    settings = Settings(directory=Path("."), evaluations=1)
+    found: dict[str, object] = {"task": REQUIRED, "directory": REQUIRED}
+    sections = (settings, settings.layout, settings.search, settings.evaluation)
+    for model in sections:
+        for name, field in type(model).model_fields.items():
+            key = field.validation_alias if isinstance(field.validation_alias, str) else name
+            if isinstance(getattr(model, name), (LayoutSettings, SearchSettings, EvaluationSettings)):
+                continue
+            if key not in ("task", "directory", "task_options"):
+                found[key] = None if key == "evaluations" else getattr(model, name)
+    return found
+
+
+def comparable(default: object) -> object:
+    """A function by what it does."""
+    return default.__code__.co_code if inspect.isfunction(default) else default
+
+
+def compared(found: Mapping[str, object], there: Mapping[str, object]) -> None:
+    assert set(found) == set(there), "what is listed is not what is there"
+    wrong = {
+        name: (found[name], there[name])
+        for name in there
+        if comparable(found[name]) != comparable(there[name])
+    }
+    assert not wrong, f"(said, is): {wrong}"
+
+
+@pytest.mark.parametrize("name", CONSTRUCTED)
+def test_keywords_are_listed_with_their_defaults(name: str) -> None:
+    value = CONSTRUCTED[name]
+    compared(
+        documented(inspect.getdoc(value)), campaign_keywords() if value is hpo.Campaign else signature(value)
+    )
+
+
+def members() -> dict[str, object]:
+    return {
+        f"{name}.{member}": value
+        for name, one in PUBLIC.items()
+        if inspect.isclass(one)
+        for member, value in inspect.getmembers(one)
+        if not member.startswith("_")
+        and (inspect.isroutine(value) or isinstance(value, property) or hasattr(value, "attrname"))
+        and getattr(value, "__module__", one.__module__).partition(".")[0] in ("hpo", "trainers")
+    }
+
+
+@pytest.mark.parametrize("name", members())
+def test_members_are_described(name: str) -> None:
+    value = members()[name]
+    described = inspect.getdoc(value)
+    assert described, "no docstring"
+    package, owner, _ = name.split(".")
+    if (
+        inspect.isroutine(value)
+        and owner in ("Campaign", "Trial", "Task", "Search", "Result")
+        and package == "hpo"
+    ):
+        compared(documented(described), signature(value))
+
+
+def test_what_a_trial_holds_is_listed() -> None:
+    held = {name for name in hpo.Trial.__slots__ if not name.startswith("_")}
+    assert set(documented(inspect.getdoc(hpo.Trial))) == held
+
+
+def test_lines_without_the_form_are_found() -> None:
+    text = "It.\n\nArgs:\n    one (int; default 1): first\n        and more.\n    two (str): second\n\nRaises: no\n"
+    assert documented(text) == {"one": 1, "two": REQUIRED}
