@@ -151,6 +151,7 @@ def test_the_campaign_file_runs_on_islands_of_workers_and_its_results_are_read(f
     status = json.loads(run(folder, HPO, "status", "runs/my_space", "--json").stdout)
     assert status["evaluations"]["completed"] == 24
     assert status["best"]["value"] > 0.8
+    assert (folder / "runs/my_space/evaluations" / status["best"]["id"] / "2-ranks").is_dir()
     read = run(folder, sys.executable, "read_results.py").stdout
     assert "momentum" in read or "Adam" in read
     assert "random" in read
