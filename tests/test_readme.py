@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -222,11 +223,16 @@ def test_keys_are_shown_with_their_defaults(folder):
     assert given == Settings(task=given.task, directory=given.directory, evaluations=given.evaluations)
 
 
+def rows(document: str, section: str) -> set[str]:
+    """The names in the first column of a section's tables."""
+    text = DOCUMENTS[document].partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
+    return {re.match(r"[\w-]+", name)[0] for cell in cells for name in re.findall(r"`(\w[^`]*)`", cell)}
+
+
 def test_every_search_kind_is_explained():
-    section = DOCUMENTS["hpo/README.md"].partition("## Search kinds")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
-    listed = {kind for row in rows for kind in re.findall(r"`([^`]+)`", row)} - {"kind"}
-    assert listed == set(config.SearchSettings.model_fields["kind"].annotation.__args__)
+    kinds = config.SearchSettings.model_fields["kind"].annotation.__args__
+    assert rows("hpo/README.md", "Search kinds") - {"kind"} == set(kinds)
 
 
 def test_known_points_are_read_as_printed(folder):
@@ -241,6 +247,18 @@ def test_known_points_are_read_as_printed(folder):
         "points.csv",
         None,
     ]
+
+
+def test_every_keyword_of_a_task_and_member_of_a_trial_is_explained():
+    keywords = {*inspect.signature(hpo.Task).parameters} - {"space", "evaluate"}
+    assert rows("hpo/README.md", "Task") >= keywords
+    members = {name for name in dir(hpo.Trial) if not name.startswith("_")}
+    assert rows("hpo/README.md", "Trial") - {"trial"} == members - {
+        "alone",
+        "metrics",
+        "remarks",
+        "last_report",
+    }
 
 
 # Commands and names -------------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ class Search:
         candidate = search.ask()
         search.tell(candidate, evaluate(candidate.params))
 
-    Any number of candidates may be pending. The same seed, asked and told the same in the same order, proposes the
-    same.
+    Any number of candidates may be pending. The same seed and the same calls in the same
+    order give the same proposals.
 
     Args:
         space (SearchSpace): the parameters.
