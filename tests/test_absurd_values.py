@@ -19,6 +19,7 @@ from hpo.cluster import slurm
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import HpoError, UsageError
+from hpo.evaluation.conversation import EvaluationOver, to_line
 from hpo.task.outcome import judge
 from hpo.text import excerpt
 
@@ -368,7 +369,9 @@ PYTHON: dict[str, Callable[[object], object]] = {
     "Result": lambda value: hpo.Result(value),
     "returned": lambda value: judge(value, ["value"]),
     "returned objective": lambda value: judge({"value": value}, ["value"]),
-    "returned metric": lambda value: orjson.dumps(judge({"value": 1.0, "m": value}, ["value"]).to_json()),
+    "returned metric": lambda value: to_line(
+        EvaluationOver(turn=1, outcome=judge({"value": 1.0, "m": value}, ["value"]))
+    ),
 }
 for name in POINT:
     PYTHON |= {

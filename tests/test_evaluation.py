@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import hpo
+from hpo.evaluation.conversation import Alive, Answer, Died, EvaluationOver, pack_answer
 from hpo.evaluation.crew import Crew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
@@ -52,14 +53,15 @@ class Bench:
         self.saves: list[bool] = []
         self.prune_from = 4.0
         self.pause_at: int | None = None
-        self._queue: deque[tuple[str, int, dict[str, Any]]] = deque()
+        self._to_hosts: deque[tuple[int, dict[str, Any]]] = deque()
+        self._to_crew: deque[dict[str, Any]] = deque()
         self._count = 0
         for name, value in changes.items():
             setattr(self.settings if hasattr(self.settings, name) else self, name, value)
         self.crew = Crew(
             size=size,
             child_factory=lambda: self.child(0),
-            send=lambda rank, message: self._queue.append(("follower", rank, carried(message))),
+            send=lambda rank, content: self._to_hosts.append((rank, carried(content))),
             objectives=("value",),
             settings=self.settings,  # type: ignore[arg-type]
             on_report=self._on_report,
@@ -73,7 +75,7 @@ class Bench:
         return EvaluatorHost(
             worker_rank=rank,
             child_factory=lambda: self.child(rank),
-            send=lambda message: self._queue.append(("crew", message["worker_rank"], carried(message))),
+            send=lambda epoch, answer: self._to_crew.append(carried(pack_answer(epoch, rank, answer))),
         )
 
     def child(self, rank: int) -> EvaluatorProcess:
@@ -100,12 +102,12 @@ class Bench:
         return [self.crew.pid, *(follower.pid for follower in self.followers)]
 
     def deliver(self) -> None:
-        while self._queue:
-            receiver, rank, message = self._queue.popleft()
-            if receiver == "crew":
-                self.crew.receive(rank, message)
-            else:
-                self.followers[rank - 1].receive(message)
+        while self._to_hosts or self._to_crew:
+            while self._to_hosts:
+                rank, content = self._to_hosts.popleft()
+                self.followers[rank - 1].receive(content)
+            while self._to_crew:
+                self.crew.receive(self._to_crew.popleft())
 
     def turn(self) -> list[Outcome]:
         """Serve all parts, deliver all messages, and wait a little unless that led to something."""
@@ -113,7 +115,7 @@ class Bench:
             follower.poll()
         self.deliver()
         outcomes = self.crew.poll()
-        if not outcomes and not self._queue:
+        if not outcomes and not self._to_hosts and not self._to_crew:
             numbers = self.crew.filenos() + [n for follower in self.followers for n in follower.filenos()]
             due = self.crew.deadline()
             wait_readable(numbers, 0.1 if due is None else min(0.1, due - time.monotonic()))
@@ -151,9 +153,9 @@ class Bench:
             follower.close()
 
 
-def carried(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as the transport would bring it."""
-    return json.loads(json.dumps(message))
+def carried(content: dict[str, Any]) -> dict[str, Any]:
+    """The content as the transport would bring it."""
+    return json.loads(json.dumps(content))
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
@@ -276,41 +278,41 @@ def test_rank_that_does_not_notice_a_failure_is_replaced(bench: Bench) -> None:
 
 
 @pytest.fixture
-def heard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """What the Crew was told, by whom."""
-    found: list[tuple[int, str]] = []
-    receive = bench.crew.receive
+def heard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, type[Answer]]]:
+    """The answers that the Crew took, by worker rank."""
+    found: list[tuple[int, type[Answer]]] = []
+    take = bench.crew._take
 
-    def note(worker_rank: int, message: dict[str, Any]) -> None:
-        found.append((worker_rank, message["type"]))
-        receive(worker_rank, message)
+    def note(epoch: int, worker_rank: int, answer: Answer) -> None:
+        found.append((worker_rank, type(answer)))
+        take(epoch, worker_rank, answer)
 
-    monkeypatch.setattr(bench.crew, "receive", note)
+    monkeypatch.setattr(bench.crew, "_take", note)
     return found
 
 
 @pytest.mark.parametrize("bench", [2], indirect=True)
 @pytest.mark.parametrize(("failing", "dying"), [(1, 1), (0, 1)])
 def test_deaths_after_a_failure_do_not_hide_it(
-    bench: Bench, heard: list[tuple[int, str]], failing: int, dying: int
+    bench: Bench, heard: list[tuple[int, type[Answer]]], failing: int, dying: int
 ) -> None:
     """NCCL ends a rank that had an error, and those that wait for it."""
     bench.run("complete")
     heard.clear()
     bench.start(what="raise", only_rank=failing, peers="hang")
-    bench.until(lambda: (failing, "finished") in heard and (dying == failing or (dying, "alive") in heard))
+    bench.until(lambda: (failing, EvaluationOver) in heard and (dying == failing or (dying, Alive) in heard))
     victim = bench.pids[dying]
     assert victim is not None
     os.kill(victim, signal.SIGABRT)
     outcome = bench.finish()
-    assert (dying, "died") in heard, "it was the grace of silent ranks that ended it"
+    assert (dying, Died) in heard, "it was the grace of silent ranks that ended it"
     assert outcome.status == "failed" and f"ValueError: no such thing on rank {failing}" in outcome.error
     assert bench.run("collective").objectives == {"value": 3.0}
 
 
 @pytest.mark.parametrize("bench", [2], indirect=True)
 def test_failure_that_follows_from_a_death_does_not_hide_that(
-    bench: Bench, heard: list[tuple[int, str]]
+    bench: Bench, heard: list[tuple[int, type[Answer]]]
 ) -> None:
     bench.run("complete")
     heard.clear()
@@ -320,7 +322,7 @@ def test_failure_that_follows_from_a_death_does_not_hide_that(
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
     end = time.monotonic() + LIMIT_S
-    while (0, "finished") not in heard:  # its error is known before that death is
+    while (0, EvaluationOver) not in heard:  # its error is known before that death is
         assert time.monotonic() < end
         assert bench.crew.poll() == []
         wait_readable(bench.crew.filenos(), 0.1)
@@ -331,12 +333,12 @@ def test_failure_that_follows_from_a_death_does_not_hide_that(
 
 @pytest.mark.parametrize("bench", [2], indirect=True)
 def test_group_that_cannot_be_left_does_not_hide_the_failure(
-    bench: Bench, heard: list[tuple[int, str]]
+    bench: Bench, heard: list[tuple[int, type[Answer]]]
 ) -> None:
     bench.run("complete")
     outcome = bench.run("raise_and_cannot_leave", only_rank=1, peers="hang")
     assert outcome.status == "failed" and "ValueError: first of all" in outcome.error
-    assert (1, "died") in heard, "it was the grace of silent ranks that ended it"
+    assert (1, Died) in heard, "it was the grace of silent ranks that ended it"
     assert bench.run("collective").objectives == {"value": 3.0}
 
 
@@ -906,9 +908,9 @@ def test_late_words_of_an_earlier_evaluator_are_not_heard(single: Bench) -> None
     single.run("complete")
     directory = single.start(what="hang")
     single.until((directory / "begun-0").exists)
-    single.crew.receive(0, {"type": "died", "epoch": 0, "worker_rank": 0, "error": "long ago"})
-    stale = Outcome(status="completed", objectives={"value": 0.0}).to_json()
-    single.crew.receive(0, {"type": "finished", "epoch": 1, "worker_rank": 0, "turn": 1, "outcome": stale})
+    single.crew.receive(pack_answer(0, 0, Died("long ago")))
+    stale = Outcome(status="completed", objectives={"value": 0.0})
+    single.crew.receive(pack_answer(1, 0, EvaluationOver(turn=1, outcome=stale)))
     assert single.turn() == [] and single.crew.busy
     single.crew.kill("interrupted")
     assert single.finish().status == "interrupted"

@@ -160,7 +160,7 @@ def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> 
     crew.start(job(tmp_path))
     assert crew.poll() == [] and crew.busy, "the other rank has not told its end yet"
     threads[0].join(30)
-    crew.receive(1, to_crew.popleft())
+    crew.receive(to_crew.popleft())
     (outcome,) = crew.poll()
     assert outcome.status == status and sorted(ranks) == [(0, 2), (1, 2)]
     if status == "completed":

@@ -18,13 +18,14 @@ import torch
 from terminal import Terminal
 
 import hpo
+from hpo.evaluation.conversation import EvaluationOver, answer_of, to_line
 from hpo.individual import Metric
 from hpo.journal.files import journal_path
 from hpo.journal.inspection import check
 from hpo.results import result as results
 from hpo.results.record import load
 from hpo.task.metrics import MOST_CHARACTERS, MOST_NUMBERS, keep
-from hpo.task.outcome import Outcome, judge
+from hpo.task.outcome import judge
 from hpo.task.trial import Trial, attempt
 
 
@@ -115,7 +116,8 @@ def test_no_metric_fails_an_evaluation(tmp_path: Path) -> None:
     outcome = attempt(evaluate, Trial.alone({}, directory=tmp_path), ("value",))
     assert (outcome.status, outcome.metrics) == ("completed", {"shape": [2, 3], "loss": [0.5, 0.25]})
     assert list(outcome.remarks) == ["curve", "table"]
-    assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+    over = EvaluationOver(turn=1, outcome=outcome)
+    assert answer_of(to_line(over)) == over
     failed = judge({"metrics": [1], "valeu": 1.0}, ("value",))
     assert (failed.status, failed.metrics) == ("failed", {"metrics": [1], "valeu": 1.0})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpo.evaluation.conversation import EvaluationOver, answer_of, to_line
 from hpo.task.outcome import Outcome, describe_exception, judge
 from hpo.task.trial import Trial, attempt
 
@@ -82,17 +82,19 @@ def test_whatever_is_returned_no_nan_gets_past(returned: object) -> None:
             assert outcome.objectives is not None and math.isfinite(outcome.objectives["value"])
         else:
             assert outcome.objectives is None and outcome.error
-        text = json.dumps(outcome.to_json()).encode("utf-8")
-        again = Outcome.from_json(json.loads(text))
-        assert (again.status, again.objectives) == (outcome.status, outcome.objectives)
+        again = answer_of(to_line(EvaluationOver(turn=1, outcome=outcome)))
+        assert isinstance(again, EvaluationOver)
+        assert (again.outcome.status, again.outcome.objectives) == (outcome.status, outcome.objectives)
 
 
-def test_from_json_refuses_what_judge_would() -> None:
-    fields = Outcome(status="completed", objectives={"value": 1.0}).to_json()
+def test_what_comes_from_a_process_is_refused_where_judge_would_refuse_it() -> None:
+    line = to_line(EvaluationOver(turn=1, outcome=Outcome(status="completed", objectives={"value": 1.5})))
     with pytest.raises(ValueError, match="not finite"):
-        Outcome.from_json({**fields, "objectives": {"value": math.nan}})
-    with pytest.raises(ValueError, match="not an outcome"):
-        Outcome.from_json({**fields, "status": "finished"})
+        answer_of(line.replace(b"1.5", b"NaN"))
+    with pytest.raises(ValueError, match="'finished' is no status"):
+        answer_of(line.replace(b"completed", b"finished"))
+    with pytest.raises(ValueError, match="missing required field"):
+        answer_of(line.replace(b'"status"', b'"state"'))
 
 
 def test_traceback_keeps_its_end_and_hides_our_frames(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_traceback_keeps_its_end_and_hides_our_frames(tmp_path: Path) -> None:
 
 def test_exception_inside_this_package_only_keeps_its_frames() -> None:
     try:
-        Outcome.from_json({"status": "completed"})
-    except KeyError as error:
+        Outcome(status="finished")
+    except ValueError as error:
         error.__traceback__ = error.__traceback__.tb_next
         assert "outcome.py" in describe_exception(error)

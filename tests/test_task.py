@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hpo.errors import CampaignError, UsageError
@@ -332,8 +333,9 @@ ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent.parent)}
 
 CHILD = """
 import json, sys
+import msgspec
 from hpo.task.task import TaskSource
-task = TaskSource.from_json(json.load(sys.stdin)).load()
+task = msgspec.json.decode(sys.stdin.buffer.read(), type=TaskSource).load()
 print(json.dumps([task.evaluate(None), task.objectives, task.default, "torch" in sys.modules]))
 """
 
@@ -412,7 +414,7 @@ def in_a_child(source: TaskSource) -> object:
     """What the task gives in a new process that gets only the JSON, from another directory."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
-        input=json.dumps(source.to_json()),
+        input=msgspec.json.encode(source).decode(),
         env=ENVIRONMENT,
         cwd="/",
         capture_output=True,
@@ -435,7 +437,7 @@ def test_a_task_of_a_file_is_found_by_name_in_a_child(tmp_path: Path) -> None:
 def test_a_closure_is_sent_by_value_to_a_child() -> None:
     script = textwrap.dedent(
         """
-        import json, hpo
+        import hpo, msgspec
         from hpo.task.task import TaskSource
         factor = 4
         def build(offset):
@@ -446,7 +448,7 @@ def test_a_closure_is_sent_by_value_to_a_child() -> None:
                 return factor * 10 + offset
             default = {"x": 0.25, "c": False}
             return hpo.Task(space, evaluate, constraints=[lambda p: p["x"] < 1], default=default)
-        print(json.dumps(TaskSource.of(build(2)).to_json()))
+        print(msgspec.json.encode(TaskSource.of(build(2))).decode())
         """
     )
     done = subprocess.run(
@@ -458,7 +460,7 @@ def test_a_closure_is_sent_by_value_to_a_child() -> None:
         timeout=60,
         check=True,
     )
-    source = TaskSource.from_json(json.loads(done.stdout))
+    source = msgspec.json.decode(done.stdout, type=TaskSource)
     assert source.reference is None
     assert in_a_child(source) == [42, {"value": "minimize"}, {"x": 0.25, "c": False}, False]
 
@@ -477,7 +479,7 @@ def test_a_source_survives_json() -> None:
         TaskSource(reference="a.b:task", base="/somewhere", options={"epochs": 3, "names": ["x"]}),
         TaskSource(pickled=bytes(range(256)), path=("/a", "/b")),
     ):
-        assert TaskSource.from_json(json.loads(json.dumps(source.to_json()))) == source
+        assert msgspec.json.decode(msgspec.json.encode(source), type=TaskSource) == source
 
 
 LOCK = threading.Lock()

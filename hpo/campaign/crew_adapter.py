@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.config import reader as config
+from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import Crew
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import own_device
@@ -84,8 +85,8 @@ class CrewAdapter:
     def poll(self) -> Sequence[Outcome]:
         return self._crew.poll()
 
-    def receive(self, worker_rank: int, content: dict[str, Any]) -> None:
-        self._crew.receive(worker_rank, content)
+    def receive(self, content: dict[str, Any]) -> None:
+        self._crew.receive(content)
 
     def listen(self, on_report: ReportHandler) -> None:
         self._crew.listen(on_report)
@@ -143,8 +144,8 @@ def make_crew(
 ) -> Crew:
     """The crew of the worker at ``place``; its evaluators are being started when this returns."""
 
-    def send(worker_rank: int, message: dict[str, Any]) -> None:
-        transport.send(place.ranks[worker_rank], encode(WorkerMessage(message)))
+    def send(worker_rank: int, content: dict[str, Any]) -> None:
+        transport.send(place.ranks[worker_rank], encode(WorkerMessage(content)))
 
     crew = Crew(
         size=len(place.ranks),
@@ -174,7 +175,9 @@ def make_follower(
     return EvaluatorHost(
         worker_rank=worker_rank,
         child_factory=child_factory(settings, place.ranks, worker_rank, hosts, source),
-        send=lambda message: transport.send(place.leader, encode(WorkerMessage(message))),
+        send=lambda epoch, answer: transport.send(
+            place.leader, encode(WorkerMessage(pack_answer(epoch, worker_rank, answer)))
+        ),
         clock=transport.now,
     )
 
@@ -190,8 +193,8 @@ def make_inline_crew(
     """Like ``make_crew``, for evaluations inside the ranks; collective over the worker where it has
     several."""
 
-    def send(worker_rank: int, message: dict[str, Any]) -> None:
-        transport.send(place.ranks[worker_rank], encode(WorkerMessage(message)))
+    def send(worker_rank: int, content: dict[str, Any]) -> None:
+        transport.send(place.ranks[worker_rank], encode(WorkerMessage(content)))
 
     return InlineCrew(
         evaluate=task.evaluate,
@@ -217,7 +220,7 @@ def make_inline_follower(
         evaluate=task.evaluate,
         objectives=tuple(task.objectives),
         comm=transport.communicator(place.ranks),
-        send=lambda message: transport.send(place.leader, encode(WorkerMessage(message))),
+        send=lambda content: transport.send(place.leader, encode(WorkerMessage(content))),
         device=inline_device(hosts, place.ranks[worker_rank]),
     )
 

@@ -19,6 +19,7 @@ from hpo.campaign.campaign import Campaign
 from hpo.campaign.crew_adapter import child_factory, inline_device
 from hpo.cluster import hosts
 from hpo.errors import CampaignError
+from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import Crew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
@@ -110,7 +111,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
     source = campaign.source
     # Crew and followers, which are on different ranks in a campaign, talk through two queues here.
     to_followers: deque[tuple[int, dict[str, Any]]] = deque()
-    to_crew: deque[tuple[int, dict[str, Any]]] = deque()
+    to_crew: deque[dict[str, Any]] = deque()
     crew = Crew(
         size=size,
         child_factory=child_factory(settings, ranks, 0, hosts, source),
@@ -125,7 +126,9 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
         rank: EvaluatorHost(
             worker_rank=rank,
             child_factory=child_factory(settings, ranks, rank, hosts, source),
-            send=lambda message, rank=rank: to_crew.append((rank, message)),  # type: ignore[misc]
+            send=lambda epoch, answer, rank=rank: to_crew.append(  # type: ignore[misc]
+                pack_answer(epoch, rank, answer)
+            ),
             clock=time.time,
         )
         for rank in range(1, size)
@@ -142,7 +145,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
                 rank, message = to_followers.popleft()
                 followers[rank].receive(message)
             while to_crew:
-                crew.receive(*to_crew.popleft())
+                crew.receive(to_crew.popleft())
             _show(Path(job.directory), printed)
             waiting = crew.filenos() + [number for one in followers.values() for number in one.filenos()]
             select.select(waiting, [], [], 0.05)

@@ -1,20 +1,25 @@
-"""An evaluator's tie to its control rank: what they say to each other, and that it ends when that one does."""
+"""An evaluator's socket to its control rank; the evaluator ends when that rank does."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import queue
 import signal
 import socket
 import threading
 from types import FrameType
-from typing import Any
 
+from hpo.evaluation.conversation import (
+    Answer,
+    Order,
+    ReportMade,
+    ReportVerdict,
+    SaveState,
+    order_of,
+    to_line,
+)
 from hpo.search.protocols import GO, Verdict
-
-Message = dict[str, Any]
 
 _PR_SET_PDEATHSIG = 1
 _VERDICT_S = 60.0
@@ -22,7 +27,7 @@ _VERDICT_S = 60.0
 
 
 class ControlSocket:
-    """The socket to the control rank, numbered ``descriptor``; JSON objects come and go, one a line.
+    """The socket to the control rank, numbered ``descriptor``.
 
     A thread reads it, so that its closing is noticed during any work; the kernel kills this process too when
     the control rank has died, even if the work never lets that thread run.
@@ -33,42 +38,40 @@ class ControlSocket:
         self._socket.set_inheritable(False)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _shield(self._socket)
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._verdicts: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._verdicts: queue.SimpleQueue[ReportVerdict] = queue.SimpleQueue()
         self._number = 0
         self.checkpoint_turn = -1
         """The last evaluation that was asked to save its state."""
         threading.Thread(target=self._read, name="hpo-channel", daemon=True).start()
 
-    def send(self, message: Message) -> None:
-        self._socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+    def send(self, answer: Answer) -> None:
+        self._socket.sendall(to_line(answer))
 
-    def receive(self, timeout_s: float | None = None) -> Message:
+    def receive(self, timeout_s: float | None = None) -> Order:
         """The next order. Without a time-out this waits for one as long as the control rank lives."""
-        return self._messages.get(timeout=timeout_s)
+        return self._orders.get(timeout=timeout_s)
 
     def ask(self, turn: int, step: int, value: float, *, last_step: int | None, saves: bool) -> Verdict:
         """Report, and return the verdict."""
         self._number += 1
         self.send(
-            {
-                "type": "report",
-                "turn": turn,
-                "number": self._number,
-                "step": step,
-                "value": value,
-                "last_step": last_step,
-                "saves": saves,
-            }
+            ReportMade(
+                turn=turn,
+                number=self._number,
+                step=step,
+                value=value,
+                last_step=last_step,
+                saves=saves,
+            )
         )
         while True:
             try:
                 answer = self._verdicts.get(timeout=_VERDICT_S)
             except queue.Empty:
                 return GO
-            if answer["number"] == self._number:
-                verdict: Verdict = answer["verdict"]
-                return verdict
+            if answer.number == self._number:
+                return answer.verdict
 
     def _read(self) -> None:
         pending = b""
@@ -81,13 +84,13 @@ class ControlSocket:
                 _end_group()
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                message: Message = json.loads(line)
-                if message["type"] == "verdict":
-                    self._verdicts.put(message)
-                elif message["type"] == "checkpoint":
-                    self.checkpoint_turn = message["turn"]
+                order = order_of(line)
+                if isinstance(order, ReportVerdict):
+                    self._verdicts.put(order)
+                elif isinstance(order, SaveState):
+                    self.checkpoint_turn = order.turn
                 else:
-                    self._messages.put(message)
+                    self._orders.put(order)
 
 
 def _end_group() -> None:

@@ -1,25 +1,48 @@
 """Evaluations as a worker's leader sees them: evaluators are started, fed, timed out, killed and replaced.
 
-The leader of a worker runs a Crew, its other ranks a EvaluatorHost each; every rank has one evaluator process.
-Crew and EvaluatorHost speak in JSON-able messages that the caller carries. Nothing here waits: the caller calls
-``poll`` when one of ``filenos`` is readable, or at ``deadline``.
+The leader of a worker runs a Crew, its other ranks an EvaluatorHost each; every rank has one evaluator process. The
+messages are those of ``hpo.evaluation.conversation``, which the caller carries between ranks. Nothing here waits: the
+caller calls ``poll`` when one of ``filenos`` is readable, or at ``deadline``.
 
-    Crew ── spawn, join, job, probe, leave, exit, kill ──► EvaluatorHost of each rank (its own too) ──► evaluator
-    Crew ◄── ready, joined, report, finished, warning, broken, alive, died ── EvaluatorHost ◄── evaluator
+    Crew ── orders ──► EvaluatorHost of each rank (its own too) ──► evaluator
+    Crew ◄── answers ── EvaluatorHost ◄── evaluator
 
-A spawn opens a new *epoch*. All messages carry theirs, so that what an earlier evaluator said late is
-recognised.
+``Spawn`` opens a new *epoch*. All messages carry theirs, so that a late answer of an earlier evaluator is recognised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
+from hpo.evaluation.conversation import (
+    Alive,
+    Answer,
+    Broken,
+    Died,
+    Evaluate,
+    EvaluationOver,
+    Exit,
+    FormGroup,
+    GroupFormed,
+    Kill,
+    LeaveGroup,
+    Order,
+    Probe,
+    Ready,
+    ReportMade,
+    ReportVerdict,
+    SaveState,
+    Spawn,
+    Warned,
+    check_handled,
+    pack_order,
+    unpack_answer,
+)
 from hpo.evaluation.devices import choose_backend
 from hpo.evaluation.evaluator_host import EvaluatorHost
-from hpo.evaluation.evaluator_process import EvaluatorProcess, Message
+from hpo.evaluation.evaluator_process import EvaluatorProcess
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.search.protocols import GO, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
@@ -32,8 +55,8 @@ if TYPE_CHECKING:
 class Crew:
     """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
 
-    ``send(worker_rank, message)`` reaches the EvaluatorHost of another rank, and ``receive`` takes what it says.
-    ``on_report`` answers each report at once; ``on_warning`` gets what the user is to read.
+    ``send(worker_rank, content)`` reaches the EvaluatorHost of another rank, and ``receive`` takes its answers.
+    ``on_report`` decides on each report at once; ``on_warning`` gets what the user is to read.
     """
 
     def __init__(
@@ -41,7 +64,7 @@ class Crew:
         *,
         size: int,
         child_factory: Callable[[], EvaluatorProcess],
-        send: Callable[[int, Message], None],
+        send: Callable[[int, dict[str, Any]], None],
         objectives: tuple[str, ...],
         settings: EvaluationSettings,
         on_report: ReportHandler = lambda report: GO,
@@ -65,9 +88,20 @@ class Crew:
         self._own = EvaluatorHost(
             worker_rank=0,
             child_factory=child_factory,
-            send=lambda message: self.receive(0, message),
+            send=lambda epoch, answer: self._take(epoch, 0, answer),
             clock=clock,
         )
+        self._handlers: dict[type[Answer], Callable[[int, Any], None]] = {
+            Ready: self._on_ready,
+            GroupFormed: self._on_group_formed,
+            ReportMade: self._on_report_made,
+            EvaluationOver: self._on_evaluation_over,
+            Broken: self._on_broken,
+            Warned: self._on_warned,
+            Alive: self._on_alive,
+            Died: self._on_died,
+        }
+        check_handled(self._handlers)
         self._phase: Literal["down", "starting", "idle", "running"] = "down"
         self._since = clock()
         self._epoch = epoch
@@ -75,9 +109,9 @@ class Crew:
         self._turn = 0
         self._job: Job | None = None
         self._checkpoint = False
-        self._ready: dict[int, Message] = {}
+        self._ready: dict[int, Ready] = {}
         self._joined: set[int] = set()
-        self._finished: dict[int, Message] = {}
+        self._finished: dict[int, EvaluationOver] = {}
         self._failure: Outcome | None = None
         self._outlived: set[int] = set()
         """Ranks that were alive, and still at work, once a failure was known: it is not their death's doing."""
@@ -118,38 +152,55 @@ class Crew:
         self.prepare()
         self._dispatch()
 
-    def receive(self, worker_rank: int, message: Message) -> None:
-        """Take what the EvaluatorHost of a rank sent."""
-        if message["epoch"] != self._epoch:
-            return
-        kind = message["type"]
-        if kind == "ready":
-            self._ready[worker_rank] = message
-            if len(self._ready) == self._size:
-                self._join()
-        elif kind == "joined":
-            if message["generation"] == self._generation:
-                self._joined.add(worker_rank)
-                self._dispatch_when_joined()
-        elif kind == "report":
-            self._answer(message)
-        elif kind == "finished":
-            if message["turn"] == self._turn and self._phase == "running":
-                self._finish_rank(worker_rank, message)
-        elif kind == "broken":
-            if self._phase == "running":  # its device was first asked for by the task, and does not work
-                self._unusable += 1
-                self._fail_start(FAILED, message["error"])
-            elif self._phase == "starting":  # all ranks say the same; the first suffices
-                self._fail_start(FAILED, message["error"])
-        elif kind == "warning":
-            self._on_warning(message["text"])
-        elif kind == "alive":
-            if message["turn"] == self._turn and self._phase == "running":
-                self._outlived.add(worker_rank)
-                self._free_the_others()
-        elif kind == "died":
-            self._notice_death(worker_rank, message["error"])
+    def receive(self, content: dict[str, Any]) -> None:
+        """Take the answer of another rank's EvaluatorHost."""
+        self._take(*unpack_answer(content))
+
+    def _take(self, epoch: int, worker_rank: int, answer: Answer) -> None:
+        if epoch == self._epoch:
+            self._handlers[type(answer)](worker_rank, answer)
+
+    def _on_ready(self, worker_rank: int, answer: Ready) -> None:
+        self._ready[worker_rank] = answer
+        if len(self._ready) == self._size:
+            self._join()
+
+    def _on_group_formed(self, worker_rank: int, answer: GroupFormed) -> None:
+        if answer.generation == self._generation:
+            self._joined.add(worker_rank)
+            self._dispatch_when_joined()
+
+    def _on_report_made(self, worker_rank: int, answer: ReportMade) -> None:
+        verdict = GO
+        if self._job is not None and self._runs(answer.turn):
+            verdict = self._on_report(
+                TrialReport(
+                    id=self._job.id,
+                    step=answer.step,
+                    value=answer.value,
+                    last_step=answer.last_step,
+                    saves=answer.saves,
+                )
+            )
+        self._send(0, ReportVerdict(answer.number, verdict))
+
+    def _on_broken(self, worker_rank: int, answer: Broken) -> None:
+        if self._phase == "running":  # its device was first asked for by the task, and does not work
+            self._unusable += 1
+            self._fail_start(FAILED, answer.error)
+        elif self._phase == "starting":  # all ranks say the same; the first suffices
+            self._fail_start(FAILED, answer.error)
+
+    def _on_warned(self, worker_rank: int, answer: Warned) -> None:
+        self._on_warning(answer.text)
+
+    def _on_alive(self, worker_rank: int, answer: Alive) -> None:
+        if self._runs(answer.turn):
+            self._outlived.add(worker_rank)
+            self._free_the_others()
+
+    def _runs(self, turn: int) -> bool:
+        return self._phase == "running" and turn == self._turn
 
     def poll(self) -> list[Outcome]:
         """Serve the own evaluator and all time-outs; the outcome of an evaluation that is over, if one is."""
@@ -184,14 +235,14 @@ class Crew:
         """Make ``trial.should_checkpoint()`` true for the individual under evaluation."""
         self._checkpoint = True
         if self._phase == "running":
-            self._send(0, {"type": "checkpoint", "turn": self._turn})
+            self._send(0, SaveState(self._turn))
 
     def kill(self, status: str) -> None:
         """End the evaluation, if there is one, at once and with this status; its evaluators are killed."""
         if self._job is None:
             return
         seconds = self._clock() - self._since if self._phase == "running" else 0.0
-        self._broadcast({"type": "kill"})
+        self._broadcast(Kill())
         self._enter("down")
         self._deliver(Outcome(status=status, error="ended by the campaign", seconds=seconds))
 
@@ -199,7 +250,7 @@ class Crew:
         """End the evaluation, if there is one, without an outcome, and all evaluators: the worker is no more."""
         self._job = None
         self._outcomes.clear()
-        self._broadcast({"type": "kill"})
+        self._broadcast(Kill())
         self._enter("down")
 
     @property
@@ -225,7 +276,7 @@ class Crew:
     def close(self, timeout_s: float = 5.0) -> None:
         """End all evaluators; waits for the own one, by force after ``timeout_s``."""
         for worker_rank in range(1, self._size):
-            self._send(worker_rank, {"type": "exit"})
+            self._send(worker_rank, Exit())
         self._enter("down")
         self._own.close(timeout_s)
 
@@ -235,7 +286,7 @@ class Crew:
         self._epoch += 1
         self._ready.clear()
         self._enter("starting")
-        self._broadcast({"type": "spawn", "start_timeout_s": self._settings.start_timeout_s})
+        self._broadcast(Spawn(self._settings.start_timeout_s))
 
     def _join(self) -> None:
         """Let all ranks form a new group; a worker of one rank has none."""
@@ -246,16 +297,15 @@ class Crew:
             self._joined.add(0)
             self._dispatch_when_joined()
             return
-        places = [(self._ready[rank]["host"], self._ready[rank]["gpu"]) for rank in range(self._size)]
+        places = [(self._ready[rank].host, self._ready[rank].gpu) for rank in range(self._size)]
         self._broadcast(
-            {
-                "type": "join",
-                "generation": self._generation,
-                "address": self._ready[0]["address"],
-                "backend": choose_backend(places),
-                "start_timeout_s": self._settings.start_timeout_s,
-                "timeout_s": self._settings.timeout_s,
-            }
+            FormGroup(
+                generation=self._generation,
+                address=self._ready[0].address,
+                backend=choose_backend(places),
+                start_timeout_s=self._settings.start_timeout_s,
+                timeout_s=self._settings.timeout_s,
+            )
         )
 
     def _dispatch_when_joined(self) -> None:
@@ -266,7 +316,7 @@ class Crew:
 
     def _fail_start(self, status: str, error: str) -> None:
         self.failed_starts = max(self.failed_starts + 1, self._unusable)
-        self._broadcast({"type": "kill"})
+        self._broadcast(Kill())
         self._enter("down")
         if self._job is not None:
             self._deliver(Outcome(status=status, error=error))
@@ -285,34 +335,15 @@ class Crew:
         self._failure = None
         self._outlived.clear()
         self._enter("running")
-        self._broadcast(
-            {
-                "type": "job",
-                "turn": self._turn,
-                "job": asdict(self._job),
-                "timeout_s": self._settings.timeout_s,
-            }
-        )
+        self._broadcast(Evaluate(self._turn, self._job, self._settings.timeout_s))
         if self._checkpoint:
             self.request_checkpoint()
 
-    def _answer(self, message: Message) -> None:
-        verdict = GO
-        if self._job is not None and self._phase == "running" and message["turn"] == self._turn:
-            verdict = self._on_report(
-                TrialReport(
-                    id=self._job.id,
-                    step=message["step"],
-                    value=message["value"],
-                    last_step=message["last_step"],
-                    saves=message["saves"],
-                )
-            )
-        self._send(0, {"type": "verdict", "number": message["number"], "verdict": verdict})
-
-    def _finish_rank(self, worker_rank: int, message: Message) -> None:
-        self._finished[worker_rank] = message
-        outcome = Outcome.from_json(message["outcome"])
+    def _on_evaluation_over(self, worker_rank: int, answer: EvaluationOver) -> None:
+        if not self._runs(answer.turn):
+            return
+        self._finished[worker_rank] = answer
+        outcome = answer.outcome
         first = outcome.status == FAILED and self._failure is None
         if first:
             self._failure = outcome
@@ -325,7 +356,7 @@ class Crew:
             # Errors follow from deaths, and deaths from errors: NCCL ends ranks whose peer has left. As long as the
             # failed rank holds its group, whoever still lives has not died of this failure, nor caused it.
             for other in set(range(self._size)) - set(self._finished):
-                self._send(other, {"type": "probe", "turn": self._turn})
+                self._send(other, Probe(self._turn))
         elif self._failure is not None:
             self._free_the_others()
 
@@ -335,7 +366,7 @@ class Crew:
         Only now may it leave, so that the first failure is known before those that follow from it."""
         if len(self._outlived | set(self._finished)) == self._size:
             for ended in self._finished:
-                self._send(ended, {"type": "leave"})
+                self._send(ended, LeaveGroup())
 
     def _conclude_whole(self) -> None:
         """All ranks have ended by themselves."""
@@ -343,12 +374,12 @@ class Crew:
         self._unusable = 0
         ended = list(self._finished.values())
         self._limit = None
-        if self._settings.isolation == "fresh" or any(message["replace"] for message in ended):
+        if self._settings.isolation == "fresh" or any(one.replace for one in ended):
             self._enter("idle")
-            self._broadcast({"type": "exit"})
+            self._broadcast(Exit())
             self._deliver(outcome)
             self._spawn()
-        elif self._size > 1 and (self._failure is not None or any(message["regroup"] for message in ended)):
+        elif self._size > 1 and (self._failure is not None or any(one.regroup for one in ended)):
             self._deliver(outcome)
             self._join()
         else:
@@ -366,7 +397,7 @@ class Crew:
 
     def _judged(self) -> Outcome:
         """The worker's outcome: the first failure of any rank, else what rank 0 says."""
-        leader = Outcome.from_json(self._finished[0]["outcome"]) if 0 in self._finished else None
+        leader = self._finished[0].outcome if 0 in self._finished else None
         if self._failure is None:
             if leader is None:
                 raise RuntimeError("an evaluation without failure is over only when worker rank 0 has ended")
@@ -378,12 +409,12 @@ class Crew:
     def _conclude(self, outcome: Outcome) -> None:
         """The evaluation is over, but not its evaluators: kill them and start others."""
         self._unusable = 0
-        self._broadcast({"type": "kill"})
+        self._broadcast(Kill())
         self._enter("down")
         self._deliver(outcome)
         self._spawn()
 
-    def _notice_death(self, worker_rank: int, error: str) -> None:
+    def _on_died(self, worker_rank: int, answer: Died) -> None:
         if (
             self._phase == "running"
             and self._failure is not None
@@ -391,11 +422,11 @@ class Crew:
         ):
             self._conclude(self._judged())  # what came first, and has a traceback
         elif self._phase == "running":
-            self._conclude(Outcome(status=CRASHED, error=error, seconds=self._clock() - self._since))
+            self._conclude(Outcome(status=CRASHED, error=answer.error, seconds=self._clock() - self._since))
         elif self._phase == "starting":
-            self._fail_start(CRASHED, error)
+            self._fail_start(CRASHED, answer.error)
         elif self._phase == "idle":
-            self._broadcast({"type": "kill"})
+            self._broadcast(Kill())
             self._enter("down")
             self._spawn()
 
@@ -414,13 +445,12 @@ class Crew:
         absent = [str(rank) for rank in range(self._size) if rank not in present]
         return f"worker rank{'s' if len(absent) > 1 else ''} {', '.join(absent)} still ran"
 
-    def _broadcast(self, message: Message) -> None:
+    def _broadcast(self, order: Order) -> None:
         for worker_rank in range(self._size):
-            self._send(worker_rank, message)
+            self._send(worker_rank, order)
 
-    def _send(self, worker_rank: int, message: Message) -> None:
-        message = {**message, "epoch": self._epoch}
+    def _send(self, worker_rank: int, order: Order) -> None:
         if worker_rank == 0:
-            self._own.receive(message)
+            self._own.follow(self._epoch, order)
         else:
-            self._send_other(worker_rank, message)
+            self._send_other(worker_rank, pack_order(self._epoch, order))

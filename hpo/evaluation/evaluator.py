@@ -20,7 +20,19 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import HpoError
 from hpo.evaluation import cuda
-from hpo.evaluation.control_socket import ControlSocket, Message
+from hpo.evaluation.control_socket import ControlSocket
+from hpo.evaluation.conversation import (
+    Broken,
+    Evaluate,
+    EvaluationOver,
+    Exit,
+    FormGroup,
+    GroupFormed,
+    Hello,
+    LeaveGroup,
+    Ready,
+    Warned,
+)
 from hpo.evaluation.cuda import NoDevice, OwnDevice
 from hpo.evaluation.devices import is_mig, visible_devices, widen_affinity
 from hpo.evaluation.global_seeds import Seeder
@@ -29,7 +41,6 @@ from hpo.evaluation.output_capture import OutputCapture
 from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import Outcome, describe_exception
-from hpo.task.task import TaskSource
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import OUTPUT, clear_directory, directory_unusable, refuse_link
 
@@ -51,22 +62,22 @@ _CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoin
 class Group:
     """The torch.distributed group of a worker of several ranks, and what these agree on."""
 
-    def __init__(self, hello: Message, device: OwnDevice) -> None:
-        self._rank: int = hello["worker_rank"]
-        self._size: int = hello["size"]
+    def __init__(self, hello: Hello, device: OwnDevice) -> None:
+        self._rank = hello.worker_rank
+        self._size = hello.size
         self._store: Store | None = None
         self._control: ProcessGroup | None = None
         self._connections: dict[int, int] = {}
         self._port = -1
         self.address: tuple[str, int] | None = None
         self.gpu: str | None = None
-        own = own_address(hello["hosts"], self._rank, hello["interface"])
+        own = own_address(hello.hosts, self._rank, hello.interface)
         self._name_interfaces(own, hello)
         os.environ.update(
             RANK=str(self._rank),
             WORLD_SIZE=str(self._size),
-            LOCAL_RANK=str(hello["local_rank"]),
-            LOCAL_WORLD_SIZE=str(hello["local_size"]),
+            LOCAL_RANK=str(hello.local_rank),
+            LOCAL_WORLD_SIZE=str(hello.local_size),
         )
         import torch
         import torch.distributed
@@ -88,10 +99,10 @@ class Group:
             self.address = self._listen(own)
 
     @staticmethod
-    def _name_interfaces(own: str, hello: Message) -> None:
+    def _name_interfaces(own: str, hello: Hello) -> None:
         """Tell gloo and NCCL the interface; between hosts the user's environment comes first."""
-        on_one_host = len(set(hello["hosts"])) == 1
-        name = interface_of(own) if on_one_host else hello["interface"] or interface_of(own)
+        on_one_host = len(set(hello.hosts)) == 1
+        name = interface_of(own) if on_one_host else hello.interface or interface_of(own)
         # NCCL takes a bare name for the beginning of one: eth1 would be eth10 as well.
         for variable, sign in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):
             if name is not None and (on_one_host or variable not in os.environ):
@@ -112,24 +123,26 @@ class Group:
         )
         return own, port
 
-    def join(self, order: Message) -> None:
+    def join(self, order: FormGroup) -> None:
         """Form a new group. Collective."""
         import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         self.leave()
-        start = timedelta(seconds=order["start_timeout_s"])
-        host, port = order["address"]
+        start = timedelta(seconds=order.start_timeout_s)
+        if order.address is None:
+            raise RuntimeError("worker rank 0 of several has named no address of its store")
+        host, port = order.address
         self._port = port
         os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
         if self._store is None:
             self._store = TCPStore(host, port, None, False, start)
         self._store.set_timeout(start)
         before = open_sockets()
-        limit = order["timeout_s"] or 0.0
+        limit = order.timeout_s or 0.0
         dist.init_process_group(
-            order["backend"],
-            store=PrefixStore(f"hpo/{order['generation']}", self._store),
+            order.backend,
+            store=PrefixStore(f"hpo/{order.generation}", self._store),
             rank=self._rank,
             world_size=self._size,
             timeout=timedelta(seconds=max(_COLLECTIVE_S, limit)),
@@ -207,7 +220,7 @@ class EvaluatorLink:
         """Let the campaign know where the task cannot use the device that is there."""
         text = self._device.take_warning()
         if text is not None:
-            self._channel.send({"type": "warning", "text": text})
+            self._channel.send(Warned(text))
 
     def report(self, step: int, value: float, last_step: int | None) -> bool:
         verdict: Verdict = GO
@@ -226,22 +239,22 @@ class EvaluatorLink:
 class Evaluator:
     """Serves one rank: takes orders from the channel until it is told to exit."""
 
-    def __init__(self, channel: ControlSocket, hello: Message) -> None:
+    def __init__(self, channel: ControlSocket, hello: Hello) -> None:
         self._channel = channel
-        self._rank: int = hello["worker_rank"]
-        self._size: int = hello["size"]
-        self._local_rank: int = hello["local_rank"]
-        self._label: str = hello["label"]
+        self._rank = hello.worker_rank
+        self._size = hello.size
+        self._local_rank = hello.local_rank
+        self._label = hello.label
         self._output = OutputCapture()
         self._seeder = Seeder()
         self._device = OwnDevice(
-            "cpu" if hello["device"] is None else f"cuda:{hello['device']}",
+            "cpu" if hello.device is None else f"cuda:{hello.device}",
             label=self._label,
             visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         )
         self._group = Group(hello, self._device) if self._size > 1 else None
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
-        self._task = TaskSource.from_json(hello["source"]).load()
+        self._task = hello.source.load()
         self._objectives = tuple(self._task.objectives)
         self._modules = 0
         self._turn = 0
@@ -250,25 +263,26 @@ class Evaluator:
         """Say that this rank is ready, and follow orders."""
         self._clean()
         self._channel.send(
-            {
-                "type": "ready",
-                "host": socket.gethostname(),
-                "gpu": None if self._group is None else self._group.gpu,
-                "address": None if self._group is None else self._group.address,
-            }
+            Ready(
+                host=socket.gethostname(),
+                gpu=None if self._group is None else self._group.gpu,
+                address=None if self._group is None else self._group.address,
+            )
         )
         while True:
             order = self._channel.receive()
-            if order["type"] == "exit":
+            if isinstance(order, Exit):
                 self._leave_or_end()
                 return
-            if order["type"] == "job":
+            if isinstance(order, Evaluate):
                 self._evaluate(order)
-            elif order["type"] == "join" and self._group is not None:
+            elif isinstance(order, FormGroup) and self._group is not None:
                 self._group.join(order)
-                self._channel.send({"type": "joined", "generation": order["generation"]})
-            elif order["type"] == "leave" and self._group is not None:
+                self._channel.send(GroupFormed(order.generation))
+            elif isinstance(order, LeaveGroup):
                 self._leave_or_end()
+            else:
+                raise TypeError(f"an evaluator does not follow {order!r}")
 
     def _leave_or_end(self) -> None:
         """A group that cannot be left, as when NCCL is in trouble, would be in the way of the next one. How the
@@ -281,10 +295,10 @@ class Evaluator:
             sys.stderr.flush()
             os._exit(1)
 
-    def _evaluate(self, order: Message) -> None:
-        self._turn = order["turn"]
+    def _evaluate(self, order: Evaluate) -> None:
+        self._turn = order.turn
         self._link.begin(self._turn)
-        job = Job(**order["job"])
+        job = order.job
         try:
             refuse_link(Path(job.directory))
             if self._rank == 0 and not job.resumed:
@@ -293,12 +307,12 @@ class Evaluator:
         except OSError as error:
             outcome = Outcome(status=FAILED, error=directory_unusable(error))
         else:
-            outcome = self._attempt(job, order["timeout_s"])
+            outcome = self._attempt(job, order.timeout_s)
             self._output.close()
             self._link.warn()
             fault = self._device.take_fault()
             if fault is not None:  # whatever the task made of it: the individual is not to blame
-                self._channel.send({"type": "broken", "error": fault})
+                self._channel.send(Broken(fault))
                 return
         if self._size > 1 and outcome.status == FAILED:
             outcome = replace(outcome, error=f"{self._label}: {outcome.error}")
@@ -306,13 +320,12 @@ class Evaluator:
         # that failed is not waited for: its kernels may wait for ranks that never come.
         poisoned = cuda.used() and (outcome.status == FAILED or not cuda.healthy())
         self._channel.send(
-            {
-                "type": "finished",
-                "turn": order["turn"],
-                "outcome": outcome.to_json(),
-                "replace": poisoned,
-                "regroup": self._group is not None and not self._group.whole,
-            }
+            EvaluationOver(
+                turn=order.turn,
+                outcome=outcome,
+                replace=poisoned,
+                regroup=self._group is not None and not self._group.whole,
+            )
         )
         if not poisoned:
             self._clean()
@@ -353,12 +366,14 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable(file=2, all_threads=False)
     channel = ControlSocket(int(arguments[0]))
     hello = channel.receive(_HELLO_S)
+    if not isinstance(hello, Hello):
+        raise TypeError(f"the first order to an evaluator is Hello, not {hello!r}")
     try:
         evaluator = Evaluator(channel, hello)
     except (Exception, SystemExit) as error:  # the task's module runs in there
         ours = isinstance(error, HpoError)
         text = str(error) if ours else describe_exception(error)
-        channel.send({"type": "broken", "error": f"{hello['label']} could not load the task: {text}"})
+        channel.send(Broken(f"{hello.label} could not load the task: {text}"))
         return 1
     evaluator.serve()
     return 0

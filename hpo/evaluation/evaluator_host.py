@@ -5,8 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from hpo.evaluation.evaluator_process import EvaluatorProcess, Guard, Message, tail, wait_readable
+from hpo.evaluation.conversation import (
+    Alive,
+    Answer,
+    Died,
+    Evaluate,
+    EvaluationOver,
+    Exit,
+    Kill,
+    Order,
+    Probe,
+    Ready,
+    Spawn,
+    unpack_order,
+)
+from hpo.evaluation.evaluator_process import EvaluatorProcess, Guard, tail, wait_readable
 from hpo.task.trial_directory import OUTPUT
 
 _RETIREMENT_S = 10.0
@@ -20,14 +35,14 @@ _POLL_S = 0.02
 
 
 class EvaluatorHost:
-    """Keeps the evaluator of one rank for the Crew of its worker, to which it speaks by ``send``."""
+    """Keeps the evaluator of one rank for the Crew of its worker. ``send``: takes epoch and answer to the Crew."""
 
     def __init__(
         self,
         *,
         worker_rank: int,
         child_factory: Callable[[], EvaluatorProcess],
-        send: Callable[[Message], None],
+        send: Callable[[int, Answer], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker_rank = worker_rank
@@ -38,7 +53,7 @@ class EvaluatorHost:
         self._child: EvaluatorProcess | None = None
         self._leaving: list[tuple[float, EvaluatorProcess]] = []
         # That a new evaluator is ready, and until when to keep it to ourselves.
-        self._held: tuple[float, Message] | None = None
+        self._held: tuple[float, Answer] | None = None
         self._hold_until = 0.0
         self._guard = Guard()
         self._output: Path | None = None
@@ -49,52 +64,56 @@ class EvaluatorHost:
         """The evaluator's process id, None while there is none."""
         return None if self._child is None else self._child.pid
 
-    def receive(self, message: Message) -> None:
-        """Take a message of the Crew."""
-        if message["type"] == "spawn":
-            self._spawn(message["epoch"])
-            self._hold_until = self._clock() + _HOLD * message["start_timeout_s"]
-        elif message["epoch"] == self._epoch and self._child is not None:
-            if message["type"] == "kill":
+    def receive(self, content: dict[str, Any]) -> None:
+        """Follow an order that came from another rank."""
+        self.follow(*unpack_order(content))
+
+    def follow(self, epoch: int, order: Order) -> None:
+        """Follow an order of the Crew, or pass it on to the evaluator."""
+        if isinstance(order, Spawn):
+            self._spawn(epoch)
+            self._hold_until = self._clock() + _HOLD * order.start_timeout_s
+        elif epoch == self._epoch and self._child is not None:
+            if isinstance(order, Kill):
                 self._drop(kill=True)
-            elif message["type"] == "exit":
+            elif isinstance(order, Exit):
                 self._drop(kill=False)
-            elif message["type"] == "probe":
+            elif isinstance(order, Probe):
                 if not self._child.ending:
-                    self._tell({"type": "alive", "turn": message["turn"]})
+                    self._answer(Alive(order.turn))
             else:
-                if message["type"] == "job":
-                    self._output = Path(message["job"]["directory"], f"{OUTPUT}{self._worker_rank}.txt")
+                if isinstance(order, Evaluate):
+                    self._output = Path(order.job.directory, f"{OUTPUT}{self._worker_rank}.txt")
                     self._printed = _size(self._output)
-                self._child.send(message)
+                self._child.send(order)
 
     def poll(self) -> bool:
         """Pass on what the evaluator said and notice its end; True when there was something. Never waits."""
-        self._bury()
+        self._release_ended()
         child = self._child
         if child is None:
             return False
         child.flush()
         cause = child.ended()  # asked before reading: what it said last is there by then
-        messages = child.receive()
-        for message in messages:
-            if message["type"] == "finished":
+        answers = child.receive()
+        for answer in answers:
+            if isinstance(answer, EvaluationOver):
                 self._output = None
-            if message["type"] == "ready" and child.has_device and self._leaving:
+            if isinstance(answer, Ready) and child.has_device and self._leaving:
                 # The former one may still hold memory of the device, which the next individual would lack.
-                self._held = min(self._clock() + 2 * _RETIREMENT_S, self._hold_until), message
+                self._held = min(self._clock() + 2 * _RETIREMENT_S, self._hold_until), answer
                 continue
-            self._tell(message)
+            self._answer(answer)
             if self._child is not child:  # the Crew has just replaced it; the rest would bear the new epoch
                 return True
         if self._held is not None and (not self._leaving or self._clock() >= self._held[0]):
-            (_, message), self._held = self._held, None
-            self._tell(message)
+            (_, answer), self._held = self._held, None
+            self._answer(answer)
         if cause is not None:
             error = self._exit_description(child, cause)
             self._drop(kill=True)
-            self._tell({"type": "died", "error": error})
-        return bool(messages) or cause is not None
+            self._answer(Died(error))
+        return bool(answers) or cause is not None
 
     def disband(self) -> None:
         """End the evaluator at once: the worker is no more."""
@@ -127,13 +146,13 @@ class EvaluatorHost:
         end = time.monotonic() + timeout_s
         while self._leaving and time.monotonic() < end:
             wait_readable(self.filenos(), min(_POLL_S, end - time.monotonic()))
-            self._bury()
+            self._release_ended()
         for _, child in self._leaving:
             child.kill()
         end = time.monotonic() + 1.0
         while self._leaving and time.monotonic() < end:
             wait_readable((), 0.005)
-            self._bury()
+            self._release_ended()
         self._guard.close()
 
     def _spawn(self, epoch: int) -> None:
@@ -142,7 +161,7 @@ class EvaluatorHost:
         try:
             self._child = self._factory()
         except OSError as error:
-            self._tell({"type": "died", "error": f"no evaluator could be started: {error}"})
+            self._answer(Died(f"no evaluator could be started: {error}"))
         self._watch()
 
     def _drop(self, *, kill: bool) -> None:
@@ -154,15 +173,15 @@ class EvaluatorHost:
         if kill or self._output is not None:
             child.kill()
         else:
-            child.send({"type": "exit"})
+            child.send(Exit())
         self._leaving.append((self._clock() + _RETIREMENT_S, child))
 
-    def _bury(self) -> None:
+    def _release_ended(self) -> None:
         if not self._leaving:
             return
         staying: list[tuple[float, EvaluatorProcess]] = []
         for when, child in self._leaving:
-            child.receive()  # what it still says concerns nobody
+            child.receive()  # nothing waits for what it still says
             if child.ended() is None:
                 child.flush()
                 if self._clock() >= when:
@@ -189,8 +208,8 @@ class EvaluatorHost:
         # Lines of their own: the first one alone stands for the error where there is room for one.
         return f"{child.context.label} {cause}." + (f"\nIt last printed:\n{printed}" if printed else "")
 
-    def _tell(self, message: Message) -> None:
-        self._send({**message, "epoch": self._epoch, "worker_rank": self._worker_rank})
+    def _answer(self, answer: Answer) -> None:
+        self._send(self._epoch, answer)
 
 
 def _size(path: Path) -> int:

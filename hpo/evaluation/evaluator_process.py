@@ -1,8 +1,7 @@
-"""One evaluator process as its control rank sees it: started, talked to, ended with all it started; no waiting."""
+"""One evaluator process as its control rank sees it: started, spoken to, ended with all it started, without waiting."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -14,15 +13,13 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpo.evaluation import devices as binding
+from hpo.evaluation.conversation import Answer, Hello, Order, answer_of, to_line
 
 if TYPE_CHECKING:
     from hpo.task.task import TaskSource
-
-Message = dict[str, Any]
-"""One JSON object of the protocol between control ranks and evaluators."""
 
 _READ_BYTES = 1 << 16
 _TAIL_CHARACTERS = 2_000
@@ -119,18 +116,17 @@ class EvaluatorProcess:
         self._outgoing = b""
         self._connected = True
         self.send(
-            {
-                "type": "hello",
-                "worker_rank": context.worker_rank,
-                "size": context.size,
-                "hosts": context.hosts,
-                "local_rank": context.worker_local_rank,
-                "local_size": context.worker_local_size,
-                "label": context.label,
-                "interface": context.interface,
-                "source": context.source.to_json(),
-                "device": index,
-            }
+            Hello(
+                worker_rank=context.worker_rank,
+                size=context.size,
+                hosts=context.hosts,
+                local_rank=context.worker_local_rank,
+                local_size=context.worker_local_size,
+                label=context.label,
+                interface=context.interface,
+                source=context.source,
+                device=index,
+            )
         )
 
     def filenos(self) -> list[int]:
@@ -143,9 +139,9 @@ class EvaluatorProcess:
         """Whether ``filenos`` do not tell all: a message waits, or the kernel has no process descriptors."""
         return bool(self._outgoing) or self._pidfd is None
 
-    def send(self, message: Message) -> None:
-        """Queue a message and send what the socket takes; ``flush`` sends the rest."""
-        self._outgoing += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    def send(self, order: Order) -> None:
+        """Queue an order and send what the socket takes; ``flush`` sends the rest."""
+        self._outgoing += to_line(order)
         self.flush()
 
     def flush(self) -> None:
@@ -160,8 +156,8 @@ class EvaluatorProcess:
                 return
             self._outgoing = self._outgoing[sent:]
 
-    def receive(self) -> list[Message]:
-        """The messages that have arrived."""
+    def receive(self) -> list[Answer]:
+        """The answers that have arrived."""
         chunks = [self._incoming]
         while self._connected:
             try:
@@ -176,7 +172,7 @@ class EvaluatorProcess:
         if len(chunks) == 1:
             return []
         *lines, self._incoming = b"".join(chunks).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [answer_of(line) for line in lines]
 
     def ended(self) -> str | None:
         """How the child ended, as a clause; None while it runs. What it left running in its group is killed."""

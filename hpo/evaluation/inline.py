@@ -8,18 +8,23 @@ while others wait for it there blocks them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpo.evaluation.conversation import (
+    Evaluate,
+    EvaluationOver,
+    pack_answer,
+    pack_order,
+    unpack_answer,
+    unpack_order,
+)
 from hpo.evaluation.cuda import OwnDevice
 from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import clear_directory, directory_unusable, refuse_link
-
-Message = dict[str, Any]
 
 
 class Communicator(Protocol):
@@ -100,7 +105,7 @@ class InlineCrew:
     """Has the face of ``hpo.evaluation.crew.Crew``, and evaluates in ``start``.
 
     ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
-    message)`` to the InlineHost of another rank. ``stopping``: whether the campaign wants to stop; it is
+    content)`` to the InlineHost of another rank. ``stopping``: whether the campaign wants to stop; it is
     asked during an evaluation, when nobody can call ``request_checkpoint``.
     """
 
@@ -111,7 +116,7 @@ class InlineCrew:
         objectives: tuple[str, ...],
         size: int = 1,
         comm: Communicator | None = None,
-        send: Callable[[int, Message], None] | None = None,
+        send: Callable[[int, dict[str, Any]], None] | None = None,
         on_report: ReportHandler = lambda report: GO,
         stopping: Callable[[], bool] = lambda: False,
         on_warning: Callable[[str], None] = lambda text: None,
@@ -169,14 +174,15 @@ class InlineCrew:
             return
         if self._send is not None and several:
             for worker_rank in range(1, self._size):
-                self._send(worker_rank, {"type": "job", "turn": self._turn, "job": asdict(job)})
+                self._send(worker_rank, pack_order(0, Evaluate(self._turn, job)))
         trial = Trial(self._link, job, size=self._size, stale=self._size == 1 and not job.resumed)
         self._finish(0, *self._link.attempt(self._evaluate, trial, self._objectives))
 
-    def receive(self, worker_rank: int, message: Message) -> None:
-        """Take what the InlineHost of a rank sent."""
-        if self.busy and message["type"] == "finished" and message["turn"] == self._turn:
-            self._finish(worker_rank, Outcome.from_json(message["outcome"]), message["unusable"])
+    def receive(self, content: dict[str, Any]) -> None:
+        """Take the answer of another rank's InlineHost."""
+        _, worker_rank, answer = unpack_answer(content)
+        if self.busy and isinstance(answer, EvaluationOver) and answer.turn == self._turn:
+            self._finish(worker_rank, answer.outcome, answer.unusable)
 
     def poll(self) -> list[Outcome]:
         """The outcome of an evaluation that is over."""
@@ -239,7 +245,7 @@ class InlineHost:
         evaluate: Callable[[Trial], object],
         objectives: tuple[str, ...],
         comm: Communicator,
-        send: Callable[[Message], None],
+        send: Callable[[dict[str, Any]], None],
         device: OwnDevice | None = None,
     ) -> None:
         self._worker_rank = worker_rank
@@ -256,24 +262,17 @@ class InlineHost:
             stopping=lambda: False,
         )
 
-    def receive(self, message: Message) -> None:
-        """Evaluate with the other ranks and tell the InlineCrew how it ended."""
-        if message["type"] != "job":
-            return
-        job = Job(**message["job"])
-        trial = Trial(self._link, job, rank=self._worker_rank, size=self._size)
+    def receive(self, content: dict[str, Any]) -> None:
+        """Evaluate with the other ranks, and send the outcome to the InlineCrew."""
+        _, order = unpack_order(content)
+        if not isinstance(order, Evaluate):
+            raise TypeError(f"a rank that evaluates inline does not follow {order!r}")
+        trial = Trial(self._link, order.job, rank=self._worker_rank, size=self._size)
         outcome, unusable = self._link.attempt(self._evaluate, trial, self._objectives)
         if outcome.status == FAILED and not unusable:
             outcome = Outcome(status=FAILED, error=f"worker rank {self._worker_rank}: {outcome.error}")
-        self._send(
-            {
-                "type": "finished",
-                "turn": message["turn"],
-                "outcome": outcome.to_json(),
-                "unusable": unusable,
-                "worker_rank": self._worker_rank,
-            }
-        )
+        over = EvaluationOver(turn=order.turn, outcome=outcome, unusable=unusable)
+        self._send(pack_answer(0, self._worker_rank, over))
 
     def poll(self) -> bool:
         """Nothing happens by itself."""

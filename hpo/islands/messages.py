@@ -241,7 +241,7 @@ class Migrant(ToWorker, frozen=True):
 
 
 class WorkerMessage(ToWorker, frozen=True):
-    """Between the leader of a worker and its other ranks: what the evaluation modules say to each other."""
+    """Between the leader of a worker and its other ranks: see ``hpo.evaluation.conversation``."""
 
     content: dict[str, Any]
 

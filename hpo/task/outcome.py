@@ -38,40 +38,12 @@ class Outcome:
     seconds: float = 0.0
     remarks: dict[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, object]:
-        """The fields as JSON-able values; ``from_json`` takes them back."""
-        return {
-            "status": self.status,
-            "objectives": self.objectives,
-            "metrics": self.metrics,
-            "error": self.error,
-            "seconds": self.seconds,
-            "remarks": self.remarks,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, object]) -> Outcome:
-        """Read what ``to_json`` wrote. ValueError when a field is not what an outcome can hold."""
-        status, error, seconds = fields["status"], fields["error"], fields["seconds"]
-        objectives, metrics, remarks = fields["objectives"], fields["metrics"], fields["remarks"]
-        if status not in STATUSES or not isinstance(error, (str, type(None))):
-            raise ValueError(f"not an outcome: {fields!r}")
-        if not isinstance(metrics, Mapping) or not isinstance(seconds, (int, float)):
-            raise ValueError(f"not an outcome: {fields!r}")
-        if not isinstance(remarks, Mapping):
-            raise ValueError(f"not an outcome: {fields!r}")
-        if not isinstance(objectives, (Mapping, type(None))):
-            raise ValueError(f"not an outcome: {fields!r}")
-        if objectives is not None and not all(math.isfinite(value) for value in objectives.values()):
-            raise ValueError(f"an objective that is not finite in {fields!r}")
-        return cls(
-            status=str(status),
-            objectives=None if objectives is None else {name: float(x) for name, x in objectives.items()},
-            metrics=dict(metrics),
-            error=error,
-            seconds=float(seconds),
-            remarks={str(name): str(remark) for name, remark in remarks.items()},
-        )
+    def __post_init__(self) -> None:
+        """ValueError where a field is not what an outcome can hold."""
+        if self.status not in STATUSES:
+            raise ValueError(f"{self.status!r} is no status of an evaluation")
+        if self.objectives is not None and not all(map(math.isfinite, self.objectives.values())):
+            raise ValueError(f"an objective that is not finite in {self.objectives!r}")
 
 
 def judge(returned: object, objectives: Sequence[str]) -> Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import inspect
 import sys
@@ -197,28 +196,6 @@ class TaskSource:
                 f"the evaluator process was sent a {type(task).__name__} instead of an hpo.Task."
             )
         return task
-
-    def to_json(self) -> dict[str, object]:
-        """A JSON-able dictionary; the pickled bytes are in base64."""
-        return {
-            "reference": self.reference,
-            "base": self.base,
-            "options": dict(self.options),
-            "pickled": None if self.pickled is None else base64.b64encode(self.pickled).decode("ascii"),
-            "path": list(self.path),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> TaskSource:
-        """The inverse of ``to_json``."""
-        reference, options, pickled, path = (data[key] for key in ("reference", "options", "pickled", "path"))
-        return cls(
-            reference=None if reference is None else str(reference),
-            base=str(data["base"]),
-            options=options if isinstance(options, dict) else {},
-            pickled=None if pickled is None else base64.b64decode(str(pickled)),
-            path=tuple(map(str, path)) if isinstance(path, (list, tuple)) else (),
-        )
 
 
 def load_task(reference: str, *, base: Path, options: Mapping[str, object] | None = None) -> Task:

@@ -198,7 +198,7 @@ class SimulatedCrew:
     def listen(self, on_report: ReportHandler) -> None:
         self._on_report = on_report
 
-    def receive(self, worker_rank: int, content: dict[str, object]) -> None:
+    def receive(self, content: dict[str, object]) -> None:
         pass
 
     def request_checkpoint(self) -> None:

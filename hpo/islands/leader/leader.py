@@ -288,7 +288,7 @@ class Leader:
         return True
 
     def _from_worker(self, source: int, message: WorkerMessage) -> bool:
-        self._crew.receive(int(message.content.get("worker_rank", 0)), message.content)
+        self._crew.receive(message.content)
         return True
 
     def _immigrate(self, source: int, message: Migrant) -> bool:

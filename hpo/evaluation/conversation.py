@@ -1,0 +1,220 @@
+"""The messages between a worker's Crew, the EvaluatorHost of each of its ranks, and their evaluators.
+
+A message is one class here and its handler in the class that takes it. Between processes of a host they travel as lines
+of JSON, between ranks inside an ``hpo.islands.messages.WorkerMessage``. JSON is Python's here, which keeps non-finite
+numbers and integers of any size: metrics hold both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Union
+
+import msgspec
+
+from hpo.search.protocols import Verdict
+from hpo.task.outcome import Outcome
+from hpo.task.task import TaskSource
+from hpo.task.trial import Job
+
+
+class Order(msgspec.Struct, frozen=True, tag=True):
+    """To a rank of the worker: its EvaluatorHost follows it, or passes it on to the evaluator."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """From a rank of the worker to the Crew: its evaluator's or its EvaluatorHost's."""
+
+
+class Hello(Order, frozen=True, kw_only=True):
+    """The first order to an evaluator: where it stands. ``hosts``: names by worker rank; ``local_rank`` and
+    ``local_size``: of the worker on this host; ``device``: the index of its own among those that it may see."""
+
+    worker_rank: int
+    size: int
+    hosts: tuple[str, ...]
+    local_rank: int
+    local_size: int
+    label: str
+    interface: str | None
+    source: TaskSource
+    device: int | None
+
+
+class Spawn(Order, frozen=True):
+    """Start a new evaluator in the place of the one that is there."""
+
+    start_timeout_s: float
+
+
+class FormGroup(Order, frozen=True, kw_only=True):
+    """Form a process group with the other ranks. ``address``: of worker rank 0's store."""
+
+    generation: int
+    address: tuple[str, int] | None
+    backend: str
+    start_timeout_s: float
+    timeout_s: float | None
+
+
+class LeaveGroup(Order, frozen=True):
+    """Leave the process group, so that ranks which wait in a collective get an error."""
+
+
+class Evaluate(Order, frozen=True):
+    """Evaluate an individual. ``turn``: the number of this evaluation among the Crew's."""
+
+    turn: int
+    job: Job
+    timeout_s: float | None = None
+
+
+class SaveState(Order, frozen=True):
+    """``trial.should_checkpoint()`` is true from now on."""
+
+    turn: int
+
+
+class ReportVerdict(Order, frozen=True):
+    """Whether the evaluation goes on after its report of this ``number``."""
+
+    number: int
+    verdict: Verdict
+
+
+class Probe(Order, frozen=True):
+    """Say whether the evaluator is alive."""
+
+    turn: int
+
+
+class Exit(Order, frozen=True):
+    """End the evaluator, when its work is done."""
+
+
+class Kill(Order, frozen=True):
+    """End the evaluator, and all that it started, at once."""
+
+
+class Ready(Answer, frozen=True):
+    """The evaluator has loaded the task. ``gpu``: the identity of its device, for NCCL; ``address``: of its store."""
+
+    host: str
+    gpu: str | None
+    address: tuple[str, int] | None
+
+
+class GroupFormed(Answer, frozen=True):
+    """The evaluator is in the process group of this generation."""
+
+    generation: int
+
+
+class ReportMade(Answer, frozen=True, kw_only=True):
+    """``trial.report`` was called. ``last_step``: of the whole run, where the task has said it; ``saves``: whether the
+    task can save its state."""
+
+    turn: int
+    number: int
+    step: int
+    value: float
+    last_step: int | None
+    saves: bool
+
+
+class EvaluationOver(Answer, frozen=True, kw_only=True):
+    """The evaluation has ended on this rank. ``replace``: its evaluator cannot be used again; ``regroup``: the task
+    has destroyed the process group; ``unusable``: it ended because the rank's device does not work."""
+
+    turn: int
+    outcome: Outcome
+    replace: bool = False
+    regroup: bool = False
+    unusable: bool = False
+
+
+class Warned(Answer, frozen=True):
+    """A sentence for the user."""
+
+    text: str
+
+
+class Broken(Answer, frozen=True):
+    """This rank cannot evaluate: the task cannot be loaded, or the device does not work."""
+
+    error: str
+
+
+class Alive(Answer, frozen=True):
+    """The evaluator was alive when it was probed."""
+
+    turn: int
+
+
+class Died(Answer, frozen=True):
+    """The evaluator has ended, and was not asked to."""
+
+    error: str
+
+
+def _any_of(base: type[msgspec.Struct]) -> Any:
+    return Union[tuple(base.__subclasses__())]  # noqa: UP007
+
+
+class _OrderInEpoch(msgspec.Struct, frozen=True):
+    epoch: int
+    order: _any_of(Order)  # type: ignore[valid-type]
+
+
+class _AnswerInEpoch(msgspec.Struct, frozen=True):
+    epoch: int
+    worker_rank: int
+    answer: _any_of(Answer)  # type: ignore[valid-type]
+
+
+def to_line(message: Order | Answer) -> bytes:
+    """``message`` for a process on this host."""
+    return json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode() + b"\n"
+
+
+def order_of(line: bytes) -> Order:
+    """The order in a line. ValueError if it is none."""
+    order: Order = msgspec.convert(json.loads(line), _any_of(Order))
+    return order
+
+
+def answer_of(line: bytes) -> Answer:
+    """The answer in a line. ValueError if it is none."""
+    answer: Answer = msgspec.convert(json.loads(line), _any_of(Answer))
+    return answer
+
+
+def pack_order(epoch: int, order: Order) -> dict[str, Any]:
+    """The content of a ``WorkerMessage`` to another rank."""
+    content: dict[str, Any] = msgspec.to_builtins(_OrderInEpoch(epoch, order))
+    return content
+
+
+def unpack_order(content: dict[str, Any]) -> tuple[int, Order]:
+    """Epoch and order. ValueError if ``content`` is no such thing."""
+    packed = msgspec.convert(content, _OrderInEpoch)
+    return packed.epoch, packed.order
+
+
+def pack_answer(epoch: int, worker_rank: int, answer: Answer) -> dict[str, Any]:
+    """The content of a ``WorkerMessage`` to the leader."""
+    content: dict[str, Any] = msgspec.to_builtins(_AnswerInEpoch(epoch, worker_rank, answer))
+    return content
+
+
+def unpack_answer(content: dict[str, Any]) -> tuple[int, int, Answer]:
+    """Epoch, worker rank and answer. ValueError if ``content`` is no such thing."""
+    packed = msgspec.convert(content, _AnswerInEpoch)
+    return packed.epoch, packed.worker_rank, packed.answer
+
+
+def check_handled(handled: Iterable[type[Answer]]) -> None:
+    """TypeError unless ``handled`` are all types of answer."""
+    missing = {*Answer.__subclasses__()} - {*handled}
+    if missing:
+        raise TypeError(f"no handler for {', '.join(sorted(one.__name__ for one in missing))}")
