@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_slurm(command: argparse.ArgumentParser) -> None:
-    from hpo.cluster.slurm import EITHER, FLAGS, STARTS, VALUED
+    from hpo.cluster.slurm import STARTS
 
     command.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     shown = {
@@ -139,15 +139,9 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
         "partition": ("NAME", "partition"),
         "account": ("NAME", "account"),
     }
-    for name in (*shown, *sorted(VALUED - shown.keys())):
-        metavar, help = shown.get(name, ("VALUE", argparse.SUPPRESS))
+    for name, (metavar, help) in shown.items():
         command.add_argument(f"--{name}", metavar=metavar, help=help, dest=f"sbatch {name}")
-    for name in sorted(FLAGS):
-        command.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS, dest=f"sbatch {name}")
-    for name in sorted(EITHER):
-        command.add_argument(
-            f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS, dest=f"sbatch {name}"
-        )
+    command.allow_abbrev = False  # --gpus is an option of sbatch, and not short for --gpus-per-node
     command.add_argument(
         "--start",
         choices=STARTS,
@@ -239,9 +233,9 @@ def _slurm(options: argparse.Namespace) -> int:
     from hpo.cluster import slurm
 
     given = {
-        name.removeprefix("sbatch "): None if value is True else str(value)
+        name.removeprefix("sbatch "): value
         for name, value in vars(options).items()
-        if name.startswith("sbatch ") and value not in (None, False)
+        if name.startswith("sbatch ") and value is not None
     }
     return slurm.command(
         options.file,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo.evaluation.devices import (
-    bind_device,
-    child_environment,
-    choose_backend,
-    own_device,
-    thread_share,
-    visible_devices,
-)
+from hpo.evaluation.devices import bind_device, choose_backend, inline_device, visible_devices
+from hpo.evaluation.environment import child_environment, thread_share
 
 FOUR = ("0", "1", "2", "3")
 
@@ -83,7 +78,7 @@ def test_a_rank_sees_its_own_mig_instance_alone(kind: str) -> None:
         ((f"{kind}c",), 0),
         ((f"{kind}a",), 0),
     ]
-    assert own_device({"CUDA_VISIBLE_DEVICES": ",".join(visible)}, 2) == "cuda:0"
+    assert inline_names(",".join(visible)) == ["cuda:0"] * 4
 
 
 def test_more_ranks_than_devices_share_them() -> None:
@@ -104,13 +99,23 @@ def test_ranks_use_the_device_of_their_number(count: int, first: int, size: int,
     assert len(set(devices)) == len(devices) <= size, "CUDA refuses a list that names one twice"
 
 
+def inline_names(visible: str) -> list[str]:
+    """The devices of two ranks on each of two hosts that see the same."""
+    hosts = ["a", "a", "b", "b"]
+    environment = {"CUDA_VISIBLE_DEVICES": visible}
+    return [inline_device(environment, hosts, rank).name for rank in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is assigned counts as working."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
 def test_inline_ranks_take_a_device_by_number() -> None:
-    assert [own_device({"CUDA_VISIBLE_DEVICES": "4,6"}, rank) for rank in range(3)] == [
-        "cuda:0",
-        "cuda:1",
-        "cuda:0",
-    ]
-    assert own_device({"CUDA_VISIBLE_DEVICES": ""}, 0) == "cpu"
+    assert inline_names("4,6") == ["cuda:0", "cuda:1"] * 2
+    assert inline_names("4") == ["cuda:0"] * 4
+    assert inline_names("") == ["cpu"] * 4
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo.campaign.crew_adapter import inline_device
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.search.protocols import GO, STOP, TrialReport, Verdict
@@ -167,13 +166,6 @@ def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> 
         assert outcome.objectives == {"value": 0.0}
     if status == "failed":
         assert outcome.error.startswith("worker rank 1: ")
-
-
-def test_a_rank_is_given_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    hosts = ["a", "a", "b", "b"]
-    assert [inline_device(hosts, rank).name for rank in range(4)] == ["cuda:0", "cuda:1"] * 2
 
 
 def test_a_device_that_does_not_work_is_no_fault_of_the_individual(

@@ -142,9 +142,6 @@ def test_the_commands_to_follow_a_job_can_be_copied(
         ([], ["--nodes is missing", "--nodes 4"]),
         (["--nodes=0"], ["--nodes 0", "whole number from 1"]),
         (["--nodes=4-2"], ["--nodes 4-2", "fewest and the most"]),
-        (["--nodes=4", "--quos=long"], ["--quos", 'Did you mean "qos"?']),
-        (["--nodes=4", "--gpu-per-node=4"], ["--gpu-per-node", 'Did you mean "gpus-per-node"?']),
-        (["--nodes=4", "--zzz"], ["--zzz", "Valid: "]),
         (["--nodes=4", "-p", "main"], ["-p: not understood", "--name=value"]),
         (["--nodes=4", "--signal=B:USR1@5"], ["--signal cannot be given", "grace"]),
         (["--nodes=4", "--ntasks=8"], ["--ntasks cannot be given", "--ntasks-per-node"]),
@@ -296,9 +293,27 @@ def test_outside_a_job_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
     assert slurm.allocation({}) is None
 
 
-def test_an_option_belongs_to_one_kind_only() -> None:
-    kinds = [slurm.FLAGS, slurm.EITHER, slurm.VALUED, slurm.OURS.keys()]
-    assert sum(map(len, kinds)) == len(frozenset().union(*kinds))
+def test_options_that_hpo_does_not_know_go_to_sbatch_as_they_are(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = dry_run(
+        capsys, file, "--nodes=4", "--qos", "long", "--exclusive", "--gpus=8", "--mail-user=a=b", "--nice=-5"
+    )
+    assert (code, err) == (0, "")
+    directives = [line for line in out.splitlines() if line.startswith("#SBATCH")]
+    for option in ("--qos=long", "--exclusive", "--gpus=8", "--mail-user=a=b", "--nice=-5"):
+        assert f"#SBATCH {option}" in directives
+
+
+def test_what_sbatch_refuses_reaches_the_user(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho \"sbatch: unrecognized option '--quos=long'\" >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert cli.main(["slurm", str(file), "--nodes=4", "--quos=long"]) == 1
+    assert "sbatch refused the job: sbatch: unrecognized option '--quos=long'" in capsys.readouterr().err
 
 
 def test_keys_of_the_campaign_file_are_checked_first(

@@ -35,7 +35,7 @@ from hpo.islands import resume
 from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, UNFIT
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.messages import End, Form, Hello, Start, decode, encode
-from hpo.islands.transport import MpiTransport, Transport
+from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.files import journal_files, journal_name, last_launch, read_directory, read_file
 from hpo.journal.lock import Lock, acquire
@@ -337,15 +337,14 @@ class Campaign:
                 end = run(transport, layout, signals)
             except (Exception, KeyboardInterrupt) as error:
                 expected = isinstance(error, HpoError) and not self._serving
-                if isinstance(transport, MpiTransport) and not expected:
+                if transport.size > 1 and not expected:
                     give_up(transport, error)
                 raise
         self.exit_code = end.exit_code
-        if isinstance(transport, MpiTransport):
-            left = transport.leave(60.0)
-            # One of which is not yet known that it died would hold the others in MPI's own end, too.
-            if transport.failed() or (not left and tolerates_deaths()):
-                atexit.register(lambda: leave_without_mpi(self.process_code))
+        left = transport.leave(60.0)
+        # One of which is not yet known that it died would hold the others in MPI's own end, too.
+        if transport.failed() or (not left and tolerates_deaths()):
+            atexit.register(lambda: leave_without_mpi(self.process_code))
         if end.reason == UNFIT:
             raise CampaignError(
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
@@ -384,8 +383,7 @@ class Campaign:
             except HpoError as error:
                 for rank in others:
                     transport.send(rank, encode(End("refused", error.exit_code, str(error))))
-                if isinstance(transport, MpiTransport):
-                    transport.flush(10.0)
+                transport.flush(10.0)
                 raise
             starts = resume.start_messages(
                 layout,

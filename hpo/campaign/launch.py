@@ -27,7 +27,7 @@ from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, UsageError
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
-from hpo.islands.transport import MpiTransport, Transport
+from hpo.islands.transport import Transport
 from hpo.journal.files import journal_files, journal_path, last_launch, read_file
 from hpo.journal.lock import acquire
 from hpo.journal.records import Ended, Finished, Launched
@@ -126,8 +126,7 @@ def _tell(transport: Transport, error: HpoError) -> None:
             transport.send(rank, encode(End("refused", error.exit_code, str(error))))
     else:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), "", str(error))))
-    if isinstance(transport, MpiTransport):
-        transport.flush(10.0)
+    transport.flush(10.0)
 
 
 def find_mpirun() -> str:

@@ -16,11 +16,13 @@ from typing import Any
 
 from hpo import terminal
 from hpo.campaign.campaign import Campaign
-from hpo.campaign.crew_adapter import child_factory, inline_device
+from hpo.campaign.evaluators import child_factory
 from hpo.cluster import hosts
+from hpo.config import reader as config
 from hpo.errors import CampaignError
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import Crew
+from hpo.evaluation.devices import inline_device
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
@@ -89,7 +91,7 @@ def _inline(campaign: Campaign, job: Job) -> Outcome:
         evaluate=campaign.task.evaluate,
         objectives=tuple(campaign.task.objectives),
         on_warning=_warn,
-        device=inline_device([socket.gethostname()], 0),
+        device=inline_device(config.environment(), [socket.gethostname()], 0),
     )
     crew.start(job)
     return crew.poll()[0]

@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpo.campaign.crew_adapter import (
-    CrewAdapter,
+from hpo.campaign.evaluators import (
+    Jobs,
     make_crew,
     make_follower,
     make_inline_crew,
@@ -22,8 +22,8 @@ from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.evaluation.crew import Crew
-from hpo.evaluation.devices import count_cores
 from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.environment import count_cores
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
@@ -119,8 +119,7 @@ class Assembly:
                 epoch=number * _EPOCHS,
             )
         closing.callback(crew.close, 10.0)
-        staff = CrewAdapter(crew, EvaluationDirectories(settings.directory), settings.seed)
-        leader = self.leader(place, groups, staff, writer, start.hosts)
+        leader = self.leader(place, groups, crew, writer, start.hosts)
         leader.begin(start)
         return RankRoles(members=place.ranks, leader=leader, non_leader=None, filenos=crew.filenos)
 
@@ -225,7 +224,7 @@ class Assembly:
         self,
         place: WorkerPlacement,
         groups: list[list[int]],
-        crew: CrewAdapter,
+        crew: Crew | InlineCrew,
         writer: JournalWriter,
         hosts: Sequence[str],
     ) -> Leader:
@@ -259,6 +258,7 @@ class Assembly:
             space=space,
             breeder=breeder,
             crew=crew,
+            job_of=Jobs(EvaluationDirectories(settings.directory), settings.seed),
             journal=writer,
             settings=LeaderSettings(
                 seed=settings.seed,

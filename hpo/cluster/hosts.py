@@ -160,11 +160,6 @@ def can_block_signals() -> bool:
     """Whether this machine's ``env`` can start a program with a signal blocked (GNU coreutils 8.31)."""
     try:
         line = ["env", "--block-signal=TERM", "true"]
-        return (
-            subprocess.run(
-                line, capture_output=True, timeout=10, check=False, env=dict(os.environ)
-            ).returncode
-            == 0
-        )
+        return subprocess.run(line, capture_output=True, timeout=10, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -40,7 +40,7 @@ def connect() -> Transport:
     return transport
 
 
-def give_up(transport: MpiTransport, error: BaseException) -> None:
+def give_up(transport: Transport, error: BaseException) -> None:
     """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
     code = HpoError.exit_code
     if config.launcher().started_by_hpo:

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,6 @@ from hpo.individual import INTERRUPTED
 from hpo.journal.directory import stop_file
 from hpo.journal.files import journal_files, last_launch, read_file
 from hpo.journal.records import Finished, Record
-from hpo.spelling import suggestion
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
 
@@ -37,88 +36,8 @@ _LONGEST_WARNING_S = 65535
 _MARGIN_S = 5.0
 """What a campaign needs to write down its end."""
 _MOST_IN_VAIN = 3
-"""So many jobs in a row that finish nothing are enough."""
+"""Jobs in a row that finish nothing, after which no other is put into the queue."""
 
-FLAGS = frozenset(
-    "contiguous hold ignore-pbs overcommit oversubscribe reboot spread-job use-min-nodes".split()  # noqa: SIM905 (a list is no easier to read)
-)
-"""sbatch's options that stand alone."""
-EITHER = frozenset("exclusive get-user-env nice no-kill propagate".split())  # noqa: SIM905
-"""Those that may have a value."""
-VALUED = frozenset(
-    [
-        "account",
-        "acctg-freq",
-        "batch",
-        "bb",
-        "bbf",
-        "begin",
-        "chdir",
-        "clusters",
-        "cluster-constraint",
-        "comment",
-        "constraint",
-        "container",
-        "core-spec",
-        "cores-per-socket",
-        "cpu-freq",
-        "cpus-per-gpu",
-        "cpus-per-task",
-        "deadline",
-        "delay-boot",
-        "dependency",
-        "distribution",
-        "error",
-        "exclude",
-        "export",
-        "extra-node-info",
-        "gpu-bind",
-        "gpu-freq",
-        "gpus",
-        "gpus-per-node",
-        "gpus-per-socket",
-        "gpus-per-task",
-        "gres",
-        "gres-flags",
-        "hint",
-        "job-name",
-        "licenses",
-        "mail-type",
-        "mail-user",
-        "mcs-label",
-        "mem",
-        "mem-bind",
-        "mem-per-cpu",
-        "mem-per-gpu",
-        "mincpus",
-        "network",
-        "nodefile",
-        "nodelist",
-        "nodes",
-        "ntasks-per-core",
-        "ntasks-per-gpu",
-        "ntasks-per-node",
-        "ntasks-per-socket",
-        "output",
-        "partition",
-        "power",
-        "priority",
-        "profile",
-        "qos",
-        "reservation",
-        "sockets-per-node",
-        "switches",
-        "thread-spec",
-        "threads-per-core",
-        "time",
-        "time-min",
-        "tmp",
-        "tres-per-task",
-        "uid",
-        "gid",
-        "wckey",
-    ]
-)
 OURS = {
     "signal": "hpo works it out from `grace` in the campaign file",
     "requeue": "the script has it, to go on in another job",
@@ -331,18 +250,25 @@ def _limit_s(value: str | None) -> float | None:
     return ((int(days or 0) * 24 + parts[0]) * 60 + parts[1]) * 60 + parts[2]
 
 
-def refuse(words: Sequence[str]) -> UsageError:
-    """What is wrong with the first of these, which are no options of the command."""
-    word = words[0]
-    if not word.startswith("--"):
-        return UsageError(f"{word}: not understood. Write options as --name=value, such as --qos=long.")
-    name, has_value, _ = word[2:].partition("=")
-    if name in OURS:
-        return UsageError(f"--{name} cannot be given: {OURS[name]}. Leave it out.")
-    if has_value and name in FLAGS:
-        return UsageError(f"{word}: --{name} takes no value. Write --{name}.")
-    known = sorted({*FLAGS, *EITHER, *VALUED, "start", "mpi", "setup", "dry-run"})
-    return UsageError(f"--{name}: neither hpo slurm nor sbatch has such an option. {suggestion(name, known)}")
+def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
+    """Options for sbatch, which judges them itself, by name and without dashes; None where one has no value.
+
+    Raises:
+        UsageError: a word is no long option, or one that the script sets itself.
+    """
+    options: dict[str, str | None] = {}
+    left = deque(words)
+    while left:
+        word = left.popleft()
+        if not re.match(r"--[a-zA-Z]", word):
+            raise UsageError(f"{word}: not understood. Write options as --name=value, such as --qos=long.")
+        name, equals, value = word[2:].partition("=")
+        if name in OURS:
+            raise UsageError(f"--{name} cannot be given: {OURS[name]}. Leave it out.")
+        if not equals and left and not left[0].startswith("-"):
+            equals, value = "=", left.popleft()
+        options[name] = value if equals else None
+    return options
 
 
 def command(
@@ -362,11 +288,10 @@ def command(
         UsageError: the file or an option is wrong.
         CampaignError: Slurm refused, or is not there.
     """
-    if unknown:
-        raise refuse(unknown)
+    options = {**options, **sbatch_options(unknown)}
     settings = config.read_file(file)
     if again:
-        number = os.environ.get("SLURM_JOB_ID")
+        number = config.environment().get("SLURM_JOB_ID")
         if not number:
             raise UsageError(
                 "--requeue is for the script of a job. Submit one with: hpo slurm FILE --nodes N"
@@ -462,14 +387,14 @@ class Job:
 
 def job(environ: Mapping[str, str] | None = None) -> Job | None:
     """The Slurm job that this process is in; None outside one, or where Slurm does not answer."""
-    number = (os.environ if environ is None else environ).get("SLURM_JOB_ID", "")
+    number = (config.environment() if environ is None else environ).get("SLURM_JOB_ID", "")
     if not number or shutil.which("scontrol") is None:
         return None
     code, out, _ = _call(["scontrol", "show", "job", "-o", number])
     if code:
         return None
-    _, config, _ = _call(["scontrol", "show", "config"])
-    return read_job(out, config)
+    _, shown_config, _ = _call(["scontrol", "show", "config"])
+    return read_job(out, shown_config)
 
 
 def read_job(shown: str, config: str) -> Job:

@@ -1,82 +1,14 @@
-"""What an evaluator gets of its host: the environment variables, a device, a share of the cores."""
+"""Which GPU each rank uses: the whole policy of binding, for evaluators and for ranks that evaluate inline."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_LAUNCHER_PREFIXES = (
-    "ALPS_",
-    "FLUX_",
-    "HYDI_",
-    "HYDRA_",
-    "I_MPI_",
-    "MPI_",
-    "MPIEXEC_",
-    "MPIR_",
-    "MV2_",
-    "OMPI_",
-    "PALS_",
-    "PMI_",
-    "PMIX_",
-    "PRTE_",
-    "PRRTE_",
-    "SLURM_MPI_",
-    "SLURM_PMI",
-    "SLURM_SRUN_",
-    "SLURM_STEP",
-    "TORCHELASTIC_",
-)
-_LAUNCHER_NAMES = frozenset(
-    {
-        "SLURM_GTIDS",
-        "SLURM_LAUNCH_NODE_IPADDR",
-        "SLURM_LOCALID",
-        "SLURM_NODEID",
-        "SLURM_NPROCS",
-        "SLURM_NTASKS",
-        "SLURM_NTASKS_PER_NODE",
-        "SLURM_PROCID",
-        "SLURM_TASKS_PER_NODE",
-        "SLURM_TASK_PID",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "NODE_RANK",
-        "RANK",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "WORLD_SIZE",
-    }
-)
+from hpo.evaluation import cuda
+from hpo.evaluation.cuda import NoDevice, OwnDevice
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
-
-
-def child_environment(
-    base: Mapping[str, str], *, threads: int, devices: Sequence[str], package_root: Path
-) -> dict[str, str]:
-    """``base`` without anything that tells a library that it is a rank of the launcher's job.
-
-    ``devices``: what CUDA may see, untouched when empty. ``package_root``: where ``hpo`` is imported from.
-    A number of threads that the user has set stays.
-    """
-    environment = {
-        name: value
-        for name, value in base.items()
-        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
-    }
-    environment.setdefault("OMP_NUM_THREADS", str(threads))
-    if devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    if not {"site-packages", "dist-packages"} & set(package_root.parts):
-        former = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = str(package_root) if not former else f"{package_root}{os.pathsep}{former}"
-    return environment
 
 
 def visible_devices(environment: Mapping[str, str], gpus: Path = _GPUS) -> tuple[str, ...]:
@@ -118,12 +50,41 @@ def bind_device(
     return distinct, distinct.index(own[worker_local_rank])
 
 
-def own_device(environment: Mapping[str, str], local_rank: int) -> str:
-    """The device of a rank that evaluates in its own process, where nothing can be hidden from CUDA."""
+def evaluator_device(environment: Mapping[str, str], index: int | None, label: str) -> OwnDevice:
+    """The device of this ``index`` among those that ``bind_device`` lets an evaluator see; ``label`` names the rank."""
+    name = "cpu" if index is None else f"cuda:{index}"
+    return OwnDevice(name, label=label, visible=environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def inline_device(environment: Mapping[str, str], hosts: Sequence[str], rank: int) -> OwnDevice:
+    """The device of a rank that evaluates in its own process, where nothing can be hidden from CUDA.
+
+    ``hosts``: by world rank."""
     visible = visible_devices(environment)
-    if not visible:
-        return "cpu"
-    return "cuda:0" if is_mig(visible) else f"cuda:{local_rank % len(visible)}"
+    local_rank = list(hosts[:rank]).count(hosts[rank])
+    name = "cpu"
+    if visible:
+        name = "cuda:0" if is_mig(visible) else f"cuda:{local_rank % len(visible)}"
+    return OwnDevice(
+        name, label=f"rank {rank} on {hosts[rank]}", visible=environment.get("CUDA_VISIBLE_DEVICES")
+    )
+
+
+def select_for_group(device: OwnDevice, environment: Mapping[str, str]) -> str | None:
+    """Make ``device`` CUDA's current one; its identity for ``choose_backend``, None where NCCL cannot use it."""
+    import torch.distributed
+
+    try:
+        if device.name == "cpu":
+            return None
+    except NoDevice:
+        # The task gets the error when it asks for the device; one that wants no GPU goes on.
+        device.take_fault()
+        return None
+    torch.cuda.set_device(device.index)
+    if not torch.distributed.is_nccl_available() or is_mig(visible_devices(environment)):
+        return None
+    return cuda.identity(device.index)
 
 
 def is_mig(visible: Sequence[str]) -> bool:
@@ -139,29 +100,3 @@ def choose_backend(devices: Sequence[tuple[str, str | None]]) -> str:
     """
     own = [place for place in devices if place[1] is not None]
     return "cpu:gloo,cuda:nccl" if len(set(own)) == len(devices) else "gloo"
-
-
-def thread_share(*, bound: int, widest: int, local_size: int) -> int:
-    """Threads for one of ``local_size`` evaluators of a host with ``widest`` cores, bound to ``bound`` of them.
-
-    One core is what mpirun binds a rank to by default; evaluators leave that binding.
-    """
-    share = max(1, widest // local_size)
-    return share if bound == 1 else min(bound, share)
-
-
-def count_cores() -> tuple[int, int]:
-    """The cores that this thread is bound to and those it could have."""
-    bound = os.sched_getaffinity(0)
-    widen_affinity()
-    widest = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, bound)
-    return len(bound), len(widest)
-
-
-def widen_affinity() -> None:
-    """Allow this thread all cores that the system lets it have."""
-    try:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    except OSError:
-        pass  # some systems refuse a set that is larger than theirs; then the binding stays

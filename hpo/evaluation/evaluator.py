@@ -33,8 +33,9 @@ from hpo.evaluation.conversation import (
     Ready,
     Warned,
 )
-from hpo.evaluation.cuda import NoDevice, OwnDevice
-from hpo.evaluation.devices import is_mig, visible_devices, widen_affinity
+from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.devices import evaluator_device, select_for_group
+from hpo.evaluation.environment import widen_affinity
 from hpo.evaluation.global_seeds import Seeder
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.evaluation.output_capture import OutputCapture
@@ -70,7 +71,6 @@ class Group:
         self._connections: dict[int, int] = {}
         self._port = -1
         self.address: tuple[str, int] | None = None
-        self.gpu: str | None = None
         own = own_address(hello.hosts, self._rank, hello.interface)
         self._name_interfaces(own, hello)
         os.environ.update(
@@ -79,22 +79,11 @@ class Group:
             LOCAL_RANK=str(hello.local_rank),
             LOCAL_WORLD_SIZE=str(hello.local_size),
         )
-        import torch
-        import torch.distributed
 
         # It holds the default group as default arguments. Imported when there is one already, by the first
         # optimizer through torch._dynamo, it would keep that group alive for good, threads and all.
         import_module("torch.distributed.nn.functional")
-        try:
-            usable = device.name != "cpu"
-        except NoDevice:
-            # Told when the task asks for it: one that wants no GPU need not hear of it.
-            device.take_fault()
-            usable = False
-        if usable:
-            torch.cuda.set_device(device.index)
-            if torch.distributed.is_nccl_available() and not is_mig(visible_devices(os.environ)):
-                self.gpu = cuda.identity(device.index)
+        self.gpu = select_for_group(device, os.environ)
         if self._rank == 0:
             self.address = self._listen(own)
 
@@ -247,11 +236,7 @@ class Evaluator:
         self._label = hello.label
         self._output = OutputCapture()
         self._seeder = Seeder()
-        self._device = OwnDevice(
-            "cpu" if hello.device is None else f"cuda:{hello.device}",
-            label=self._label,
-            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        )
+        self._device = evaluator_device(os.environ, hello.device, self._label)
         self._group = Group(hello, self._device) if self._size > 1 else None
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
         self._task = hello.source.load()

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.evaluation import devices as binding
 from hpo.evaluation.conversation import Answer, Hello, Order, answer_of, to_line
+from hpo.evaluation.devices import bind_device, visible_devices
+from hpo.evaluation.environment import child_environment, count_cores, thread_share
 
 if TYPE_CHECKING:
     from hpo.task.task import TaskSource
@@ -82,13 +83,13 @@ class EvaluatorProcess:
 
     def __init__(self, context: RankContext, environment: Mapping[str, str]) -> None:
         self.context = context
-        devices, index = binding.bind_device(
-            binding.visible_devices(environment),
+        devices, index = bind_device(
+            visible_devices(environment),
             local_rank=context.local_rank,
             worker_local_rank=context.worker_local_rank,
             worker_local_size=context.worker_local_size,
         )
-        bound, widest = binding.count_cores()
+        bound, widest = count_cores()
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         # What is printed outside evaluations, while importing above all: for the error text of a failed
@@ -102,9 +103,9 @@ class EvaluatorProcess:
                 stderr=self._spool,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=binding.child_environment(
+                env=child_environment(
                     environment,
-                    threads=binding.thread_share(bound=bound, widest=widest, local_size=context.local_size),
+                    threads=thread_share(bound=bound, widest=widest, local_size=context.local_size),
                     devices=devices,
                     package_root=Path(__file__).resolve().parents[2],
                 ),

@@ -59,6 +59,18 @@ class Transport(Protocol):
     def now(self) -> float:
         """Unix seconds, virtual in a simulation."""
 
+    def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm | None:
+        """An MPI communicator of these ranks; None without MPI. Collective over them."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was sent has left; whether it has within this time."""
+
+    def leave(self, timeout_s: float) -> bool:
+        """Take part in the last messages; whether none is under way any more."""
+
+    def abort(self, code: int) -> None:
+        """End all ranks at once; does not return."""
+
 
 class LocalTransport:
     """One process alone: messages to itself, in order."""
@@ -89,6 +101,18 @@ class LocalTransport:
         # The time of day as of the start, carried on by a clock that nobody sets: a corrected clock of the machine must
         # not time an evaluation out.
         return _DAY + time.monotonic()
+
+    def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm | None:
+        return None
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def leave(self, timeout_s: float) -> bool:
+        return True
+
+    def abort(self, code: int) -> None:
+        _end_process(code)
 
 
 def _end_process(code: int) -> None:

@@ -314,6 +314,7 @@ class Simulation:
                     space=space,
                     breeder=breeder(place.leader),
                     crew=crew,
+                    job_of=lambda candidate: candidate,  # type: ignore[arg-type,return-value]
                     journal=journal,
                     settings=LeaderSettings(
                         seed=seed,

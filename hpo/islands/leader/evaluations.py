@@ -20,6 +20,7 @@ from hpo.search.early_stopping import EarlyStopping
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Candidate, Crew, Journal, Outcome, TrialReport, Verdict
 from hpo.task.outcome import summary_line
+from hpo.task.trial import Job
 
 _START_ATTEMPTS = 3
 _MOST_DEATHS = 3
@@ -60,6 +61,7 @@ class Evaluations:
         place: WorkerPlacement,
         rules: EvaluationRules,
         crew: Crew,
+        job_of: Callable[[Candidate], Job],
         journal: Journal,
         breeder: Breeder,
         population: Population,
@@ -77,6 +79,7 @@ class Evaluations:
         self._place = place
         self._rules = rules
         self._crew = crew
+        self._job_of = job_of
         self._journal = journal
         self._breeder = breeder
         self._population = population
@@ -105,7 +108,7 @@ class Evaluations:
             self.finish(_Given(CRASHED, error))
             return
         self._early_stopping.start(candidate)
-        self._crew.start(candidate)
+        self._crew.start(self._job_of(candidate))
         self._breeder.evaluation_started(candidate.parents)
 
     def poll(self) -> bool:

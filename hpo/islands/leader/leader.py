@@ -47,6 +47,7 @@ from hpo.search.early_stopping import EarlyStopping, PruningSettings
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Breeder, Candidate, Codec, Crew, Journal
+from hpo.task.trial import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,8 @@ class Leader:
     """One worker's leader. Feed it messages with ``receive`` and call ``step`` whenever something may have
     happened.
 
-    ``peers``: leaders of the same island; ``islands[i]``: leaders of island i; ``forget``: called with the id
+    ``peers``: leaders of the same island; ``islands[i]``: leaders of island i; ``job_of``: what the crew is to evaluate
+    for a candidate; ``forget``: called with the id
     of an individual whose checkpoints are not needed any more; ``signalled``: whether this process has received a
     signal to stop, which the coordinator may not have answered yet."""
 
@@ -91,6 +93,7 @@ class Leader:
         space: Codec,
         breeder: Breeder,
         crew: Crew,
+        job_of: Callable[[Candidate], Job],
         journal: Journal,
         settings: LeaderSettings,
         forget: Callable[[str], None] = lambda identity: None,
@@ -152,6 +155,7 @@ class Leader:
                 reported=settings.reported,
             ),
             crew=crew,
+            job_of=job_of,
             journal=journal,
             breeder=breeder,
             population=self.population,

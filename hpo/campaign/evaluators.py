@@ -1,5 +1,4 @@
-"""Puts evaluators behind the protocol: which processes a rank starts, and how a candidate becomes their
-job."""
+"""Connects evaluators to the island protocol: what a rank starts for its worker, and how a candidate becomes a job."""
 
 from __future__ import annotations
 
@@ -11,107 +10,61 @@ from typing import TYPE_CHECKING, Any
 from hpo.config import reader as config
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import Crew
-from hpo.evaluation.cuda import OwnDevice
-from hpo.evaluation.devices import own_device
+from hpo.evaluation.devices import inline_device
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.messages import WorkerMessage, encode
-from hpo.islands.transport import MpiTransport, Transport
-from hpo.search.protocols import Candidate, ReportHandler
+from hpo.islands.transport import Transport
+from hpo.search.protocols import Candidate
 from hpo.task.trial import Job
+from hpo.terminal import write
 
 if TYPE_CHECKING:
     from hpo.config.layout import WorkerPlacement
     from hpo.config.reader import Settings
-    from hpo.task.outcome import Outcome
     from hpo.task.task import Task, TaskSource
 
 
-_ORPHANS_TOLD = 3
+_ORPHANS_REPORTED = 3
 
 
-class CrewAdapter:
-    """The crew of one worker, as its leader sees it: takes candidates, gives outcomes."""
+class Jobs:
+    """Makes a candidate the job of evaluators: where they find its directory and that of its parent."""
 
-    def __init__(self, crew: Crew | InlineCrew, rooms: EvaluationDirectories, seed: int) -> None:
-        self._crew = crew
-        self._rooms = rooms
+    def __init__(self, directories: EvaluationDirectories, seed: int) -> None:
+        self._directories = directories
         self._seed = seed
         self._orphans: int | None = 0
         """Individuals in a row whose parent had saved nothing; None once one had, or it was said."""
 
-    @property
-    def busy(self) -> bool:
-        return self._crew.busy
-
-    @property
-    def failed_starts(self) -> int:
-        return self._crew.failed_starts
-
-    @property
-    def ready(self) -> bool:
-        return self._crew.ready
-
-    def start(self, candidate: Candidate) -> None:
-        self._crew.start(
-            Job(
-                id=candidate.id,
-                params=candidate.params,
-                seed=trial_seed(self._seed, candidate.id),
-                directory=str(self._rooms.path(candidate.id)),
-                resumed=candidate.resumed,
-                parent=self._parent(candidate.inherits) if candidate.inherits else None,
-            )
+    def __call__(self, candidate: Candidate) -> Job:
+        return Job(
+            id=candidate.id,
+            params=candidate.params,
+            seed=trial_seed(self._seed, candidate.id),
+            directory=str(self._directories.path(candidate.id)),
+            resumed=candidate.resumed,
+            parent=self._parent(candidate.inherits) if candidate.inherits else None,
         )
 
     def _parent(self, identity: str) -> str:
         """Decided here, once for all ranks of the worker."""
-        if self._rooms.holds(identity):
+        if self._directories.holds(identity):
             self._orphans = None
-            return str(self._rooms.path(identity))
+            return str(self._directories.path(identity))
         if self._orphans is not None:
             self._orphans += 1
-            if self._orphans == _ORPHANS_TOLD:
+            if self._orphans == _ORPHANS_REPORTED:
                 self._orphans = None
-                sys.stderr.write(
-                    f'hpo: kind = "pbt": {_ORPHANS_TOLD} individuals in a row found nothing of their parents, and '
+                write(
+                    f'hpo: kind = "pbt": {_ORPHANS_REPORTED} individuals in a row found nothing of their parents, and '
                     "began anew. Let the task save into trial.directory at its end, and load from "
-                    "trial.parent_checkpoint\n"
+                    "trial.parent_checkpoint",
+                    sys.stderr,
                 )
         return ""
-
-    def poll(self) -> Sequence[Outcome]:
-        return self._crew.poll()
-
-    def receive(self, content: dict[str, Any]) -> None:
-        self._crew.receive(content)
-
-    def listen(self, on_report: ReportHandler) -> None:
-        self._crew.listen(on_report)
-
-    def request_checkpoint(self) -> None:
-        self._crew.request_checkpoint()
-
-    def kill(self, status: str) -> None:
-        self._crew.kill(status)
-
-    def disband(self) -> None:
-        self._crew.disband()
-
-    @property
-    def gone(self) -> bool:
-        return self._crew.gone
-
-    def deadline(self) -> float | None:
-        return self._crew.deadline()
-
-    def filenos(self) -> list[int]:
-        return self._crew.filenos()
-
-    def close(self, timeout_s: float) -> None:
-        self._crew.close(timeout_s)
 
 
 def _warner(place: WorkerPlacement) -> Callable[[str], None]:
@@ -121,7 +74,7 @@ def _warner(place: WorkerPlacement) -> Callable[[str], None]:
     def warn(text: str) -> None:
         heard.append(text)
         if place.island == place.worker == 0 and len(heard) == 1:
-            sys.stderr.write(f"hpo: {text}\n")
+            write(f"hpo: {text}", sys.stderr)
 
     return warn
 
@@ -200,11 +153,11 @@ def make_inline_crew(
         evaluate=task.evaluate,
         objectives=tuple(task.objectives),
         size=len(place.ranks),
-        comm=transport.communicator(place.ranks) if isinstance(transport, MpiTransport) else None,
+        comm=transport.communicator(place.ranks),
         send=send,
         stopping=stopping,
         on_warning=_warner(place),
-        device=inline_device(hosts, place.leader),
+        device=inline_device(config.environment(), hosts, place.leader),
     )
 
 
@@ -212,26 +165,17 @@ def make_inline_follower(
     *, transport: Transport, place: WorkerPlacement, worker_rank: int, hosts: Sequence[str], task: Task
 ) -> InlineHost:
     """Like ``make_follower``, for evaluations inside the ranks; collective over the worker."""
-    if not isinstance(transport, MpiTransport):
+    comm = transport.communicator(place.ranks)
+    if comm is None:
         raise TypeError("a worker of several ranks needs MPI")
     return InlineHost(
         worker_rank=worker_rank,
         size=len(place.ranks),
         evaluate=task.evaluate,
         objectives=tuple(task.objectives),
-        comm=transport.communicator(place.ranks),
+        comm=comm,
         send=lambda content: transport.send(place.leader, encode(WorkerMessage(content))),
-        device=inline_device(hosts, place.ranks[worker_rank]),
-    )
-
-
-def inline_device(hosts: Sequence[str], rank: int) -> OwnDevice:
-    """The device of a rank that evaluates in its own process. ``hosts``: by world rank."""
-    environment = config.environment()
-    return OwnDevice(
-        own_device(environment, list(hosts[:rank]).count(hosts[rank])),
-        label=f"rank {rank} on {hosts[rank]}",
-        visible=environment.get("CUDA_VISIBLE_DEVICES"),
+        device=inline_device(config.environment(), hosts, place.ranks[worker_rank]),
     )
 
 

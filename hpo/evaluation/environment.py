@@ -1,0 +1,103 @@
+"""The environment variables and the share of the host's cores that an evaluator gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_LAUNCHER_PREFIXES = (
+    "ALPS_",
+    "FLUX_",
+    "HYDI_",
+    "HYDRA_",
+    "I_MPI_",
+    "MPI_",
+    "MPIEXEC_",
+    "MPIR_",
+    "MV2_",
+    "OMPI_",
+    "PALS_",
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "PRRTE_",
+    "SLURM_MPI_",
+    "SLURM_PMI",
+    "SLURM_SRUN_",
+    "SLURM_STEP",
+    "TORCHELASTIC_",
+)
+_LAUNCHER_NAMES = frozenset(
+    {
+        "SLURM_GTIDS",
+        "SLURM_LAUNCH_NODE_IPADDR",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_NPROCS",
+        "SLURM_NTASKS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_PROCID",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_TASK_PID",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NODE_RANK",
+        "RANK",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+    }
+)
+
+
+def child_environment(
+    base: Mapping[str, str], *, threads: int, devices: Sequence[str], package_root: Path
+) -> dict[str, str]:
+    """``base`` without the variables by which a library takes the process for a rank of the launcher's job.
+
+    ``devices``: what CUDA may see, untouched when empty. ``package_root``: where ``hpo`` is imported from.
+    A number of threads that the user has set stays.
+    """
+    environment = {
+        name: value
+        for name, value in base.items()
+        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    if not {"site-packages", "dist-packages"} & set(package_root.parts):
+        former = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = str(package_root) if not former else f"{package_root}{os.pathsep}{former}"
+    return environment
+
+
+def thread_share(*, bound: int, widest: int, local_size: int) -> int:
+    """Threads for one of ``local_size`` evaluators of a host with ``widest`` cores, bound to ``bound`` of them.
+
+    One core is what mpirun binds a rank to by default; evaluators leave that binding.
+    """
+    share = max(1, widest // local_size)
+    return share if bound == 1 else min(bound, share)
+
+
+def count_cores() -> tuple[int, int]:
+    """The cores that this thread is bound to and those it could have."""
+    bound = os.sched_getaffinity(0)
+    widen_affinity()
+    widest = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, bound)
+    return len(bound), len(widest)
+
+
+def widen_affinity() -> None:
+    """Allow this thread all cores that the system lets it have."""
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    except OSError:
+        pass  # some systems refuse a set that is larger than theirs; then the binding stays
