@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import numpy
-import orjson
 import pytest
 
 import hpo
@@ -108,7 +108,7 @@ KEYS = [(section, key) for section, rules in config._RULES.items() for key in ru
 
 def harmless(settings: config.Settings) -> None:
     """It can be sent and written, its numbers are such as can be, and nothing lasts for ever."""
-    orjson.dumps(settings.model_dump(mode="json"))
+    msgspec.json.encode(settings.model_dump(mode="json"))
     layout, evaluation = settings.layout, settings.evaluation
     assert layout.islands <= 10**6 and layout.ranks_per_worker <= 10**6
     assert settings.search.grid_points <= 100_000
@@ -365,7 +365,7 @@ PYTHON: dict[str, Callable[[object], object]] = {
     # numpy warns that its truth values will be no whole numbers.
     "Trial.report step": lambda value: isinstance(value, numpy.bool_) or alone().report(value, 1.0),
     "Trial.report value": lambda value: alone().report(1, value),
-    "Trial.log": lambda value: orjson.dumps(alone().log(a=value)),
+    "Trial.log": lambda value: msgspec.json.encode(alone().log(a=value)),
     "Result": lambda value: hpo.Result(value),
     "returned": lambda value: judge(value, ["value"]),
     "returned objective": lambda value: judge({"value": value}, ["value"]),

@@ -19,6 +19,7 @@ import hpo
 import trainers
 from hpo.campaign.launch import command, environment, find_mpirun
 from hpo.cli import _parser
+from hpo.cluster.slurm import sbatch_options
 from hpo.config import reader as config
 from hpo.config.reader import Settings
 from hpo.errors import UsageError
@@ -268,7 +269,8 @@ def test_every_keyword_of_a_task_and_member_of_a_trial_is_explained():
 def test_commands_are_accepted(line):
     words = shlex.split(line[line.index("hpo ") :])[1:]
     try:
-        _parser().parse_args(words)
+        _, unknown = _parser().parse_known_args(words)
+        assert not unknown or (words[0] == "slurm" and sbatch_options(unknown))
     except (SystemExit, UsageError) as refusal:
         pytest.fail(f"{line}: {refusal}")
 

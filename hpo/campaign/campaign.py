@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
-import orjson
+import msgspec
 
 from hpo.arguments import checked_arguments
 from hpo.campaign.cleanup import keep_only_best
@@ -429,7 +429,7 @@ class Campaign:
     def _fingerprint(self) -> str:
         """Equal on two ranks that would run the same campaign."""
         content = {"identity": self.identity, "settings": self.settings.model_dump(mode="json")}
-        return hashlib.blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+        return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
 
     def _greet(self, transport: Transport) -> list[str]:
         """Host names by rank, once all have said hello; raises CampaignError for one that could not."""

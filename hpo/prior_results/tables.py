@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import orjson
+import msgspec
 
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED, RUNNING
@@ -136,7 +136,7 @@ def _csv(path: Path) -> list[dict[str, object]]:
 
 
 def _json(path: Path) -> list[dict[str, object]]:
-    rows = orjson.loads(path.read_bytes())
+    rows = msgspec.json.decode(path.read_bytes())
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("a table is a list of objects, one a row.")
     return rows

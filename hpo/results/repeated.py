@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import orjson
+import msgspec
 
 from hpo.search.models.estimates import Estimate, estimates, mean_of, median_of
 
@@ -79,4 +79,4 @@ def ranked(pairs: Sequence[Pair], failures: Iterable[Individual]) -> list[Repeat
 
 
 def _key(one: Individual) -> bytes:
-    return orjson.dumps(one.params, option=orjson.OPT_SORT_KEYS)
+    return msgspec.json.encode(one.params, order="sorted")

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, RUNNING, STATUSES, Individual, Scalar
 from hpo.journal.durable import write_atomically
@@ -211,10 +213,8 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
 
 
 def _json(columns: Mapping[str, Sequence[object]]) -> bytes:
-    import orjson
-
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return orjson.dumps(storable(rows), option=orjson.OPT_INDENT_2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(storable(rows)), indent=2) + b"\n"
 
 
 def _csv(table: pandas.DataFrame) -> bytes:
@@ -240,9 +240,7 @@ def _list_as_text(value: object) -> object:
     """A list as JSON, with the words of ``_json`` for numbers that JSON does not have; else ``value``."""
     if not isinstance(value, list):
         return value
-    import orjson
-
-    return orjson.dumps(storable(value)).decode()
+    return msgspec.json.encode(storable(value)).decode()
 
 
 def _parquet(table: pandas.DataFrame) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 
-import orjson
+import msgspec
 
 from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
@@ -145,7 +145,7 @@ class SearchSpace:
 
     def key(self, params: Params) -> str:
         """32 hexadecimal digits that tell what ``decode`` or ``validate`` return apart, also 1 from True."""
-        return blake2b(orjson.dumps(params, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
+        return blake2b(msgspec.json.encode(params, order="sorted"), digest_size=16).hexdigest()
 
     @cached_property
     def size(self) -> int | None:

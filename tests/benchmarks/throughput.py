@@ -153,7 +153,7 @@ def where_time_goes(directory: Path) -> dict[str, float]:
             module = "propulate"
         elif file == "~":
             module = next(
-                (word for word in ("fsync", "poll", "select", "orjson", "scandir") if word in name),
+                (word for word in ("fsync", "poll", "select", "msgspec", "scandir") if word in name),
                 "other builtins",
             )
         elif Path(file).name in ("copy.py", "random.py", "pathlib.py"):
