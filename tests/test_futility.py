@@ -59,7 +59,7 @@ def fail(watch: Futility, *numbers: int, error: str = "KeyError: 'x'") -> None:
 
 
 def test_so_many_failures_and_nobody_beside_them_are_enough() -> None:
-    watch = Futility(3)
+    watch = Futility(3, patience_s=300)
     fail(watch, 0, 1)
     assert not watch.futile(unasked)
     fail(watch, 2)
@@ -67,14 +67,14 @@ def test_so_many_failures_and_nobody_beside_them_are_enough() -> None:
 
 
 def test_watching_for_nothing() -> None:
-    watch = Futility(None)
+    watch = Futility(None, patience_s=300)
     fail(watch, *range(100))
     assert not watch.futile(unasked)
 
 
 @pytest.mark.parametrize("status", [COMPLETED, PRUNED, INVALID])
 def test_one_that_trained_ends_the_watch_for_good(status: str) -> None:
-    watch = Futility(3)
+    watch = Futility(3, patience_s=300)
     fail(watch, 0, 1)
     watch.ended("k2", "0-0-2", status, reported=False, fault=None)
     fail(watch, *range(3, 100))
@@ -83,7 +83,7 @@ def test_one_that_trained_ends_the_watch_for_good(status: str) -> None:
 
 @pytest.mark.parametrize("status", [FAILED, TIMEOUT, CRASHED, INTERRUPTED])
 def test_one_that_reported_a_value_trained_however_it_ended(status: str) -> None:
-    watch = Futility(1)
+    watch = Futility(1, patience_s=300)
     watch.ended("k0", "0-0-0", status, reported=True, fault="KeyError" if status == FAILED else None)
     fail(watch, 1, 2)
     assert not watch.futile(unasked)
@@ -91,7 +91,7 @@ def test_one_that_reported_a_value_trained_however_it_ended(status: str) -> None
 
 @pytest.mark.parametrize("status", [TIMEOUT, CRASHED, INTERRUPTED])
 def test_other_ends_say_neither(status: str) -> None:
-    watch = Futility(2)
+    watch = Futility(2, patience_s=300)
     fail(watch, 0)
     watch.ended("k1", "0-0-1", status, reported=False, fault=None)
     assert not watch.futile(unasked)
@@ -106,7 +106,7 @@ def test_only_failures_of_individuals_that_were_begun_here_count() -> None:
 
 
 def test_there_are_two_rounds_of_hope() -> None:
-    watch = Futility(2)
+    watch = Futility(2, patience_s=300)
     fail(watch, 0, 1)
     assert not watch.futile(lambda: ["k2", "k3"])
     fail(watch, 2, 4, 5)  # those two were begun later, and are of no round yet
@@ -121,7 +121,7 @@ def test_there_are_two_rounds_of_hope() -> None:
 
 @pytest.mark.parametrize("round_", [1, 2])
 def test_who_completes_in_a_round_of_hope_ends_the_watch(round_: int) -> None:
-    watch = Futility(1)
+    watch = Futility(1, patience_s=300)
     fail(watch, 0)
     assert not watch.futile(lambda: ["k1", "k2"])
     fail(watch, 1)
@@ -134,7 +134,7 @@ def test_who_completes_in_a_round_of_hope_ends_the_watch(round_: int) -> None:
 
 
 def test_nothing_more_is_begun_once_as_many_again_have_failed() -> None:
-    watch = Futility(3)
+    watch = Futility(3, patience_s=300)
     fail(watch, 0, 1, 2)
     assert not watch.futile(lambda: ["k9"]) and not watch.holds
     fail(watch, 3, 4)
@@ -143,7 +143,7 @@ def test_nothing_more_is_begun_once_as_many_again_have_failed() -> None:
     assert watch.holds and not watch.futile(unasked)
     watch.ended("k9", "0-0-9", COMPLETED, reported=False, fault=None)
     assert not watch.holds
-    assert not Futility(None).holds
+    assert not Futility(None, patience_s=300).holds
 
 
 def test_that_holds_the_others_up_for_a_while_only() -> None:
@@ -162,7 +162,7 @@ def test_that_holds_the_others_up_for_a_while_only() -> None:
 
 
 def test_of_many_workers_as_many_may_fail() -> None:
-    watch = Futility(3, workers=50)
+    watch = Futility(3, patience_s=300, workers=50)
     fail(watch, *range(99))
     assert not watch.futile(lambda: ["k9999"]) and not watch.holds
     fail(watch, 99)
@@ -170,7 +170,7 @@ def test_of_many_workers_as_many_may_fail() -> None:
 
 
 def test_nobody_is_hoped_for_who_is_not_evaluated_after_all() -> None:
-    watch = Futility(1)
+    watch = Futility(1, patience_s=300)
     fail(watch, 0)
     assert not watch.futile(lambda: ["k1", "k2"])
     watch.released("k1")
@@ -179,7 +179,7 @@ def test_nobody_is_hoped_for_who_is_not_evaluated_after_all() -> None:
 
 
 def test_the_sentence_names_how_many_the_errors_their_output_the_rule_and_the_remedy() -> None:
-    watch = Futility(3, printed=lambda identity: f"run/{identity}.txt has what it printed")
+    watch = Futility(3, patience_s=300, printed=lambda identity: f"run/{identity}.txt has what it printed")
     fail(watch, 0, 2, 3, error="FileNotFoundError: 'cifar'")
     fail(watch, 1, error="MemoryError")
     told = watch.sentence()
@@ -198,7 +198,7 @@ def test_the_sentence_names_how_many_the_errors_their_output_the_rule_and_the_re
 
 
 def test_errors_that_all_differ_take_no_more_and_more_memory() -> None:
-    watch = Futility(3)
+    watch = Futility(3, patience_s=300)
     for number in range(1000):
         fail(watch, number, error=f"at {number}")
     assert len(watch._errors) <= 100 and "1000 evaluations failed" in watch.sentence()
@@ -526,7 +526,10 @@ def test_hope_ends_with_the_worker_where_it_was(news: Message) -> None:
         dead_leader_record=lambda place: DeadLeaderRecord(),
         journal_totals=ResumeState,
         evaluations=20,
-        futility=Futility(1),
+        duplicates=False,
+        grace_s=60.0,
+        checkpoints=False,
+        futility=Futility(1, patience_s=300),
     )
     coordinator.receive(1, Claim([Want(0, "b"), Want(1, "ahead")], False))
     for token in range(2):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation import Curve, Simulation
+from simulation import Curve, Simulation, pruning_settings
 from test_many_seeds import check_knowledge, disturb, final, losses
 from test_protocol import SPACE, make, records_of
 
@@ -22,11 +22,12 @@ from hpo.individual import COMPLETED, PRUNED
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.resume import fold, start_messages
 from hpo.journal.records import Finished, Reported, Started
-from hpo.search.early_stopping import EarlyStopping, Halving, PruningSettings, make_rule, of_search
+from hpo.search.early_stopping import EarlyStopping
 from hpo.search.population import Member, Population
 from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport
+from hpo.search.stopping_rules import Halving, PruningSettings, make_rule, of_search
 
-HALVING = PruningSettings(rule="halving", min_steps=1, reduction=3)
+HALVING = pruning_settings("halving", min_steps=1, reduction=3)
 
 
 def candidate(identity: str) -> Candidate:
@@ -46,7 +47,7 @@ def stopping(settings: PruningSettings, sign: float = 1.0, *, end: int | None = 
 
 @pytest.mark.parametrize("first, reduction", [(1, 2), (1, 4), (3, 3), (5, 4)])
 def test_rungs_of_halving_are_powers(first: int, reduction: int) -> None:
-    rule = Halving(PruningSettings(rule="halving", min_steps=first, reduction=reduction))
+    rule = Halving(pruning_settings("halving", min_steps=first, reduction=reduction))
     for step in range(200):
         reached = [k for k in range(9) if first * reduction**k <= step]
         assert rule.rung(step) == (reached[-1] if reached else None)
@@ -72,7 +73,7 @@ def test_halving_is_what_sorting_all_says(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_median_rule_is_what_its_definition_says(seed: int) -> None:
     rng = random.Random(seed)
-    settings = PruningSettings(rule="median", startup=3)
+    settings = pruning_settings("median", startup=3)
     rule = stopping(settings)
     curves: list[list[float]] = []
     for number in range(30):
@@ -96,7 +97,7 @@ def test_the_median_rule_is_what_its_definition_says(seed: int) -> None:
 
 def test_the_median_rule_compares_at_ever_rarer_steps() -> None:
     """Long runs with a report a step would fill journals and memory."""
-    rule = make_rule(PruningSettings(rule="median", min_steps=5))
+    rule = make_rule(pruning_settings("median", min_steps=5))
     rungs = [rule.rung(step) for step in range(100_000)]
     assert rungs[:5] == [None] * 5
     assert [rule.rung(5 * number) for number in range(1, 32)] == list(range(31))
@@ -128,7 +129,7 @@ def test_what_is_not_finite_is_the_worst_even_alone(worst: float) -> None:
 
 
 def test_patience_lets_one_fail_so_many_rungs_in_a_row() -> None:
-    rule = stopping(PruningSettings(rule="halving", reduction=2, patience=1))
+    rule = stopping(pruning_settings("halving", reduction=2, patience=1))
     rule.start(candidate("good"))
     for step in (1, 2, 4, 8):
         rule.report(TrialReport("good", step, 0.0))
@@ -237,7 +238,7 @@ def test_the_last_step_need_be_no_rung() -> None:
 
 
 def test_median_stops_at_the_step_where_it_compares() -> None:
-    rule = stopping(PruningSettings(rule="median", startup=1))
+    rule = stopping(pruning_settings("median", startup=1))
     rule.observe([("other", step, 0.0) for step in (1, 2)])
     rule.start(candidate("a"))
     assert rule.report(TrialReport("a", 1, 1.0, saves=True))[0] == STOP
@@ -339,8 +340,8 @@ def curve_of(rng_seed: object) -> Callable[[dict[str, Any]], Curve]:
 
 def pruned_campaign(case: int, **changes: Any) -> tuple[Simulation, dict[str, Any]]:
     rng = random.Random(f"pruned/{case}")
-    settings = PruningSettings(
-        rule=rng.choice(["halving", "halving", "median"]),
+    settings = pruning_settings(
+        rng.choice(["halving", "halving", "median"]),
         min_steps=rng.randint(1, 2),
         reduction=rng.randint(2, 3),
         patience=rng.choice([0, 0, 1]),
@@ -520,7 +521,7 @@ def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -
             islands=1,
             evaluations=evaluations,
             curve=curve,
-            pruning=PruningSettings(rule=rule, startup=1, promote=False),
+            pruning=pruning_settings(rule, startup=1, promote=False),
             migration=0.0,
             earlier=fold(records, space=SPACE, islands=1, losses=losses) if records else None,
         )

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy
 import pytest
+from simulation import pruning_settings
 
 import hpo
 from hpo.cli import main
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED, REEVALUATION
 from hpo.journal.inspection import check
-from hpo.search.early_stopping import EarlyStopping, PruningSettings
+from hpo.search.early_stopping import EarlyStopping
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.models.estimates import Estimate, estimates, exact
 from hpo.search.population import Member, Population
@@ -354,7 +355,7 @@ def test_every_other_kind_repeats(kind):
 def test_a_repetition_is_not_stopped_early():
     def verdicts(operator):
         stopping = EarlyStopping(
-            PruningSettings(rule="median", startup=1), sign=1.0, forget=lambda identity: None
+            pruning_settings("median", startup=1), sign=1.0, forget=lambda identity: None
         )
         stopping.observe([(f"0-1-{n}", step, 0.0) for n in range(20) for step in (1, 2, 3)])
         stopping.learn_end(9)

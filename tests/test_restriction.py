@@ -64,7 +64,7 @@ def test_children_of_immigrants_keep_to_it_whatever_breeds_them(kind: str) -> No
     rng, space = random.Random(0), restricted(SPACE, ONLY)
     breeder = make_breeder(space, SearchSettings(kind=kind))  # type: ignore[arg-type]
     population = Population()
-    proposals = Proposals(space, breeder, seed=0)
+    proposals = Proposals(space, breeder, seed=0, duplicates=False)
     for number in range(80):
         genome = SPACE.sample(rng)
         member = Member(f"0-0-{number}", genome, (SPACE.decode(genome)["lr"],), COMPLETED)  # type: ignore[arg-type]

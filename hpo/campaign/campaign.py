@@ -43,7 +43,7 @@ from hpo.journal.records import Entered, Known, Record
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
-from hpo.search import early_stopping as pruning
+from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted

@@ -42,7 +42,7 @@ from hpo.journal.files import JournalWriter, journal_path, read_directory, read_
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Record, Stopping
 from hpo.results.pareto import reference_losses
-from hpo.search import early_stopping as pruning
+from hpo.search import stopping_rules as pruning
 from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted

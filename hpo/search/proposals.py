@@ -38,7 +38,7 @@ class Proposals:
         *,
         seed: int,
         allows: Callable[[dict[str, Scalar]], bool] = lambda params: True,
-        duplicates: bool = False,
+        duplicates: bool,
     ) -> None:
         self._space = space
         self._breeder = breeder

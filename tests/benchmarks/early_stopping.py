@@ -34,16 +34,16 @@ import numpy
 import hpo
 from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.journal.records import Finished
-from hpo.search.early_stopping import PruningSettings
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 from hpo.search.kinds.surrogate import SurrogateBreeder
 from hpo.search.population import Population
 from hpo.search.protocols import Breeder, Genome, Offspring, WrappingBreeder
+from hpo.search.stopping_rules import PruningSettings
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import curves  # noqa: E402
-from simulation import Curve, Simulation  # noqa: E402
+from simulation import Curve, Simulation  # noqa: E402, pruning_settings
 
 from search_spaces import digits  # noqa: E402
 
@@ -52,14 +52,14 @@ WARM_UP = 4
 """Epochs of the longest warm-up in the space: before that curves say little of what is to come."""
 
 RULES = {
-    "halving": PruningSettings(rule="halving"),
-    "halving, reduction = 4": PruningSettings(rule="halving", reduction=4),
-    "halving, promote = false": PruningSettings(rule="halving", promote=False),
-    "halving, patience = 1": PruningSettings(rule="halving", patience=1),
-    "halving, min_steps = 2": PruningSettings(rule="halving", min_steps=2),
-    "halving, min_steps = 4": PruningSettings(rule="halving", min_steps=WARM_UP),
-    "halving, min_steps = 4, reduction = 4": PruningSettings(rule="halving", min_steps=WARM_UP, reduction=4),
-    "median, min_steps = 4": PruningSettings(rule="median", min_steps=WARM_UP, startup=5),
+    "halving": pruning_settings("halving"),
+    "halving, reduction = 4": pruning_settings("halving", reduction=4),
+    "halving, promote = false": pruning_settings("halving", promote=False),
+    "halving, patience = 1": pruning_settings("halving", patience=1),
+    "halving, min_steps = 2": pruning_settings("halving", min_steps=2),
+    "halving, min_steps = 4": pruning_settings("halving", min_steps=WARM_UP),
+    "halving, min_steps = 4, reduction = 4": pruning_settings("halving", min_steps=WARM_UP, reduction=4),
+    "median, min_steps = 4": pruning_settings("median", min_steps=WARM_UP, startup=5),
 }
 
 

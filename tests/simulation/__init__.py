@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
@@ -32,8 +33,8 @@ from hpo.islands.messages import (
 )
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
 from hpo.journal.records import Record
-from hpo.search.early_stopping import PruningSettings
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
+from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
 
 GRACE_S = 60.0
@@ -354,7 +355,8 @@ class Simulation:
             checkpoints=checkpoints,
             must_end=None if must_end is None else partial(float, must_end),
             grace_s=GRACE_S,
-            futility=Futility(first_failures, workers=workers),
+            duplicates=False,
+            futility=Futility(first_failures, patience_s=300, workers=workers),
         )
         if deadline is not None:
             self.at(deadline, self.coordinator.step)
@@ -511,3 +513,9 @@ def ideal_queue(durations: Sequence[float], workers: int) -> float:
     for seconds in durations:
         heapq.heapreplace(free, free[0] + seconds)
     return max(free)
+
+
+def pruning_settings(rule: str, **changes: Any) -> PruningSettings:
+    """``rule`` with a first rung at one step, that every individual may fail at."""
+    settings = {"min_steps": 1, "reduction": 3, "patience": 0, "startup": 1, "promote": True, **changes}
+    return PruningSettings(rule=rule, **settings)

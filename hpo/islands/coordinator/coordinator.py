@@ -64,15 +64,15 @@ class Coordinator:
         known: set[str] | None = None,
         assignments: Iterable[Assignment] = (),
         tally: Tally | None = None,
-        duplicates: bool = False,
+        duplicates: bool,
         configurations: Callable[[], Configurations] | None = None,
-        grace_s: float = 60.0,
+        grace_s: float,
         stop_requested: Callable[[], bool] = lambda: False,
         stop_begun: Callable[[str], None] = lambda reason: None,
         ended: Callable[[End], None] = lambda end: None,
-        checkpoints: bool = False,
+        checkpoints: bool,
         must_end: Callable[[], float] | None = None,
-        futility: Futility | None = None,
+        futility: Futility,
     ) -> None:
         self._transport = transport
         self._everyone = tuple(everyone)
@@ -80,7 +80,7 @@ class Coordinator:
         self._stop_begun = stop_begun
         self._ended = ended
         self._registry = registry
-        self._futility = futility or Futility(None)
+        self._futility = futility
         self.tally = tally if tally is not None else Tally()
         self._budget = Budget(
             evaluations,

@@ -51,7 +51,7 @@ class Futility:
         limit: int | None,
         *,
         printed: Callable[[str], str] = lambda identity: "",
-        patience_s: float = 300.0,
+        patience_s: float,
         workers: int = 1,
     ) -> None:
         self._limit = limit

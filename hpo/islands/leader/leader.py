@@ -43,10 +43,11 @@ from hpo.islands.messages import (
     reports,
 )
 from hpo.islands.transport import Transport
-from hpo.search.early_stopping import EarlyStopping, PruningSettings
+from hpo.search.early_stopping import EarlyStopping
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Breeder, Candidate, Codec, Crew, Journal
+from hpo.search.stopping_rules import PruningSettings
 from hpo.task.trial import Job
 
 

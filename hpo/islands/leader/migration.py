@@ -25,9 +25,9 @@ class MigrationSettings:
     """``probability``: after each own evaluation; ``emigrants[i]``: how many then go to island i; ``copy``:
     pollination, the original stays."""
 
-    probability: float = 0.0
-    copy: bool = False
-    emigrants: tuple[int, ...] = ()
+    probability: float
+    copy: bool
+    emigrants: tuple[int, ...]
 
 
 @dataclass(frozen=True)
