@@ -266,7 +266,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from hpo.results import result as results
-    from hpo.results import tables
+    from hpo.results import text
     from hpo.results.record import load
 
     record = load(options.directory)
@@ -274,17 +274,17 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         terminal.write_json(json.dumps(status, indent=2))
     else:
-        terminal.write(tables.status(record, status))
+        terminal.write(text.status(record, status))
     return 0
 
 
 def _best(options: argparse.Namespace) -> int:
-    from hpo.results import reports
+    from hpo.results import best_report
 
     if options.json:
-        terminal.write_json(reports.best_json(options.directory, options.top))
+        terminal.write_json(best_report.best_json(options.directory, options.top))
     else:
-        terminal.write(reports.best(options.directory, options.top))
+        terminal.write(best_report.best(options.directory, options.top))
     return 0
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import hpo
 from hpo.errors import UsageError
 from hpo.journal import directory
+from hpo.results import best_report
 from hpo.results import pareto as fronts
-from hpo.results import reports
 from hpo.results import result as results
 from hpo.results.record import CampaignRecord
 from hpo.search.models.pareto import crowding
@@ -134,7 +134,7 @@ def test_the_knee_is_nearest_to_the_ideal_in_units_of_the_front(tmp_path):
 def test_best_tells_the_whole_front(tmp_path):
     records = [record(0, 10, 100), record(1, 6, 20), record(2, 1, 0), record(3, 5, 99), record(4, None)]
     path = home(tmp_path, records, reference={"gain": 0.0, "cost": 200.0})
-    text = reports.best(path, None)
+    text = best_report.best(path, None)
     assert text.startswith(
         "2 objectives, gain (maximize), cost (minimize): front of 3 that no other dominates; "
     )
@@ -142,8 +142,8 @@ def test_best_tells_the_whole_front(tmp_path):
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["0-0-0", "*", "0-0-2"]
     assert "0-0-1: gain = 6, cost = 20" in text and "lr = 0.1" in text
-    assert "front of 2 of 3" in reports.best(path, 2)
-    entries = json.loads(reports.best_json(path, None))
+    assert "front of 2 of 3" in best_report.best(path, 2)
+    entries = json.loads(best_report.best_json(path, None))
     assert [(one["id"], one["knee"]) for one in entries] == [
         ("0-0-0", False),
         ("0-0-1", True),
@@ -153,8 +153,8 @@ def test_best_tells_the_whole_front(tmp_path):
     assert volume["value"] == 10 * 100 + 6 * 80 + 20
     assert volume["over_time"] == [[1, 1000.0], [2, 1480.0], [3, 1500.0], [5, 1500.0]]
     assert volume["reference"] == {"gain": 0.0, "cost": 200.0}
-    assert len(json.loads(reports.best_json(path, 1))) == 1
-    assert "no evaluation has completed" in reports.best(home(tmp_path / "none", [record(0, None)]), None)
+    assert len(json.loads(best_report.best_json(path, 1))) == 1
+    assert "no evaluation has completed" in best_report.best(home(tmp_path / "none", [record(0, None)]), None)
 
 
 def test_the_table_tells_who_is_on_the_front(tmp_path):

@@ -24,7 +24,7 @@ from hpo.journal import directory
 from hpo.journal.files import journal_path, read_directory, read_file
 from hpo.journal.inspection import check, repair
 from hpo.journal.lock import _machine, holder
-from hpo.results import reports, tables
+from hpo.results import best_report, text
 from hpo.results import result as results
 from hpo.results.record import load
 
@@ -330,12 +330,12 @@ def _inspected(home: Path) -> None:
 
     def inspect() -> None:
         record = load(home)
-        tables.status(record, results.status(record))
+        text.status(record, results.status(record))
         results.best(record, 3)
         results._json(results._columns(record.individuals, list(record.objectives)))
         results.dataframe(record.individuals).to_csv()
-        reports.best(home, None)
-        reports.best_json(home, 3)
+        best_report.best(home, None)
+        best_report.best_json(home, 3)
 
     reads(inspect, CampaignError)
 

@@ -12,7 +12,7 @@ import pytest
 import hpo
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import Individual
-from hpo.results import reports
+from hpo.results import best_report
 from hpo.results.importance import MOST, importance
 from hpo.results.record import CampaignRecord
 from hpo.space.description import described_space
@@ -162,16 +162,16 @@ def test_best_tells_it(tmp_path):
     task = hpo.Task(SPACE, lambda trial: additive(trial.params, 0)["value"])
     keywords = {"isolation": "inline", "kind": "random"}
     result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=10, **keywords).run()
-    assert "10 evaluations have completed, and at least 20" in reports.best(tmp_path / "run", None)
-    missing = json.loads(reports.best_json(tmp_path / "run", None))[0]["campaign"]["importance"]
+    assert "10 evaluations have completed, and at least 20" in best_report.best(tmp_path / "run", None)
+    missing = json.loads(best_report.best_json(tmp_path / "run", None))[0]["campaign"]["importance"]
     assert "at least 20" in missing["value"]["missing"]
     with pytest.raises(CampaignError, match="at least 20"):
         result.importance()
     result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=120, **keywords).run()
-    text = reports.best(tmp_path / "run", 2)
+    text = best_report.best(tmp_path / "run", 2)
     assert "importance for value, from 120 evaluations" in text
     assert text.splitlines()[-6].split()[0] == "a"
-    entries = json.loads(reports.best_json(tmp_path / "run", 2))
+    entries = json.loads(best_report.best_json(tmp_path / "run", 2))
     told = entries[0]["campaign"]["importance"]["value"]
     assert "campaign" not in entries[1] and next(iter(told["parameters"])) == "a"
     assert told["parameters"]["a"]["total"] == result.importance().shares["a"].total

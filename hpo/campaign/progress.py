@@ -122,13 +122,13 @@ class Display:
         # It looks like success, and nothing was found.
         in_vain = reason == IN_VAIN or (coordinator.tally.best is None and bool(self._failures(coordinator)))
         if in_vain or self._repeats:
-            from hpo.results import tables
+            from hpo.results import text as texts
             from hpo.results.record import load
 
             with suppress(HpoError, OSError):
                 record = load(self._directory)
                 # Where some were evaluated again, the best of the line above may have been lucky.
-                text += f"\n{tables.nothing(record)}" if in_vain else tables.steadiest(record)
+                text += f"\n{texts.nothing(record)}" if in_vain else texts.steadiest(record)
         if reason == IN_VAIN:
             text += (
                 "\nThe budget is used up, and no evaluation has completed. Mend what failed; then give more "

@@ -26,7 +26,7 @@ from hpo.evaluation.devices import inline_device
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
-from hpo.results import tables
+from hpo.results import text
 from hpo.search.protocols import GO, TrialReport, Verdict
 from hpo.task.outcome import Outcome
 from hpo.task.task import Task
@@ -51,7 +51,7 @@ def attempt(file: Path) -> int:
         "Choose a smaller worker, or try it on a larger machine",
     )
     name, params = _point(campaign.task)
-    terminal.write(f"evaluating {name}: {tables.params(params)}", flush=True)
+    terminal.write(f"evaluating {name}: {text.params(params)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
         job = Job(id="try", params=dict(params), seed=campaign.settings.seed, directory=f"{scratch}/try")
         if campaign.settings.evaluation.isolation == "inline":

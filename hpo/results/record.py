@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -180,28 +181,20 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
 }
 
 
+# An individual has the fields of its records that bear the same names.
+_OF_STARTED, _OF_FINISHED = (
+    tuple(one.name for one in fields(Individual) if one.name in kind.__struct_fields__)
+    for kind in (Started, Finished)
+)
+_values_of_started, _values_of_finished = attrgetter(*_OF_STARTED), attrgetter(*_OF_FINISHED)
+
+
 def _individual(record: Started | Finished) -> Individual:
-    individual = Individual(
-        record.id,
-        record.island,
-        record.worker,
-        record.sequence,
-        record.params,
-        operator=record.operator,
-        parents=record.parents,
-        retries=record.retries,
-        inherits=record.inherits,
-    )
     if isinstance(record, Started):
+        individual = Individual(**dict(zip(_OF_STARTED, _values_of_started(record), strict=True)))
         individual.started = record.time
-    else:
-        individual.status = record.status
-        individual.objectives = record.objectives
-        individual.metrics = record.metrics
-        individual.error = record.error
-        individual.started = record.started
-        individual.finished = record.finished
-    return individual
+        return individual
+    return Individual(**dict(zip(_OF_FINISHED, _values_of_finished(record), strict=True)))
 
 
 def _known(record: Known) -> Individual:

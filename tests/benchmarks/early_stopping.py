@@ -43,7 +43,7 @@ from hpo.search.stopping_rules import PruningSettings
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import curves  # noqa: E402
-from simulation import Curve, Simulation  # noqa: E402, pruning_settings
+from simulation import Curve, Simulation, pruning_settings  # noqa: E402, pruning_settings
 
 from search_spaces import digits  # noqa: E402
 

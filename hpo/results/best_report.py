@@ -11,7 +11,7 @@ from hpo.individual import Individual, is_known
 from hpo.journal.records import storable
 from hpo.results import pareto as fronts
 from hpo.results import result as results
-from hpo.results import tables
+from hpo.results import text
 from hpo.results.importance import Importance, importance
 from hpo.results.record import CampaignRecord, load
 from hpo.results.repeated import Repeated
@@ -35,18 +35,18 @@ def best(directory: Path, top: int | None) -> str:
     record = load(directory)
     found = _top(record, top)
     if not found:
-        return tables.nothing(record)
+        return text.nothing(record)
     chief = found[0]
     if len(record.objectives) < 2:
-        parts = [tables.best(found, _repeated(record))]
+        parts = [text.best(found, _repeated(record))]
     else:
         front = fronts.front(record)
         knee = fronts.knee(front, record.objectives)
         assert knee is not None  # as something was found
         chief = knee
-        parts = [tables.front(found, knee, fronts.hypervolume(record), len(front), record.objectives)]
+        parts = [text.front(found, knee, fronts.hypervolume(record), len(front), record.objectives)]
     line = results.schedule(record, chief.id)
-    parts.append(tables.schedule(line, results.changed(line)))
+    parts.append(text.schedule(line, results.changed(line)))
     return "\n".join([*filter(None, parts), *map(str, _importance(record).values())])
 
 
