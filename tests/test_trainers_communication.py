@@ -15,16 +15,10 @@ from gloo import outcomes_of_ranks, run_ranks
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainers.communication.communicator import (
-    Channel,
-    CommunicationError,
-    Communicator,
-    GradientAverager,
-    average_tensors,
-    broadcast_tensors,
-    buckets,
-    reconcile_buffers,
-)
+from trainers.communication.averager import GradientAverager
+from trainers.communication.buckets import average_tensors, broadcast_tensors, buckets, reconcile_buffers
+from trainers.communication.channel import Channel, CommunicationError
+from trainers.communication.communicator import Communicator
 from trainers.communication.process_groups import give_back, group_apart, next_number
 from trainers.communication.topology import Topology
 

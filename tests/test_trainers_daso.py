@@ -19,7 +19,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication.communicator import Channel, Communicator, broadcast_tensors
+from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.channel import Channel
+from trainers.communication.communicator import Communicator
 from trainers.data.loading import Disjoint
 from trainers.methods.strategy import Method, Setup, Strategy
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication.communicator import Communicator, GradientAverager, broadcast_tensors
+from trainers.communication.averager import GradientAverager
+from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.communicator import Communicator
 from trainers.methods.powersgd import PowerSGDAverager
 
 SAMPLES = 50

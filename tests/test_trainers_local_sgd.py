@@ -19,7 +19,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication.communicator import Communicator, broadcast_tensors
+from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.communicator import Communicator
 from trainers.data.loading import Disjoint
 from trainers.methods.local_sgd import adapted_period, effective_batch_size
 from trainers.methods.strategy import Method, Setup, Strategy

@@ -7,7 +7,7 @@ Importing this package imports torch.
 from __future__ import annotations
 
 from trainers.checkpoints.export import load_model, load_state, load_trained, save_model
-from trainers.communication.communicator import CommunicationError
+from trainers.communication.channel import CommunicationError
 from trainers.communication.topology import Topology
 from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
 from trainers.data.loading import Disjoint

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainers.communication.communicator import Channel, Communicator
+from trainers.communication.channel import Channel
+from trainers.communication.communicator import Communicator
 from trainers.data.loading import in_order, length_of, load, share
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]

@@ -28,7 +28,9 @@ from trainers.checkpoints.contents import (
     fill_optimizer,
     form_of,
 )
-from trainers.communication.communicator import Communicator, broadcast_tensors, refuse_sparse
+from trainers.communication.averager import refuse_sparse
+from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import (
     refuse_alone_among_many,
     refuse_other_models,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +70,7 @@ class Trial:
     """
 
     __slots__ = (
+        "_asked_to_save",
         "_directory",
         "_last_step",
         "_link",
@@ -109,6 +109,7 @@ class Trial:
         self.last_report: tuple[int, float] | None = None
         self._link = link
         self._last_step: int | None = None
+        self._asked_to_save = False
         self._directory = job.directory
         self._parent = job.parent
         if job.parent == "":
@@ -232,7 +233,8 @@ class Trial:
         ``hpo.Interrupted``; the individual continues later and finds its directory. Every rank must call it, and all
         get the same answer.
         """
-        return self._link.should_checkpoint()
+        self._asked_to_save = self._link.should_checkpoint()
+        return self._asked_to_save
 
     def training(self, *, value: str) -> dict[str, Any]:
         """Keywords for ``trainers.train`` by which the campaign stops, resumes and prunes a training:
@@ -293,10 +295,10 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
             status=FAILED, error=f"the task called sys.exit({error.code!r}): return or raise instead."
         )
     except Exception as error:
+        # As trainers.train ends where its ``interrupt`` is ``trial.should_checkpoint``.
+        saved = trial._asked_to_save and getattr(error, "saved", False) is True
         outcome = (
-            Outcome(status=INTERRUPTED)
-            if _of_trainers(error)
-            else Outcome(status=FAILED, error=describe_exception(error))
+            Outcome(status=INTERRUPTED) if saved else Outcome(status=FAILED, error=describe_exception(error))
         )
     seconds = time.perf_counter() - begun
     return replace(
@@ -305,12 +307,6 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
         remarks={**trial.remarks, **outcome.remarks},
         seconds=seconds,
     )
-
-
-def _of_trainers(error: Exception) -> bool:
-    """Whether ``trainers.train`` has saved and stopped, as its ``interrupt=trial.should_checkpoint`` asked it to."""
-    kind = getattr(sys.modules.get("trainers.loop"), "Interrupted", None)
-    return isinstance(kind, type) and isinstance(error, kind) and getattr(error, "saved", False)
 
 
 def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:

@@ -15,8 +15,6 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, TypeVar
 
-from hpo.config import reader as config
-
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -92,9 +90,12 @@ class Shown:
         self._began = time.monotonic()
         self._next = self._began + 5.0 if show else float("inf")
         self._bar: Progress | None = None
-        columns = config.terminal_columns() if show else None
-        if columns is not None:
-            from rich.console import Console
+        if not show:
+            return
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        if console.is_terminal and not console.is_dumb_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
@@ -103,7 +104,7 @@ class Shown:
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
-                console=Console(file=sys.stderr, force_terminal=True, width=columns),
+                console=console,
             )
             self._bar.add_task(what, total=total, completed=done, rate="")
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.communication.communicator import Channel
+from trainers.communication.channel import Channel
 from trainers.names import plain_name
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

@@ -17,15 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.arguments import check_kinds, is_integer
-from trainers.communication.communicator import (
-    Channel,
-    GradientAverager,
-    average_tensors,
-    broadcast_tensors,
-    buffers_of,
-    gradient_of,
-    reconcile_buffers,
-)
+from trainers.communication.averager import GradientAverager, gradient_of
+from trainers.communication.buckets import average_tensors, broadcast_tensors, buffers_of, reconcile_buffers
+from trainers.communication.channel import Channel
 from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank.layers import (
     SMALLEST_SIDE,

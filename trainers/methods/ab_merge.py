@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from trainers.communication.communicator import Channel, Communicator
+from trainers.communication.channel import Channel
+from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
 from trainers.lowrank.decomposition import full_precision
 from trainers.lowrank.layers import MatrixWeight

@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from trainers.arguments import check_kinds
-from trainers.communication.communicator import (
-    Bucket,
-    GradientAverager,
-    Pending,
-    buckets,
-    reconcile_buffers,
-)
+from trainers.communication.averager import GradientAverager
+from trainers.communication.buckets import Bucket, buckets, reconcile_buffers
+from trainers.communication.channel import Pending
 from trainers.methods.strategy import Setup, State, Strategy, refuse_synchronised_norms
 
 _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.communication.communicator import GradientAverager, reconcile_buffers
+from trainers.communication.averager import GradientAverager
+from trainers.communication.buckets import reconcile_buffers
 from trainers.methods.powersgd import PowerSGDAverager
 from trainers.methods.strategy import Setup, State, Strategy
 

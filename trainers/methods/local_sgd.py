@@ -15,13 +15,10 @@ import torch
 from torch import Tensor
 
 from trainers.arguments import check_kinds
-from trainers.communication.communicator import (
-    Channel,
-    Communicator,
-    GradientAverager,
-    buckets,
-    reconcile_buffers,
-)
+from trainers.communication.averager import GradientAverager
+from trainers.communication.buckets import buckets, reconcile_buffers
+from trainers.communication.channel import Channel
+from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
 from trainers.methods.strategy import (
     Setup,

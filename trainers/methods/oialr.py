@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.arguments import check_kinds, is_integer
-from trainers.communication.communicator import broadcast_tensors
+from trainers.communication.buckets import broadcast_tensors
 from trainers.lowrank.decomposition import SharedWork, full_precision, svd, svd_cost
 from trainers.lowrank.layers import (
     LARGEST_ASPECT,

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from trainers.communication.communicator import Channel, GradientAverager, average_summands, gradient_of
+from trainers.communication.averager import GradientAverager, gradient_of
+from trainers.communication.buckets import average_summands
+from trainers.communication.channel import Channel
 from trainers.methods.strategy import State
 from trainers.randomness import derive
 

@@ -1,0 +1,148 @@
+"""Flat buckets of tensors: broadcast and averaged in few large messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from trainers.communication.channel import REAL_TYPES, Channel
+from trainers.communication.communicator import Communicator
+
+BUCKET_BYTES = 25 * 2**20
+"""Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Tensors of one type that travel as one flat buffer of ``wire_dtype``."""
+
+    tensors: list[Tensor]
+    wire_dtype: torch.dtype
+    flat: Tensor = field(init=False)
+    views: list[Tensor] = field(init=False)
+    """Parts of ``flat`` in the shapes of ``tensors``."""
+    firsts: Tensor | None = field(init=False, default=None)
+    """Where in ``flat`` the tensors begin, apart from empty ones; None until it is needed."""
+
+    def __post_init__(self) -> None:
+        sizes = [tensor.numel() for tensor in self.tensors]
+        self.flat = torch.empty(sum(sizes), dtype=self.wire_dtype, device=self.tensors[0].device)
+        self.views = [
+            part.view(tensor.shape)
+            for part, tensor in zip(torch.split(self.flat, sizes), self.tensors, strict=True)
+        ]
+
+    def pack(self, values: Sequence[Tensor]) -> Tensor:
+        """Copy ``values``, shaped like the tensors, into the buffer and return it."""
+        torch._foreach_copy_(self.views, list(values))
+        return self.flat
+
+    def unpack(self, into: Sequence[Tensor]) -> None:
+        """Copy the buffer's content to ``into``, shaped like the tensors."""
+        torch._foreach_copy_(list(into), self.views)
+
+
+def buckets(
+    tensors: Iterable[Tensor], *, wire_dtype: torch.dtype | None = None, bucket_bytes: int = BUCKET_BYTES
+) -> list[Bucket]:
+    """Group ``tensors``, in order, into buckets of one dtype that close when they reach ``bucket_bytes``.
+
+    ``wire_dtype`` replaces the dtype of floating-point tensors on the wire, where bytes are counted.
+    """
+    return list(_one_by_one(tensors, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes))
+
+
+def _one_by_one(
+    tensors: Iterable[Tensor], *, wire_dtype: torch.dtype | None = None, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[Bucket]:
+    """As ``buckets``, each made when it is asked for: large models need memory for just one of them."""
+    groups: dict[torch.dtype, list[list[Tensor]]] = {}
+    filled: dict[torch.dtype, int] = {}
+    for tensor in tensors:
+        dtype = tensor.dtype
+        item_bytes = (wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype).itemsize
+        if dtype not in groups or filled[dtype] >= bucket_bytes:
+            groups.setdefault(dtype, []).append([])
+            filled[dtype] = 0
+        groups[dtype][-1].append(tensor)
+        filled[dtype] += tensor.numel() * item_bytes
+    for dtype, parts in groups.items():
+        for group in parts:
+            yield Bucket(group, wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype)
+
+
+@torch.no_grad()
+def broadcast_tensors(channel: Channel, tensors: Sequence[Tensor], *, source: int = 0) -> None:
+    """Overwrite ``tensors`` with those of the ``source``-th rank of ``channel``, in flat buckets."""
+    if channel.size == 1:
+        return
+    for bucket in _one_by_one(tensors):
+        channel.broadcast(bucket.pack(bucket.tensors), source=source).wait()
+        bucket.unpack(bucket.tensors)
+
+
+@torch.no_grad()
+def broadcast_everywhere(communicator: Communicator, tensors: Sequence[Tensor], *, source: int) -> None:
+    """Overwrite ``tensors`` with those of rank ``source`` of all, which reach every other node just once."""
+    nodes = communicator.nodes
+    if len(nodes) == 1 or len({len(ranks) for ranks in nodes}) > 1:
+        broadcast_tensors(communicator.world, tensors, source=source)
+        return
+    node = next(index for index, ranks in enumerate(nodes) if source in ranks)
+    place = nodes[node].index(source)
+    inside, across = communicator.node, communicator.across
+    if inside.rank == place:
+        broadcast_tensors(across, tensors, source=node)
+    broadcast_tensors(inside, tensors, source=place)
+
+
+@torch.no_grad()
+def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
+    """Overwrite floating-point ``tensors`` with their mean over the ranks of ``channel``, in flat buckets.
+
+    What is the same on all ranks stays as it is to the last bit, infinities too, and large numbers do not
+    overflow: the mean is that of the differences from the first rank's, which is sent for it.
+    """
+    if channel.size == 1:
+        return
+    for bucket in _one_by_one(tensors):
+        if bucket.wire_dtype not in REAL_TYPES:
+            raise TypeError(
+                f"{bucket.wire_dtype} has no mean over ranks. Use another type, say torch.float32."
+            )
+        own = bucket.pack(bucket.tensors)
+        first = channel.broadcast(own.clone()).wait()
+        # Divided before it is summed, lest the sum overflow.
+        apart = torch.where(own == first, torch.zeros_like(own), (own - first) / channel.size)
+        mean = channel.all_reduce(apart).wait()
+        # Zero added to a negative zero would change its sign.
+        torch.where(mean == 0, first, first + mean, out=bucket.flat)
+        bucket.unpack(bucket.tensors)
+
+
+@torch.no_grad()
+def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
+    """As ``average_tensors``, for tensors that differ on all ranks anyway: sums, divided; two thirds of the bytes."""
+    if channel.size == 1:
+        return
+    for bucket in _one_by_one(tensors):
+        channel.all_reduce(bucket.pack(bucket.tensors)).wait()
+        bucket.unpack(bucket.tensors)
+        torch._foreach_div_(bucket.tensors, channel.size)
+
+
+def reconcile_buffers(channel: Channel, model: nn.Module) -> None:
+    """Make the model's buffers the same on all ranks: floating-point ones their mean, others rank 0's."""
+    floating, others = buffers_of(model)
+    average_tensors(channel, floating)
+    broadcast_tensors(channel, others)
+
+
+def buffers_of(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The buffers of ``model`` that have a mean, and the others."""
+    own = list(model.buffers())
+    # Types of eight bits and less are for storage; they have no arithmetic.
+    return [b for b in own if b.dtype in REAL_TYPES], [b for b in own if b.dtype not in REAL_TYPES]

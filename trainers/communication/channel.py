@@ -1,0 +1,157 @@
+"""A channel: the collective operations of one group of ranks, with time-outs, and counts of bytes and of waiting.
+
+Bytes are counted as a ring moves them, rank i sending to rank i + 1 of its group: gloo and NCCL do so for large
+tensors, and on more than one node the figure agrees with the counters of the interface for ranks that are numbered
+node by node."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainers.communication.topology import Ranks
+
+REAL_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+_SENT = (*REAL_TYPES, torch.int8, torch.uint8, torch.int32, torch.int64)
+
+
+_SUMMED = (*_SENT, torch.complex64, torch.complex128)
+"""What both gloo and NCCL take as it is; other types are sent as bytes, where they need not be summed."""
+
+
+class CommunicationError(RuntimeError):
+    """A collective operation ended with an error or ran over its time: most likely another rank is gone."""
+
+
+class Pending:
+    """A collective under way; ``wait`` returns when its result is there. Each is waited for exactly once."""
+
+    def __init__(self, channel: Channel, work: dist.Work | None, tensor: Tensor, what: str) -> None:
+        self._channel = channel
+        self._work = work
+        self._what = what
+        # The tensor has to live until the operation is over.
+        self._tensor = tensor
+
+    def wait(self) -> Tensor:
+        """The tensor with its result. CommunicationError if a peer is lost or the time-out passes."""
+        if self._work is not None:
+            self._channel._wait(self._work, self._tensor, self._what)
+            self._work = None
+        return self._tensor
+
+
+@dataclass(kw_only=True)
+class Channel:
+    """One process group with its counters. With one rank every operation is free and changes nothing."""
+
+    name: str
+    ranks: Ranks
+    rank: int
+    """Place of this process in ``ranks``."""
+    group: dist.ProcessGroup | None
+    timeout: timedelta
+    next_is_near: bool
+    """Whether the ring's next rank is on the same node."""
+    bytes_inside: float = 0.0
+    bytes_between: float = 0.0
+    wait_s: float = 0.0
+    operations: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        """Start to sum ``tensor``, in place, over the ranks. TypeError for a type that cannot be summed."""
+        if self.size > 1 and tensor.dtype not in _SUMMED:
+            raise TypeError(
+                f"{tensor.dtype} cannot be summed over ranks. Use another type, say torch.float32."
+            )
+        self._count(2 * tensor.nbytes * (self.size - 1) / self.size)
+        return self._start(
+            tensor, "all-reduce", lambda: dist.all_reduce(tensor, group=self.group, async_op=True)
+        )
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> Pending:
+        """Start to overwrite ``tensor`` with that of the ``source``-th of the ranks."""
+        self._count(tensor.nbytes * (self.size - 1) / self.size)
+        return self._start(
+            tensor,
+            "broadcast",
+            lambda: dist.broadcast(_sendable(tensor), group=self.group, async_op=True, group_src=source),
+        )
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which have the same shape, in order of rank."""
+        if self.size == 1:
+            return [tensor]
+        self._count(tensor.nbytes * (self.size - 1))
+        parts = [torch.empty_like(tensor) for _ in self.ranks]
+        into, sent = [_sendable(part) for part in parts], _sendable(tensor)
+        gather = self._start(
+            tensor, "all-gather", lambda: dist.all_gather(into, sent, group=self.group, async_op=True)
+        )
+        gather.wait()
+        return parts
+
+    def barrier(self, device: torch.device) -> None:
+        """Return when all ranks have come here."""
+        arrived = self.all_reduce(torch.ones(1, device=device)).wait()
+        # On a GPU, waiting only orders streams; reading the value waits for the ranks.
+        arrived.item()
+
+    def _count(self, sent: float) -> None:
+        if self.size > 1:
+            self.operations += 1
+            if self.next_is_near:
+                self.bytes_inside += sent
+            else:
+                self.bytes_between += sent
+
+    def _start(self, tensor: Tensor, what: str, start: Callable[[], dist.Work | None]) -> Pending:
+        if self.size == 1:
+            return Pending(self, None, tensor, what)
+        try:
+            return Pending(self, start(), tensor, what)
+        except torch.OutOfMemoryError:
+            # This rank's own trouble: those who judge runs by it must know it.
+            raise
+        except RuntimeError as error:
+            raise self._lost(what, 0.0, error) from error
+
+    def _wait(self, work: dist.Work, tensor: Tensor, what: str) -> None:
+        begin = time.perf_counter()
+        try:
+            if tensor.device.type == "cpu":
+                work.wait(self.timeout)
+            else:
+                # With a time-out NCCL's wait would hold up the host; its own watchdog ends a hung operation.
+                work.wait()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise self._lost(what, time.perf_counter() - begin, error) from error
+        finally:
+            self.wait_s += time.perf_counter() - begin
+
+    def _lost(self, what: str, waited_s: float, error: RuntimeError) -> CommunicationError:
+        return CommunicationError(
+            f"Rank {self.rank} of {self.size} on {socket.gethostname()}: {what} in {self.name!r} failed "
+            f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "
+            f"printed. ({error})"
+        )
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """``tensor``, contiguous, or its bytes where libraries do not know its type."""
+    return tensor if tensor.dtype in _SENT else tensor.view(-1).view(torch.uint8)
