@@ -12,7 +12,7 @@ from trainers.communication.topology import Topology
 from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
 from trainers.data.loading import Disjoint
 from trainers.evaluation import evaluate
-from trainers.loop import Interrupted, Result, train
+from trainers.loop import train
 from trainers.lowrank.layers import merged
 from trainers.methods.ab import AB
 from trainers.methods.daso import DASO
@@ -33,6 +33,7 @@ from trainers.optim.schedules import (
     ReduceOnPlateau,
     Schedule,
 )
+from trainers.result import Interrupted, Result
 
 __all__ = [
     "AB",

@@ -1,0 +1,34 @@
+"""What a training run returns, and the exception by which it says that it was interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.settings import (
+    Metrics,
+)
+
+
+class Interrupted(Exception):
+    """``interrupt`` asked the run to stop. With a ``checkpoint`` the state is saved (``saved`` is true), and the same
+    call continues from there; without, nothing is saved.
+    """
+
+    saved = False
+    """Whether the state is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run brought; the same on every rank.
+
+    Attributes:
+        metrics (dict): of the last epoch, or of the best where that was restored: your metrics by name, "epoch",
+            "lr", "train_loss", "validation_loss", seconds, bytes and what the method records.
+        history (tuple of dict): the same of each epoch.
+        reason (str): "finished", "stopped early", or "diverged": a loss was not finite, and the run ended there.
+    """
+
+    metrics: Metrics
+    history: tuple[Metrics, ...]
+    reason: str
