@@ -1,4 +1,4 @@
-"""What a constructor is given that it does not take: a sentence in place of Python's TypeError."""
+"""Refuses unknown keyword arguments with a sentence that names the nearest valid one."""
 
 from __future__ import annotations
 

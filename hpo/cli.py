@@ -163,7 +163,7 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
 def _whole(text: str) -> int:
     try:
         return int(text)
-    except ValueError:  # also of so many digits that Python refuses to read them
+    except ValueError:  # also of a number too long for Python to read
         raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1") from None
 
 

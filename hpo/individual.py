@@ -27,7 +27,7 @@ FINAL = frozenset({COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED})
 resumed."""
 
 FAULTS = frozenset({FAILED, INVALID, TIMEOUT})
-"""Statuses that are the configuration's doing, as far as can be told: its machine did not die."""
+"""Statuses that are the configuration's doing, as far as is known: its machine did not die."""
 
 STATUSES = (COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED, LOST, INTERRUPTED, RUNNING)
 

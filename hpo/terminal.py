@@ -1,6 +1,6 @@
-"""Text on its way to a terminal: what the terminal would obey instead of showing is spelt out.
+"""Makes text safe for a terminal: control characters are spelt out.
 
-Names, errors, ids and paths come from tasks and journals, whoever wrote them. Data keep them exactly; whatever writes
+Names, errors, ids and paths come from tasks and journals. Data keep them exactly; whatever writes
 them for a person to read calls these functions."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import hpo
 from search_spaces import options as check
 from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 if TYPE_CHECKING:
     import trainers
@@ -152,7 +152,7 @@ def _assignment(p: dict[str, Any], ranks: int) -> Assignment:
     return trainers.FineGrained(copies=p["copies"])
 
 
-test_accuracy = alone.tests_of(make_task)
+test_accuracy = command_line.tests_of(make_task)
 """As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
@@ -162,4 +162,4 @@ untrained = untrained_of(make_task)
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(alone.main("search_spaces.assignment", make_task, test_accuracy, network=untrained))
+    sys.exit(command_line.main("search_spaces.assignment", make_task, test_accuracy, network=untrained))

@@ -10,7 +10,7 @@
 There the mean squared error on the test part was, of forecasts over 96, 192, 336 and 720 points, 0.2145, 0.2737,
 0.3277 and 0.4194 at full rank, and 0.2112, 0.2686, 0.3212 and 0.4120 with OIALR and what the search had found, at
 12.2, 27.2, 7.1 and 4.5 % of the parameters trained. It is ``Autoformer`` of transformers here as there; what that
-does unlike its authors' is told in ``search_spaces.networks.autoformer``.
+does unlike its authors' is listed in ``search_spaces.networks.autoformer``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.standalone import alone, use
+from search_spaces.standalone import command_line, trained_models
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ MEASURE = "MSE"
 class ForecastOptions:
     """How all configurations of a campaign are trained; UsageError for what cannot be.
 
-    - ``data``: a csv, or "elecdemand", as for ``readers.ett.read_series``. ``stride``: a window begins so many points
+    - ``data``: a csv, or "elecdemand", as for ``readers.ett.read_series``. ``stride``: a window begins this many points
       after the one before; 1: all are used.
     - ``horizon``, ``context``, ``start_token``: points that are forecast, that are seen, and of these that the
       decoder begins with.
@@ -147,7 +147,7 @@ class ForecastTask(hpo.Task):
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
         if trial.rank == 0:
-            use.note(trial.directory, _told_by(self.options.parts()))
+            trained_models.note(trial.directory, _told_by(self.options.parts()))
         _, result = self.fit(
             trial.params,
             seed=trial.seed,
@@ -272,7 +272,7 @@ def _network(options: ForecastOptions, *, features: int, time_features: int) -> 
 
 
 _EVALUATED_AT_ONCE = 128
-"""Windows: spectra of so many, at the source's width and a horizon of 720, take some hundred MB each."""
+"""Windows: spectra of this many, at the source's width and a horizon of 720, take some hundred MB each."""
 
 
 def mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -331,7 +331,7 @@ def make_task(
     return ForecastTask(options)
 
 
-test_error = alone.tests_of(make_task)
+test_error = command_line.tests_of(make_task)
 """As ``ForecastTask.test``, with the keywords of ``make_task``."""
 
 
@@ -343,7 +343,7 @@ def untrained(
     **options: Any,
 ) -> nn.Module:
     """The network of a configuration, untrained. With ``features``, values a point, and ``time_features``, numbers
-    that tell its time, no data are needed; without, they are read for these.
+    that give its time, no data are needed; without, they are read for these.
     """
     if features is None or time_features is None:
         return make_task(**options).network()
@@ -353,4 +353,4 @@ def untrained(
 
 
 if __name__ == "__main__":
-    sys.exit(alone.main("search_spaces.autoformer", make_task, test_error, network=untrained))
+    sys.exit(command_line.main("search_spaces.autoformer", make_task, test_error, network=untrained))

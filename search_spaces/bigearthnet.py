@@ -26,7 +26,7 @@ from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks import optimizers
 from search_spaces.readers.bigearthnet_format import BANDS, CLASSES
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
 
 PATIENCE_EPOCHS = 10
-"""After so many without a better validation loss a training ends."""
+"""A training ends after this many epochs without a better validation loss."""
 
 _EVALUATED_AT_ONCE = 256
 _IN_MEMORY_BYTES = 256 * 2**20
@@ -47,7 +47,7 @@ _HOME = "runs/made-up"
 
 
 def make_space(most_filters: int = 256) -> hpo.SearchSpace:
-    """The search space, with up to so many filters in the first stage."""
+    """The search space, with up to ``width`` filters in the first stage."""
     return hpo.SearchSpace(
         {
             # The network
@@ -186,9 +186,9 @@ def make_task(
     - ``data``: what ``python -m search_spaces.readers.bigearthnet`` made. With ``small`` the directory for a
       made-up archive, which is written there by who comes first; runs/made-up if it is not named.
     - ``small``: images of 32×32 pixels, one block a stage, up to 16 filters, 6 epochs of 32 samples a step.
-    - ``epochs``: at most so many, else 100; early stopping may end a training before.
+    - ``epochs``: at most this many, else 100; early stopping may end a training before.
     - ``batch_size``: of all ranks together, so that their number does not matter; else 512.
-    - ``patches``: so many of the training part, and of the others as many at most.
+    - ``patches``: this many of the training part, and of the others as many at most.
     - ``precision``, ``loader_processes``: as of ``trainers.train``.
 
     UsageError for options that cannot be, or where ``data`` is not whole.
@@ -378,4 +378,4 @@ def _part(data: str, name: str, *, small: bool, side: int, patches: int | None) 
 
 
 if __name__ == "__main__":
-    sys.exit(alone.main("search_spaces.bigearthnet", make_task, test_f1, network=untrained))
+    sys.exit(command_line.main("search_spaces.bigearthnet", make_task, test_f1, network=untrained))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import hpo
 from search_spaces import options as check
 from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 if TYPE_CHECKING:
     import trainers
@@ -53,7 +53,7 @@ def time_and_accuracy(result: trainers.Result, steps: int) -> dict[str, float]:
 
 
 def steps_and_accuracy(result: trainers.Result, steps: int, *, steps_on_link: float) -> dict[str, float]:
-    """``steps``: the time of a run of so many steps, in steps, where one synchronisation takes ``steps_on_link`` of
+    """``steps``: the time of a run of this many steps, in steps, where one synchronisation takes ``steps_on_link`` of
     them on the link between the nodes. S of these are hidden; at the end of an epoch, and while DASO warms up and
     cools down, none are. How many synchronisations there were is counted by the run itself. ``accuracy``: validation,
     last epoch.
@@ -88,7 +88,7 @@ def make_task(
     """The task for these options, the ``[task_options]`` of a campaign file; see ``ImageOptions``.
 
     ``lr`` is for ``batch_size``; ``warmup_epochs`` and ``cooldown_epochs`` are DASO's, synchronous; ``ranks_per_node``:
-    as if so many shared a node, None: as it is; ``network``: "resnet20" with ``width`` filters in its first stage, or
+    as if this many shared a node, None: as it is; ``network``: "resnet20" with ``width`` filters in its first stage, or
     "perceptron" with ``width`` units in its one hidden layer. ``steps_on_link``: 0, and time is measured; or how many
     steps a synchronisation takes on the link between the nodes, and time is counted in steps, see
     ``steps_and_accuracy``: for machines that do other things meanwhile, or where the nodes are made up. The defaults
@@ -159,7 +159,7 @@ def make_task(
     )
 
 
-test_accuracy = alone.tests_of(make_task)
+test_accuracy = command_line.tests_of(make_task)
 """As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
@@ -169,4 +169,4 @@ untrained = untrained_of(make_task)
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(alone.main("search_spaces.daso_intervals", make_task, test_accuracy, network=untrained))
+    sys.exit(command_line.main("search_spaces.daso_intervals", make_task, test_accuracy, network=untrained))

@@ -23,7 +23,7 @@ import hpo
 from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.folds import Fold, check_folds, cross_validated
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
@@ -98,7 +98,7 @@ def make_task(
 
     ``data``: "digits" or "fashion-mnist". ``batch_size``: of all ranks together, so that their number does
     not matter. ``train_samples``: how many images to train with; None: all of the training part. ``folds``: the
-    fitness is the mean accuracy over so many folds of the training and validation parts together; 0 for none.
+    fitness is the mean accuracy over this many folds of the training and validation parts together; 0 for none.
 
     With kind = "pbt", ``epochs`` are those of one interval: an individual begins with the weights and the optimizer's
     state of its parent, so perturb = ["lr", …] must not name what the network is made of. UsageError for options that
@@ -331,4 +331,4 @@ def _accuracy(outputs: torch.Tensor, classes: torch.Tensor) -> float:
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(alone.main("search_spaces.digits", make_task, test_accuracy, network=untrained))
+    sys.exit(command_line.main("search_spaces.digits", make_task, test_accuracy, network=untrained))

@@ -4,8 +4,8 @@
     check.one_of(("fp32", "bf16"), precision=precision)
     check.number("above 0", lambda value: value > 0, lr=lr)
 
-Each raises UsageError that names option, value, rule and remedy; within ``with check.together():`` all are told at its
-end, a line each. It imports no torch: the ranks that search check, too.
+Each raises UsageError that names option, value, rule and remedy; within ``with check.together():`` all are raised at
+its end, a line each. It imports no torch: the ranks that search check, too.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def truth(**options: object) -> None:
 
 
 def divisor(of: str, total: int, /, **options: int) -> None:
-    """Whole numbers that divide ``total``, the option named ``of``, where that is one: else it is told of already."""
+    """Whole numbers that divide ``total``, the option named ``of``, where that is one: else it is reported already."""
     for name, value in options.items():
         if not _is_whole(value, 1):
             refuse(name, value, "a whole number of at least 1")

@@ -1,4 +1,4 @@
-"""Whether the data that a task's option names are there, as far as their files' names and sizes tell.
+"""Whether the data that a task's option names are there, as far as their files' names and sizes show.
 
 That takes no time and no torch, so that a campaign is refused before it starts; what the files hold the readers say.
 """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import hpo
 from search_spaces import options as check
 from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,7 +149,7 @@ def _orthogonal(model: nn.Module) -> None:
             init.orthogonal_(parameter)
 
 
-test_accuracy = alone.tests_of(make_task)
+test_accuracy = command_line.tests_of(make_task)
 """As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
@@ -159,4 +159,4 @@ untrained = untrained_of(make_task)
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(alone.main("search_spaces.vit_ab", make_task, test_accuracy, network=untrained))
+    sys.exit(command_line.main("search_spaces.vit_ab", make_task, test_accuracy, network=untrained))

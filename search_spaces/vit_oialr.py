@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import hpo
 from search_spaces import options as check
 from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
@@ -62,7 +62,7 @@ def drops_rank(params: Mapping[str, Any]) -> bool:
 
 
 def _delay(params: Mapping[str, Any], steps: int) -> float:
-    """The part of a run of so many steps before the first decomposition, which must not come after the last step: of
+    """The part of a run of ``steps`` steps before the first decomposition, which must not come after the last step: of
     a few steps, parts near 1 would be all.
     """
     part = float(params["delay"]) / STEPS
@@ -141,7 +141,7 @@ def make_task(
     return ImageTask(space, recipe, options, default=default, constraints=[drops_rank])
 
 
-test_accuracy = alone.tests_of(make_task)
+test_accuracy = command_line.tests_of(make_task)
 """As ``ImageTask.test``, with the keywords of ``make_task``."""
 
 
@@ -151,4 +151,4 @@ untrained = untrained_of(make_task)
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(alone.main("search_spaces.vit_oialr", make_task, test_accuracy, network=untrained))
+    sys.exit(command_line.main("search_spaces.vit_oialr", make_task, test_accuracy, network=untrained))

@@ -91,7 +91,7 @@ def test_where_nothing_completes_the_error_is_shown(terminal: Terminal) -> None:
     terminal.write("task.py", FAILING.replace("0.5", "0.125"))
     terminal.campaign(evaluations=30)
     done = terminal.hpo("run", "c.toml")
-    assert "`hpo status run` tells why some failed" in done.stderr.replace(str(terminal.directory) + "/", "")
+    assert "`hpo status run` says why some failed" in done.stderr.replace(str(terminal.directory) + "/", "")
 
 
 def test_ranks_that_a_launcher_has_started_are_not_asked_for(terminal: Terminal) -> None:

@@ -27,7 +27,7 @@ from hpo.search.proposals import key_of
 from hpo.search.protocols import GO, Breeder, Candidate, Offspring, TrialReport
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
-from search_spaces.standalone.use import of_campaign
+from search_spaces.standalone.trained_models import of_campaign
 
 # --- what a configuration is worth --------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import trainers
 from search_spaces import autoformer
 from search_spaces.networks.autoformer import correlated
 from search_spaces.readers.ett import FEATURES, load_parts
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 JOBS = Path(__file__).parent.parent / "jobs"
 
@@ -298,7 +298,7 @@ def test_options_are_plain_values_that_a_file_and_a_command_line_can_give() -> N
 
 
 def main(*arguments: str) -> int:
-    return alone.main(
+    return command_line.main(
         "search_spaces.autoformer",
         autoformer.make_task,
         autoformer.test_error,

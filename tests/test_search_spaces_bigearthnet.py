@@ -21,7 +21,7 @@ from search_spaces import bigearthnet
 from search_spaces.building_blocks import losses, optimizers
 from search_spaces.networks.residual import ACTIVATIONS, ORDERS
 from search_spaces.readers.bigearthnet_format import CLASSES
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 JOBS = Path(__file__).parents[1] / "jobs"
 SPACE = bigearthnet.make_space(8)
@@ -190,7 +190,7 @@ def test_one_configuration_from_a_file_is_tested(tmp_path: Path, capsys: pytest.
     path.write_text(json.dumps([{"id": "0-0-1", "value": 0.5, "params": default(lr=0.01)}]))
     arguments = ["--small", "true", "--epochs", "1", "--batch-size", "16", "--config", str(path)]
     made = tmp_path / "model.safetensors"
-    code = alone.main(
+    code = command_line.main(
         "search_spaces.bigearthnet",
         bigearthnet.make_task,
         bigearthnet.test_f1,

@@ -21,8 +21,8 @@ import trainers
 from hpo.config import reader as config
 from search_spaces import assignment, daso_intervals, vit_ab, vit_oialr
 from search_spaces.building_blocks.image_task import ImageTask
-from search_spaces.standalone import alone
-from search_spaces.standalone.use import Trained, export
+from search_spaces.standalone import command_line
+from search_spaces.standalone.trained_models import Trained, export
 
 MODULES = [vit_oialr, vit_ab, daso_intervals, assignment]
 JOBS = Path(__file__).parent.parent / "jobs"
@@ -361,7 +361,7 @@ LOW = ["--delay", "1000", "--update-every", "300", "--sigma-cutoff", "0.5", "--l
 
 
 def main(*arguments: str) -> int:
-    return alone.main(
+    return command_line.main(
         "search_spaces.vit_oialr",
         vit_oialr.make_task,
         vit_oialr.test_accuracy,
@@ -436,7 +436,7 @@ def test_the_best_of_a_campaign_is_exported(tmp_path: Path, capsys: pytest.Captu
     checkpoint.rename(tmp_path / "away")
     assert main("--campaign", str(directory), "--export", str(path)) == 2
     assert "has no checkpoint" in capsys.readouterr().err
-    wrong = alone.main(
+    wrong = command_line.main(
         "search_spaces.vit_ab",
         vit_ab.make_task,
         None,

@@ -21,7 +21,7 @@ from search_spaces import digits
 from search_spaces.networks import small_resnet
 from search_spaces.readers import small_images
 from search_spaces.readers.small_images import load_images
-from search_spaces.standalone import alone
+from search_spaces.standalone import command_line
 
 FAST = {"epochs": 1, "train_samples": 40, "batch_size": 20}
 
@@ -262,7 +262,7 @@ QUICK = ["--epochs", "1", "--train-samples", "40"]
 
 
 def main(*arguments: str) -> int:
-    return alone.main(
+    return command_line.main(
         "search_spaces.digits", digits.make_task, digits.test_accuracy, arguments, network=digits.untrained
     )
 

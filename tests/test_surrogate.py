@@ -229,9 +229,9 @@ def test_the_model_that_foretells_judges():
     panel = ModelEnsemble(VectorisedGenomes(space))
     assert panel.shares() == [0.5, 0.5]
     losses = [random.Random(~number).random() for number in range(40)]
-    panel._foretold = [(one, [one, random.Random(i).random()]) for i, one in enumerate(losses)]
+    panel._predicted = [(one, [one, random.Random(i).random()]) for i, one in enumerate(losses)]
     assert panel.shares()[0] > 0.95
-    panel._foretold = [(one, [-one, one**3]) for one in losses]
+    panel._predicted = [(one, [-one, one**3]) for one in losses]
     assert panel.shares()[1] > 0.99
 
 

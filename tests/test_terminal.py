@@ -150,7 +150,7 @@ def test_commands_that_are_shown_name_a_directory_as_one_word(
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
     task = hpo.Task(space, lambda trial: 1 / 0 if trial.params["x"] else 0.0, default={"x": 0.0})
     hpo.Campaign(task, directory=home, evaluations=3, isolation="inline", kind="random").run()
-    last = next(line for line in capsys.readouterr().err.splitlines() if "tells why" in line)
+    last = next(line for line in capsys.readouterr().err.splitlines() if "says why" in line)
     assert f"`hpo status '{home}'`" in last
     lock = acquire(home)
     with pytest.raises(hpo.CampaignError) as caught:

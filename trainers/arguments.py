@@ -1,4 +1,4 @@
-"""Of what kind a user's values are: else a wrong one is found where it is used, by an error about something else.
+"""Checks the types of a user's values, which would else fail later with an error about something else.
 
 Nothing here is about which values of the right kind are allowed: that is said where these are.
 """

@@ -170,7 +170,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _gathered(mine: Tensor, rows: list[int], channel: Channel) -> Tensor:
-    """The ranks' tensors, of so many ``rows``, one after the other."""
+    """The ranks' tensors, of ``rows`` rows each, one after the other."""
     # Collectives want one shape: what shorter parts are filled up with is cut off again.
     missing = max(rows) - len(mine)
     padded = torch.cat([mine, mine.new_zeros(missing, *mine.shape[1:])]) if missing else mine

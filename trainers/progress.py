@@ -1,4 +1,4 @@
-"""One line on a terminal that tells how far a run is."""
+"""One line on a terminal that shows how far a run is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is told, and the names of what it records."""
+"""The settings of a run, and the names of what it records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OF_LAYERS = ("rank/", "stability/")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What ``train`` was told, checked.
+    """The arguments of ``train``, checked.
 
     Raises:
         ValueError: a value is not allowed.
@@ -141,7 +141,7 @@ class Settings:
             check_argument(name, getattr(self, name), allowed, rule)
 
     def told(self) -> dict[str, object]:
-        """What has to be the same on all ranks, lest they wait for one another in vain, or train apart."""
+        """What has to be the same on all ranks, or they would wait for one another in vain, or train apart."""
         # A user's own assignment may deal each rank another set, or other batches; steps are compared with all.
         ours = type(self.assignment).__module__.startswith("trainers.")
         validation = None if self.validation_set is None else length_of(self.validation_set)
@@ -187,7 +187,7 @@ def check_call(
     checkpoint: object,
     timeout: object,
 ) -> None:
-    """ValueError where one of these, as ``train`` was told it, is of another kind than it says."""
+    """ValueError where one of these, as ``train`` was given it, is of another kind than it says."""
     for name, value, allowed, rule in (
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
         ("metrics", metrics, metrics is None or isinstance(metrics, Mapping), "functions by name"),

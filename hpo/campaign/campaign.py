@@ -1,7 +1,7 @@
 """A campaign: wires the parts on each rank, and owns no algorithm.
 
 ``run`` is called on every rank. Rank 0 opens the directory, hears from all ranks that they can read the
-campaign, and tells each where it stands; from there on ranks exchange messages and nothing else, without a
+campaign, and sends each its state; from there on ranks exchange messages and nothing else, without a
 barrier."""
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Campaign:
             UsageError: no configuration meets the constraints, or a kind of search does not suit the space.
             CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
         """
-        problems: dict[str, None] = {}  # in order; what all islands share is told once
+        problems: dict[str, None] = {}  # in order; what all islands share is reported once
         with _noted(problems):
             self._check_constraints()
         with _noted(problems):
@@ -543,7 +543,7 @@ class Campaign:
 
 @contextmanager
 def _noted(problems: dict[str, None]) -> Iterator[None]:
-    """Put what a check finds wrong with the rest, to be told all at once."""
+    """Put what a check finds wrong with the rest, so that all is reported together."""
     try:
         yield
     except UsageError as error:

@@ -18,15 +18,15 @@ def keep_only_best(directory: Path, keep: int, *, needed: Collection[str] = ()) 
 
     Each leader has kept the best of its own; which of them are the best of all is known only now.
     """
-    rooms = EvaluationDirectories(directory)
-    present = rooms.present()
+    directories = EvaluationDirectories(directory)
+    present = directories.present()
     if len(present) <= keep:
         return
 
     record = load(directory)
     if repeated := fronts.repeated(record, own=True):
         # Of the best configurations what is there: the evaluation that looks best may have been let go of.
-        held = ([one for one in each.individuals if rooms.holds(one.id)] for each in repeated)
+        held = ([one for one in each.individuals if directories.holds(one.id)] for each in repeated)
         best = [*itertools.islice((own[0] for own in held if own), keep)]
     else:
         best = fronts.best(record, keep, own=True)
@@ -36,4 +36,4 @@ def keep_only_best(directory: Path, keep: int, *, needed: Collection[str] = ()) 
     kept |= {name for one in unfinished for name in (one.id, *one.parents[:1])}
     for identity in present & {one.id for one in record.individuals}:
         if identity not in kept:
-            rooms.forget(identity)
+            directories.forget(identity)

@@ -1,4 +1,4 @@
-"""``hpo run``: start the ranks of a campaign where nobody has, be one of them where somebody has, and judge
+"""``hpo run``: start the ranks of a campaign, or be one of those that a launcher has started, and judge
 from the journal."""
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def command(
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """For mpirun: root may run it (in containers there is nobody else), the ranks know who started them, and its
+    """For mpirun: root may run it (in containers there is no other user), the ranks know who started them, and its
     daemons on a Slurm job's nodes do not mind the SIGTERM by which that is cancelled: they would kill the ranks,
     which mind it themselves."""
     added = {config.STARTED_BY: str(os.getpid())}
@@ -210,7 +210,7 @@ class Supervisor:
 
     mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its
     own, where no Ctrl-C reaches it, and has SIGTERM, which Slurm and systemd send to all, blocked; and all become
-    SIGUSR1. Its return code says little (0 after the death of a node): the journal tells."""
+    SIGUSR1. Its return code says little (0 after the death of a node): the journal counts."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Display:
         if self._began is None:
             self._began = now
             self._final_at_start = coordinator.tally.final
-            # The first line of a log soon after the start tells that it works; then one a minute.
+            # The first line of a log soon after the start shows that it works; then one a minute.
             self._next = now + (_LIVE_S if self._columns else 5.0)
         else:
             self._next = now + (_LIVE_S if self._columns else _LINE_S)
@@ -135,7 +135,7 @@ class Display:
                 "evaluations or time, or another directory to begin anew."
             )
         if not in_vain and self._failures(coordinator):
-            text += f"\n`hpo status {quoted(self._directory)}` tells why some failed."
+            text += f"\n`hpo status {quoted(self._directory)}` says why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."
         self._show(text)

@@ -305,7 +305,7 @@ class Housekeeping:
             self._next_refresh = now + _REFRESH_S
             self._lock.refresh()
         while self._coordinator.remarks:
-            with suppress(OSError):  # nobody may be there any more to read it
+            with suppress(OSError):  # its reader may be gone
                 write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)
         if self._display is not None:
             self._display.update(self._coordinator, now)

@@ -120,7 +120,7 @@ def silent(
     names: Iterable[str], probe: Callable[[str], list[str]] | None = None, limit_s: float = _PROBE_S
 ) -> frozenset[str]:
     """Those that do not answer ``probe`` (by default ``ssh HOST true``, as mpirun reaches them) within ``limit_s``
-    seconds; this host always does. Where nothing can be asked, nobody counts as silent."""
+    seconds; this host always does. Where nothing can be asked, none counts as silent."""
     here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]}
     others = [name for name in names if name not in here]
     if probe is None:

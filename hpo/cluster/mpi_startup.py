@@ -1,4 +1,4 @@
-"""How this process comes to be one of the ranks of a launch, and how it leaves them where all is not well."""
+"""Connects this process to the other ranks over MPI, and ends all of them where it cannot go on."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def leave_without_mpi(process_code: int) -> None:
     """End this process where ranks have died: MPI's own end would wait for them."""
     sys.stdout.flush()
     sys.stderr.flush()
-    failed = getattr(sys, "last_value", None) is not None  # an exception that nobody has caught
+    failed = getattr(sys, "last_value", None) is not None  # an uncaught exception
     os._exit(1 if failed else process_code)

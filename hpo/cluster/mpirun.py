@@ -1,6 +1,6 @@
-"""What mpirun leaves undone about its processes.
+"""Watches mpirun: ends launches that hang while MPI starts or ends, and processes that outlive it.
 
-*Ranks that die while MPI itself starts.* Nobody tells the others, which would wait in MPI_Init for ever, as fault
+*Ranks that die while MPI itself starts.* The others are not informed, and would wait in MPI_Init for ever, as fault
 tolerance begins after it. mpirun's parent sees that a rank of its host has gone, and ends the launch within seconds;
 for those of other hosts each rank ends by itself after a time that no healthy start takes.
 

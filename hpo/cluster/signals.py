@@ -1,4 +1,4 @@
-"""What the signals that end a program mean here: stop in good order, and only at last at once."""
+"""Signals that end a program: the first asks the campaign to stop in good order, later ones end it at once."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def script(plan: Plan) -> str:
     path = '"$PWD/.venv/bin"' if plan.path is None else quoted(plan.path)
     if plan.start == "srun":
         start = [
-            "# srun leaves its tasks one core where it is not told how many.",
+            "# srun leaves its tasks one core where it is not given a number.",
             f"srun --mpi={shlex.quote(plan.mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
             'hpo run "$file" &',
         ]

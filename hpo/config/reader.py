@@ -1,6 +1,6 @@
 """Reads campaign files, keywords and the environment; with the evaluator, nothing else here does.
 
-What is wrong with a file or keywords is told all at once, each with its place, its rule and the nearest
+What is wrong with a file or keywords is reported together, each with its place, its rule and the nearest
 valid key.
 """
 
@@ -48,7 +48,7 @@ __all__ = [
 
 _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 STARTED_BY = "HPO_STARTED_BY"
-"""The environment variable by which ``hpo run`` tells the ranks that mpirun starts that it is watching."""
+"""The environment variable by which the ranks that mpirun starts know that ``hpo run`` watches them."""
 TERMINAL = "HPO_TERMINAL_COLUMNS"
 DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
@@ -144,7 +144,7 @@ def from_keywords(**flat: object) -> Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Which MPI launcher started this process, if any; ``size`` is None where it does not tell."""
+    """Which MPI launcher started this process, if any; ``size`` is None where it does not say."""
 
     rank: int | None = None
     size: int | None = None

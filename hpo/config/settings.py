@@ -90,7 +90,7 @@ def _path(value: object) -> object:
         return None
     try:
         return Path(value).expanduser()
-    except RuntimeError:  # ~somebody whom this machine does not know
+    except RuntimeError:  # ~name of a user that this machine does not know
         return value
 
 
@@ -166,7 +166,7 @@ class SearchSettings(Section):
     ``hpo.search.kinds.reevaluation``).
 
     ``pruner`` to ``promote`` are those of ``hpo.search.early_stopping.PruningSettings``; ``reported``: the objective
-    that ``trial.report`` tells, where there are several; ``reference``: values beyond which nothing is wanted, there;
+    that ``trial.report`` gets, where there are several; ``reference``: values beyond which nothing is wanted, there;
     ``perturb``: what population-based training may change."""
 
     kind: Kind = Field(default="default", description=_one_of(Kind))

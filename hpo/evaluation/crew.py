@@ -354,7 +354,7 @@ class Crew:
             self._conclude_whole()
         elif first:
             # Errors follow from deaths, and deaths from errors: NCCL ends ranks whose peer has left. As long as the
-            # failed rank holds its group, whoever still lives has not died of this failure, nor caused it.
+            # failed rank holds its group, a rank that still lives has not died of this failure, nor caused it.
             for other in set(range(self._size)) - set(self._finished):
                 self._send(other, Probe(self._turn))
         elif self._failure is not None:

@@ -1,4 +1,6 @@
-"""What evaluations ask of CUDA. Imports torch only where a device is there to be asked for."""
+"""The CUDA device of a rank: whether it works, is poisoned by an error, and gives its memory back.
+
+Imports torch only where there is a device."""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class OwnDevice:
         """The device to use: "cpu" too where this torch was built without CUDA. Looked for when first asked for.
 
         Raises NoDevice where torch was built with it and the device does not work: on the CPU the task might take
-        days in place of hours, and nobody would know."""
+        days in place of hours, unnoticed."""
         if self._found is None:
             self._fault = None
             try:
@@ -50,7 +52,7 @@ class OwnDevice:
         return self._found
 
     def take_fault(self) -> str | None:
-        """Why it did not work when it was last asked for; told once. The task may have caught the error."""
+        """Why it did not work when it was last asked for; returned once. The task may have caught the error."""
         fault, self._fault = self._fault, None
         return fault
 
@@ -95,7 +97,7 @@ def _reason() -> str:
 
 
 def identity(index: int) -> str | None:
-    """What tells this device from others for NCCL; None for a MIG instance, which NCCL takes for its whole GPU."""
+    """What identifies this device for NCCL; None for a MIG instance, which NCCL takes for its whole GPU."""
     import torch
 
     properties = torch.cuda.get_device_properties(index)
@@ -137,7 +139,7 @@ def healthy(timeout_s: float = _SYNCHRONIZE_S) -> bool:
 
 def free() -> None:
     """Give back what the last trial has left behind: GPU memory that torch keeps for itself, which other processes on
-    the device lack, and compiled code. Dynamo compiles a function so many times and then never again, however many
+    the device lack, and compiled code. Dynamo compiles a function a limited number of times, however many
     models it has served."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if getattr(frames, "FRAME_COMPILE_COUNTER", None):

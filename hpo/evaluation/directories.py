@@ -24,7 +24,7 @@ class EvaluationDirectories:
 
     def taken(self) -> dict[tuple[int, int], int]:
         """By island and worker, the first sequence number beyond all ids that something here is called by, whatever
-        it is and whoever made it: a new individual gets a directory that was not there."""
+        it is and whatever made it: a new individual gets a directory that was not there."""
         first: dict[tuple[int, int], int] = {}
         for name in self._names():
             if found := _ID.fullmatch(name):

@@ -1,4 +1,4 @@
-"""The evaluator process: joins its worker's process group, runs the task, tells its control rank how it ended.
+"""The evaluator process: joins its worker's process group, runs the task, and reports how it ended to its control rank.
 
 Started as ``python -m hpo.evaluation.evaluator FD`` by ``hpo.evaluation.evaluator_process``; FD is its end of a
 socket pair. Imports torch only for workers of several ranks.
@@ -226,7 +226,7 @@ class EvaluatorLink:
 
 
 class Evaluator:
-    """Serves one rank: takes orders from the channel until it is told to exit."""
+    """Serves one rank: takes orders from the channel until the one to exit."""
 
     def __init__(self, channel: ControlSocket, hello: Hello) -> None:
         self._channel = channel
@@ -271,7 +271,7 @@ class Evaluator:
 
     def _leave_or_end(self) -> None:
         """A group that cannot be left, as when NCCL is in trouble, would be in the way of the next one. How the
-        evaluation ended has been told; at this process's end the others are freed as well."""
+        evaluation ended has been reported; at this process's end the others are freed as well."""
         try:
             if self._group is not None:
                 self._group.leave()
@@ -327,7 +327,7 @@ class Evaluator:
     def _clean(self) -> None:
         """Free models in reference cycles, which hold memory that the next one needs, and what CUDA keeps of them.
 
-        What modules are made of is set aside whenever new ones have been imported, lest each collection look
+        What modules are made of is set aside whenever new ones have been imported, or each collection would look
         through all of torch, which takes 0.2 s.
         """
         gc.collect()

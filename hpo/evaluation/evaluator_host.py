@@ -165,7 +165,7 @@ class EvaluatorHost:
         self._watch()
 
     def _drop(self, *, kill: bool) -> None:
-        """Let go of the evaluator. One that works is killed: nobody waits for what it does."""
+        """Let go of the evaluator. One that works is killed: its result is not awaited."""
         child, self._child = self._child, None
         self._held = None
         if child is None:

@@ -137,7 +137,7 @@ class EvaluatorProcess:
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether ``filenos`` do not tell all: a message waits, or the kernel has no process descriptors."""
+        """Whether ``filenos`` are not enough: a message waits, or the kernel has no process descriptors."""
         return bool(self._outgoing) or self._pidfd is None
 
     def send(self, order: Order) -> None:
@@ -152,7 +152,7 @@ class EvaluatorProcess:
                 sent = self._socket.send(self._outgoing)
             except BlockingIOError:
                 return
-            except OSError:  # it has ended, which its exit status will tell better
+            except OSError:  # it has ended, which its exit status will say better
                 self._outgoing = b""
                 return
             self._outgoing = self._outgoing[sent:]
@@ -181,9 +181,9 @@ class EvaluatorProcess:
             try:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     return None
-                # Until it is waited for, its number belongs to no one else: nobody else can be hit.
+                # Until it is waited for, its number belongs to no other process: none can be hit.
                 _signal_group(self.pid)
-            except ChildProcessError:  # somebody else in this process has waited for it
+            except ChildProcessError:  # other code in this process has waited for it
                 pass
             self._process.wait()
         return describe_exit(self._process.returncode)
@@ -199,7 +199,7 @@ class EvaluatorProcess:
         return bool(flags & _PF_EXITING)
 
     def kill(self) -> None:
-        """Kill the child and all that it started; does not wait. ``ended`` tells when it is gone."""
+        """Kill the child and all that it started; does not wait. ``ended`` says when it is gone."""
         if self._process.returncode is not None:
             return
         started = _descendants(self.pid)
@@ -262,7 +262,7 @@ class Guard:
             self._shell = None
 
     def close(self) -> None:
-        """End the shell; it kills what it was told last to watch."""
+        """End the shell; it kills what it was last given to watch."""
         if self._shell is not None and self._shell.stdin is not None:
             self._shell.stdin.close()
             self._shell.wait(5.0)

@@ -106,7 +106,7 @@ class InlineCrew:
 
     ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
     content)`` to the InlineHost of another rank. ``stopping``: whether the campaign wants to stop; it is
-    asked during an evaluation, when nobody can call ``request_checkpoint``.
+    asked during an evaluation, when ``request_checkpoint`` cannot be called.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class InlineCrew:
         """There is nothing to prepare."""
 
     def start(self, job: Job) -> None:
-        """Evaluate an individual; its outcome is there when this returns, or when the other ranks have told theirs."""
+        """Evaluate an individual; its outcome is there when this returns, or when the other ranks have sent theirs."""
         if self.busy:
             raise RuntimeError(f"{job.id} cannot start while another individual is being evaluated")
         self.busy = True

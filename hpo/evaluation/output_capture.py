@@ -1,4 +1,4 @@
-"""What an evaluation prints goes to a file of its own, whoever prints it."""
+"""What an evaluation prints goes to a file of its own, whatever prints it."""
 
 from __future__ import annotations
 

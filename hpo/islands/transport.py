@@ -1,4 +1,4 @@
-"""How a rank's messages travel: the seam under the island protocol, and its implementation by MPI.
+"""The transport of messages between ranks: an interface, and its implementation over MPI.
 
 The protocol uses point-to-point sends that never block, and a poll that never waits. Nothing else of MPI is
 on the campaign's path, so that no rank ever waits for a slow or dead one."""
@@ -29,7 +29,7 @@ _MAKING = _TAGS
 which a rank that still listens would take for its own."""
 
 _ABORT = b"\0"
-"""Begins a message that no protocol sends: whoever receives it ends at once, with the code that follows."""
+"""Begins a message that no protocol sends: a rank that receives it ends at once, with the code that follows."""
 
 _LOOK_S = 0.1
 """How often to ask MPI for deaths; an answer takes a microsecond, and evaluations may be as short."""
@@ -54,7 +54,7 @@ class Transport(Protocol):
         """Have the next ``poll`` begin with ``messages``, which an earlier one returned."""
 
     def failed(self) -> frozenset[int]:
-        """Ranks known to be dead; empty where the transport cannot tell."""
+        """Ranks known to be dead; empty where the transport cannot know."""
 
     def now(self) -> float:
         """Unix seconds, virtual in a simulation."""
@@ -98,7 +98,7 @@ class LocalTransport:
         return frozenset()
 
     def now(self) -> float:
-        # The time of day as of the start, carried on by a clock that nobody sets: a corrected clock of the machine must
+        # The time of day as of the start, carried on by a monotonic clock: a corrected clock of the machine must
         # not time an evaluation out.
         return _DAY + time.monotonic()
 
@@ -256,7 +256,7 @@ class MpiTransport(LocalTransport):
         """End all ranks at once; does not return.
 
         MPI_Abort does not do it where Open MPI 5.0.11 was started with fault tolerance: the other ranks run on and do
-        not hear of it, and its mpirun sometimes never ends. So they are told here, and end when they next poll.
+        do not learn it, and its mpirun sometimes never ends. So a message ends them when they next poll.
         """
         try:
             for rank in range(self.size):
@@ -284,9 +284,9 @@ class MpiTransport(LocalTransport):
     def leave(self, timeout_s: float) -> bool:
         """Receive and drop what is still under way, once no rank sends any more; collective over all ranks.
 
-        Under MPICH a message that nobody has received makes MPI_Finalize fail, and the launcher then kills the other
+        Under MPICH a message that was not received makes MPI_Finalize fail, and the launcher then kills the other
         ranks; a large one keeps its sender waiting under any MPI. False when not all is done within ``timeout_s``, or
-        a rank is dead: then nobody can say what is still to come.
+        a rank is dead: then what is still to come is unknown.
         """
         deadline = time.monotonic() + timeout_s
         if self.failed():

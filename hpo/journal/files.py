@@ -170,7 +170,7 @@ def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:
 
     Args:
         torn: gets ``path`` if the last line is torn; that line is left out. It was being written when the
-            writer died (or is being written now), so nobody counted it.
+            writer died (or is being written now), so it did not count.
 
     Raises:
         JournalDamaged: a line other than the last does not fit its checksum, a record lacks what its type has, or the

@@ -33,7 +33,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Boot and PID namespace: only there can ``pid`` be looked up."""
     pid: _Pid
     process_started: int | None
-    """Clock ticks after boot: tells a process from a later one with its ``pid``; None if unknown."""
+    """Clock ticks after boot: distinguishes a process from a later one with its ``pid``; None if unknown."""
     time: _Time
     token: str
 

@@ -1,7 +1,7 @@
 """Known points: configurations whose results are there already, from elsewhere, for a search to start from.
 
 A source may be of a slightly different space. What of it is taken, what is changed and what is left out is counted,
-and told in one line; nothing happens silently."""
+and reported in one line; nothing happens silently."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class KnownPoints:
-    """What was taken of a source; ``str`` tells it in one line. ``left_out``: reasons with counts; ``changed``: what
+    """What was taken of a source; ``str`` is one line about it. ``left_out``: reasons with counts; ``changed``: what
     was dropped from or added to points, with counts."""
 
     source: str

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpo.results.record import CampaignRecord
 
 FEWEST = 20
-"""Completed evaluations, and twice as many as there are parameters: fewer tell nothing."""
+"""Completed evaluations, and twice as many as there are parameters: fewer show nothing."""
 MOST = 1000
 """So many at most are learnt from, evenly spread over the campaign."""
 _FORESTS = 8
@@ -47,8 +47,8 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """Shares by parameter, the largest first. ``evaluations``: how many were learnt from, of so many ``completed`` or
-    known; ``explained``: the part of the variance of what a forest had not seen that it foretells, at most 1."""
+    """Shares by parameter, the largest first. ``evaluations``: how many were learnt from, of all ``completed`` or
+    known; ``explained``: the part of the variance of what a forest had not seen that it explains, at most 1."""
 
     objective: str
     evaluations: int
@@ -82,7 +82,7 @@ class Importance:
             else str(self.completed)
         )
         lines = [
-            f"importance for {one_line(self.objective)}, from {of} evaluations, of whose ranks a forest foretells "
+            f"importance for {one_line(self.objective)}, from {of} evaluations; a forest explains "
             f"{max(0.0, self.explained):.0%}:"
         ]
         shown = {one_line(name): one for name, one in list(self.shares.items())[:_SHOWN]}
@@ -94,7 +94,7 @@ class Importance:
         if rest := list(self.shares.values())[_SHOWN:]:
             lines.append(f"    and {len(rest)} of at most {rest[0].total:.2f}")
         if self.explained < 0.2:
-            lines.append("    It foretells too little for these to mean much.")
+            lines.append("    It explains too little for these to mean much.")
         return "\n".join(lines)
 
 
@@ -132,7 +132,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
         raise CampaignError(
             "importance of parameters: all evaluations have the same result, so none matters."
         )
-    brood = VectorisedGenomes(space)
+    sampler = VectorisedGenomes(space)
     try:
         genomes = [space.encode(space.validate(one.params)) for _, one in chosen]
     except UsageError as error:
@@ -140,17 +140,17 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
             f"importance of parameters: the journal has a configuration that is none of campaign.json's space: {error} "
             f"`hpo check {quoted(record.directory)}` says what is whole."
         ) from None
-    rows = brood.rows(numpy.array(genomes, dtype=float))
+    rows = sampler.rows(numpy.array(genomes, dtype=float))
     rows, goals = rows.astype(numpy.float32), normal_scores(losses)
     generator = numpy.random.default_rng(0)
     pairs = max(32, min(_PAIRS, _ROWS // (len(space) + 2)))
-    first, second = brood.drawn(pairs, generator), brood.drawn(pairs, generator)
+    first, second = sampler.drawn(pairs, generator), sampler.drawn(pairs, generator)
     drawn = [first, second]
     for place in range(len(space)):
         mixed = first.copy()
         mixed[:, place] = second[:, place]
         drawn.append(mixed)
-    judged = brood.rows(numpy.concatenate(drawn)).astype(numpy.float32)
+    judged = sampler.rows(numpy.concatenate(drawn)).astype(numpy.float32)
     totals, alone = numpy.zeros((_FORESTS, len(space))), numpy.zeros((_FORESTS, len(space)))
     foretold, votes = numpy.zeros(len(goals)), numpy.zeros(len(goals))
     for forest in range(_FORESTS):

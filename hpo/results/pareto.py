@@ -149,7 +149,7 @@ class Hypervolume:
         return self.values[-1] if self.values else 0.0
 
     def after(self, evaluations: int) -> float:
-        """The volume after so many evaluations."""
+        """The volume after the first ``count`` evaluations."""
         known = [value for count, value in zip(self.evaluations, self.values) if count <= evaluations]
         return known[-1] if known else 0.0
 

@@ -47,19 +47,19 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignRecord:
-    """All that a campaign's directory tells; times are Unix seconds, None before the first leg."""
+    """All that a campaign's directory says; times are Unix seconds, None before the first launch."""
 
     directory: Path
     identity: directories.Identity
     individuals: list[Individual]
     """In the order in which their last evaluations started."""
     known: list[Individual] = field(default_factory=list)
-    """What was known before: no evaluations of this campaign, and of no island. ``metrics`` tell whence."""
+    """What was known before: no evaluations of this campaign, and of no island. ``metrics`` name the source."""
     launches: list[Launch]
     torn: list[Path]
     """Journals whose last line was cut off and is left out."""
     seconds: float
-    """How long the campaign has been at work, all legs together."""
+    """How long the campaign has been at work, all launches together."""
     alive: bool
     """Whether a campaign is at work in the directory now."""
 
@@ -85,7 +85,7 @@ class CampaignRecord:
 
     @property
     def ended(self) -> tuple[str, int] | None:
-        """Reason and exit code of the last leg; None if it is running or was killed."""
+        """Reason and exit code of the last launch; None if it is running or was killed."""
         return self.launches[-1].ended if self.launches else None
 
 

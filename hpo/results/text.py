@@ -20,7 +20,7 @@ _MOST = 3
 
 
 def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
-    """What ``hpo status`` prints: ``status``, as ``hpo status --json`` has it, and whether somebody is at work."""
+    """What ``hpo status`` prints: ``status``, as ``hpo status --json`` has it, and whether a campaign is at work."""
     from hpo.results import pareto as fronts
 
     repeated = fronts.repeated(record)
@@ -135,7 +135,7 @@ def best(individuals: Sequence[Individual], repeated: Mapping[str, Repeated]) ->
 
 def _block(one: Individual, repeated: Repeated | None = None) -> str:
     values = ", ".join(f"{one_line(name)} = {value!r}" for name, value in (one.objectives or {}).items())
-    rows = [f"{one.id}: {values}{_whence(one)}{_of(repeated)}"]
+    rows = [f"{one.id}: {values}{_source_of(one)}{_of(repeated)}"]
     shown = {one_line(name): repr(value) for name, value in one.params.items()}
     width = max((len(name) for name in shown), default=0)
     rows += [f"    {name:<{width}} = {value}" for name, value in shown.items()]
@@ -183,7 +183,7 @@ def of_several(repeated: Repeated) -> str:
     return f"of {len(repeated.values)} evaluations{failed}; their mean {repeated.mean:.6g} ± {repeated.error:.2g}"
 
 
-def _whence(one: Individual) -> str:
+def _source_of(one: Individual) -> str:
     return f"    (known, from {one_line(one.metrics.get('source'))})" if is_known(one.id) else ""
 
 
@@ -200,7 +200,7 @@ def front(
     rows = [
         ["*" if one is knee else "", one.id]
         + [_short((one.objectives or {})[name]) for name in names]
-        + [params(one.params) + _whence(one)]
+        + [params(one.params) + _source_of(one)]
         for one in individuals
     ]
     widths = [max(map(len, column)) for column in zip(*[head[:-1], *(row[:-1] for row in rows)])]

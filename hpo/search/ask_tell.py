@@ -94,7 +94,7 @@ class Search:
         if checked.traits.needs_checkpoints:
             raise UsageError(
                 f'Search(kind="{kind}"): its individuals go on from checkpoints of others, which a search that only '
-                "asks and tells knows nothing of. Use hpo.Campaign, or another kind"
+                "asks for configurations does not have. Use hpo.Campaign, or another kind"
             )
         if checked.traits.without_clock:
             checked = checked.model_copy(update={"kind": checked.traits.without_clock})

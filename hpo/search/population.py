@@ -1,4 +1,4 @@
-"""What a leader knows of its island: bounded, so that breeding costs the same at the hundredth and the
+"""The individuals of an island that a leader keeps: bounded, so that breeding costs the same at the hundredth and the
 millionth evaluation."""
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Population:
         return list(self._pruned.values())
 
     def enter(self, member: Member) -> None:
-        """Take in ``member``, which was evaluated before this population began to be told of any.
+        """Take in ``member``, which was evaluated before this population received any.
 
         The window of recent ones is wider for such members, up to a bound, until others have come in their place:
         else of a large table only the last few would ever be seen."""

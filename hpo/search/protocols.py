@@ -1,5 +1,6 @@
-"""What the island protocol asks of the world around it, so that it runs on a cluster and in a simulation
-alike."""
+"""The interfaces between the island protocol and what it drives: breeder, crew, journal, and their data.
+
+Behind them the protocol runs on a cluster and in a simulation alike."""
 
 from __future__ import annotations
 

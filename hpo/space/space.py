@@ -144,7 +144,7 @@ class SearchSpace:
         return genome
 
     def key(self, params: Params) -> str:
-        """32 hexadecimal digits that tell what ``decode`` or ``validate`` return apart, also 1 from True."""
+        """32 hexadecimal digits that differ where what ``decode`` or ``validate`` return differs, also 1 and True."""
         return blake2b(msgspec.json.encode(params, order="sorted"), digest_size=16).hexdigest()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Imports the module that a task's reference names, and words what goes wrong there for its author."""
+"""Imports the module that a task's reference names, and describes for its author what goes wrong there."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def explained(reference: str, what: str, error: BaseException) -> HpoError:
         if frame.filename not in ours and not frame.filename.startswith("<frozen importlib")
     ]
     if isinstance(error, HpoError):
-        # The bundled campaigns' sentences name options, which the user gave: their lines tell nothing.
+        # The bundled campaigns' sentences name options, which the user gave: their lines add nothing.
         place = _place(frames, "hpo", "trainers", "search_spaces")
         start = f'task = "{reference}": {f"{place}: " if place else ""}'
         if isinstance(error, UsageError):
-            # Several mistakes that are told at once are a line each.
+            # Several mistakes that are reported together are a line each.
             return UsageError("\n".join(start + line for line in str(error).splitlines()))
         return CampaignError(f"{start}{error}")
     told = traceback.TracebackException.from_exception(error)

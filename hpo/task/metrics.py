@@ -16,7 +16,7 @@ _RULE = f"kept are numbers, text, True, False, None, and flat lists of at most {
 
 def keep(name: str, value: object, metrics: dict[str, Metric], remarks: dict[str, str]) -> None:
     """Put ``value`` into ``metrics`` as a journal can keep it: plain, and whole. What cannot be kept, or not whole, is
-    told in ``remarks``, a sentence by name; it never raises, for a metric is not worth an evaluation."""
+    named in ``remarks``, a sentence by name; it never raises, for a metric is not worth an evaluation."""
     metrics.pop(name, None)
     try:
         metrics[name] = _plain(value)

@@ -16,7 +16,7 @@ from hpo.text import excerpt
 
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _WIDEST = 300
-"""Characters of the one line that tells of an error."""
+"""Characters of the one line that describes an error."""
 
 _TRACEBACK_LIMIT = 12_000
 """Characters of a traceback that are kept: its end, where the cause stands."""
@@ -97,7 +97,7 @@ def _judge_values(values: dict[str, float]) -> Outcome:
 
 
 def describe_exception(error: BaseException) -> str:
-    """The traceback of ``error`` without its outermost frames in this package, which tell the user nothing."""
+    """The traceback of ``error`` without its outermost frames in this package, which do not help the user."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frames = frames.tb_next

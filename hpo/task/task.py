@@ -226,7 +226,7 @@ def _checked_evaluate(evaluate: Callable[[Trial], object]) -> Callable[[Trial], 
             f"({error}). Write def evaluate(trial): …, and functools.partial for anything else."
         ) from None
     except ValueError:
-        pass  # some built-in functions tell no signature
+        pass  # some built-in functions have no signature
     return evaluate
 
 
@@ -390,7 +390,7 @@ def _as_task(reference: str, module: ModuleType, name: str, options: dict[str, o
 def _check_options(reference: str, function: Callable[..., object], options: Mapping[str, object]) -> None:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some built-in functions tell no signature
+    except ValueError:  # some built-in functions have no signature
         return
     keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     names = [p.name for p in keywords]

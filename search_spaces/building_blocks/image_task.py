@@ -17,7 +17,7 @@ import hpo
 from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.folds import Fold, check_folds, cross_validated
-from search_spaces.standalone import use
+from search_spaces.standalone import trained_models
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class ImageOptions:
 
     - ``data``: a folder or an archive with CIFAR-10 or CIFAR-100, or "digits" or "fashion-mnist", as for
       ``read_cifar``; ``validation_part`` of its training images are those that the fitness is measured on.
-    - ``folds``: instead of that, the fitness is the mean over so many folds of all training images; 0: it is not.
+    - ``folds``: instead of that, the fitness is the mean over this many folds of all training images; 0: it is not.
     - ``batch_size``: of all ranks together, so that their number does not matter.
     - ``augmentation``: one of ``AUGMENTATIONS``.
     - ``precision``: "fp32", or "bf16" for autocast.
@@ -183,7 +183,7 @@ class ImageTask(hpo.Task):
 
     def _trained(self, trial: hpo.Trial, parts: Parts, group: ProcessGroup | None) -> dict[str, float]:
         if trial.rank == 0:
-            use.note(trial.directory, {"classes": parts.classes})
+            trained_models.note(trial.directory, {"classes": parts.classes})
         _, result = self.fit(
             trial.params,
             parts,
@@ -207,7 +207,7 @@ class ImageTask(hpo.Task):
 
     def network(self, params: Mapping[str, Scalar], classes: int | None = None) -> nn.Module:
         """The network of a configuration, untrained, for ``trainers.load_model`` to fill. ``classes``: how many it
-        tells apart; None: as many as the data have, which are read for it.
+        distinguishes; None: as many as the data have, which are read for it.
         """
         if classes is None:
             classes = self.options.parts().classes
@@ -304,10 +304,10 @@ class ImageTask(hpo.Task):
 
 
 def untrained_of(make_task: Callable[..., ImageTask]) -> Callable[..., nn.Module]:
-    """The ``network`` of ``alone.main`` for a module with this ``make_task``."""
+    """The ``network`` of ``command_line.main`` for a module with this ``make_task``."""
 
     def untrained(params: Mapping[str, Scalar], *, classes: int | None = None, **options: Any) -> nn.Module:
-        """The network of a configuration, untrained. With ``classes``, how many it tells apart, no data are needed;
+        """The network of a configuration, untrained. With ``classes``, how many it distinguishes, no data are needed;
         without, they are read for their number.
         """
         if classes is not None:

@@ -53,7 +53,7 @@ class RandAugment:
 class Augmentation:
     """What happens to an image, in this order.
 
-    - ``padding``: a window of the image's size anywhere in the image with so many black pixels around it.
+    - ``padding``: a window of the image's size anywhere in the image with this many black pixels around it.
     - ``scale``: a window of such a part of the area, with sides in a ratio of 3:4 to 4:3, enlarged to the image's
       size. Of this and ``padding`` at most one.
     - ``flip``: left becomes right, one time in two.

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bands", metavar="B02,B03,…", help="which to keep (default: all twelve)")
     parser.add_argument(
-        "--patches", type=int, metavar="N", help="so many, drawn from all splits (default: all)"
+        "--patches", type=int, metavar="N", help="how many, drawn from all splits (default: all)"
     )
     parser.add_argument(
         "--on-error",

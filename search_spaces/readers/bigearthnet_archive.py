@@ -121,7 +121,7 @@ def made_up_store(
     timeout_s: float = 1800.0,
     show: bool = True,
 ) -> Path:
-    """The path for ``load_bigearthnet`` of a made-up archive of so many patches, made if it is not yet there.
+    """The path for ``load_bigearthnet`` of a made-up archive of ``patches`` patches, made if it is not yet there.
 
     ``directory`` is where such things are kept. Several processes may call it at once: one makes it, the
     others wait for it. TimeoutError if that takes longer than ``timeout_s``.

@@ -90,7 +90,7 @@ def convert(
 ) -> Summary:
     """Read the archive's patches and store them in ``directory``; goes on if some of them are there.
 
-    ``patches``: so many of all splits together, always the same ones (default: all). ``on_error``: "refuse"
+    ``patches``: this many of all splits together, always the same ones (default: all). ``on_error``: "refuse"
     raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them. ``repair``:
     what is stored is verified first, and what is damaged is read anew.
 

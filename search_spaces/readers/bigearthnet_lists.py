@@ -26,7 +26,7 @@ _COLUMNS = ("patch_id", "labels", "split", "contains_seasonal_snow", "contains_c
 
 @dataclass(frozen=True)
 class Patch:
-    """One that the lists name; ``labels`` where they tell them (v2), else None (v1: in the patch's JSON)."""
+    """One that the lists name; ``labels`` where they have them (v2), else None (v1: in the patch's JSON)."""
 
     name: str
     split: Split

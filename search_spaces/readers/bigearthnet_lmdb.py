@@ -102,7 +102,7 @@ def _opened(root: Path) -> lmdb.Environment:
     except ImportError:
         raise ModuleNotFoundError(f"{root} needs the package lmdb. {EXTRA}") from None
     try:
-        # Without readahead, reading at random would load far more than it uses; nobody writes: no lock.
+        # Without readahead, reading at random would load far more than it uses; there is no writer: no lock.
         environment = lmdb.open(str(root), readonly=True, lock=False, readahead=False)
     except lmdb.Error as error:
         raise ValueError(f"{root} is no LMDB that can be opened ({error}). Bring it again, whole.") from error

@@ -2,7 +2,7 @@
 
 A patch is parted into regions of one to four classes. Two classes each share a spectrum and differ in their
 texture alone, stripes or spots of the patch's own direction and phase; light, noise and haze differ from patch to
-patch. So neither a pixel nor a patch's mean tells all classes.
+patch. So neither a pixel nor a patch's mean gives all classes.
 """
 
 from __future__ import annotations

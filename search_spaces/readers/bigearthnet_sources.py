@@ -62,7 +62,7 @@ class Reader(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Archive:
     """What lies at ``path``. ``patches`` in the lists' order; ``left_out``: how many others there are, by the
-    reason; ``missing``: those of ``patches`` that are not there, as far as listing folders tells.
+    reason; ``missing``: those of ``patches`` that are not there, as far as listing folders shows.
     """
 
     path: Path

@@ -213,7 +213,7 @@ class Store:
         return ValueError(f"{self.directory / INDEX} is damaged ({found!r}). {_AGAIN}")
 
     def _span(self, row: int, unit: int) -> tuple[int, int]:
-        """(start, length) of the whole units of so many bytes that hold a patch; the file's end ends them too."""
+        """(start, length) of the whole units of ``size`` bytes that hold a patch; the file's end ends them too."""
         size = self.layout.patch_bytes
         start, end = row * size // unit * unit, -(-(row + 1) * size // unit) * unit
         return start, min(end, len(self) * size) - start

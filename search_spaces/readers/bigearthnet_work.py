@@ -27,7 +27,7 @@ _LINE_S = 60.0
 def in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], *, processes: int | None, apart: bool = False
 ) -> Iterator[Result]:
-    """``function`` of each item, in order, in so many processes (None: one a core that this one may use).
+    """``function`` of each item, in order, in ``processes`` processes (None: one a core that this one may use).
 
     A single one is this one, unless the work is to be done ``apart``. Few results wait at a time, however slowly
     they are taken. ChildProcessError if a process dies.

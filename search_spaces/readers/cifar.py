@@ -105,7 +105,7 @@ def load_parts(
     source: str, *, validation_part: float | None = 0.1, train_samples: int | None = None
 ) -> Parts:
     """The set at ``source``, see ``read_cifar``; ``validation_part`` of its training images, always the same
-    ones, are set apart: none if it is None. ``train_samples`` keeps so many of the first of the others.
+    ones, are set apart: none if it is None. ``train_samples`` keeps this many of the first of the others.
 
     ValueError for numbers that leave a part empty.
     """

@@ -139,7 +139,7 @@ class Parts:
 
     @property
     def time_features(self) -> int:
-        """How many numbers tell a point's time."""
+        """How many numbers give a point's time."""
         return self.train.time_features.shape[1]
 
 

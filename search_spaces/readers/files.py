@@ -1,4 +1,4 @@
-"""Files that the readers read and write: what the system refuses is told with the file's name and a remedy."""
+"""Files that the readers read and write: what the system refuses is an error with the file's name and a remedy."""
 
 from __future__ import annotations
 

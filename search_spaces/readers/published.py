@@ -29,7 +29,7 @@ class CifarFiles:
     train: tuple[str, ...]
     test: str
     record_bytes: int = 0
-    """Of one image; 0 where files tell no number of images."""
+    """Of one image; 0 where files name no number of images."""
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class ImageData:
 
 @lru_cache(maxsize=1)
 def load_images(name: str, *, train_samples: int | None = None) -> ImageData:
-    """The set of this name. Its parts are always the same; ``train_samples`` keeps so many of the first.
+    """The set of this name. Its parts are always the same; ``train_samples`` keeps this many of the first.
 
     - "digits": 1 797 images of 8×8 from scikit-learn; an eighth to train with, three for validation, half for
       the test. With more to train with, nearly every configuration gets 98 % right; with fewer to validate

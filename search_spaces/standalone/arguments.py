@@ -1,4 +1,4 @@
-"""The command line of ``alone.main``: what it reads, before anything is trained."""
+"""The command line of ``command_line.main``: what it reads, before anything is trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hpo
-from search_spaces.standalone.use import Trained, of_campaign
+from search_spaces.standalone.trained_models import Trained, of_campaign
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
@@ -181,7 +181,7 @@ def _general(module: str, make_task: MakeTask, *, exports: bool) -> _Parser:
         "--test-seeds",
         type=_count,
         metavar="N",
-        help="with --config or --campaign: the test is the mean of so many trainings (default: as the task has it)",
+        help="with --config or --campaign: the test is the mean of this many trainings (default: as the task has it)",
     )
     parser.add_argument(
         "--directory", type=Path, help="where the run is saved, for a second call to go on (default: nowhere)"

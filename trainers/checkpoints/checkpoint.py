@@ -168,7 +168,7 @@ def _named(step: int, shared_sum: int, own_sums: list[int]) -> str:
 
 
 def _known(directory: Path, ranks: int) -> list[int] | None:
-    """What ``latest`` says: the step, and the checksums of ``shared.pt`` and of the files of so many ranks. None if
+    """What ``latest`` says: the step, and the checksums of ``shared.pt`` and of each rank's file. None if
     it is not there.
     """
     latest = directory / "latest"

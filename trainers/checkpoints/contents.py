@@ -19,7 +19,7 @@ _REMEDY = "Name another directory, or remove it to start anew."
 
 
 class Best(TypedDict):
-    """The model as it was at some epoch, and the strategy's state, which tells its shapes."""
+    """The model as it was at some epoch, and the strategy's state, which has its shapes."""
 
     model: dict[str, Tensor]
     strategy: State

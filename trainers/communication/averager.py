@@ -111,7 +111,7 @@ class GradientAverager:
 
 
 def _mark(bucket: Bucket, lacking: list[int]) -> list[tuple[int, int]]:
-    """Have the buffer tell, at no bytes of its own, which tensors have no gradient: by a zero's sign.
+    """Mark in the buffer, at no bytes of its own, which tensors have no gradient: by a zero's sign.
 
     A sum is -0.0 only where all its summands are. So each gradient's first number is made anything else, and
     -0.0 where it is ``lacking``; the places of these, and where in the buffer they begin.

@@ -115,7 +115,7 @@ def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
             )
         own = bucket.pack(bucket.tensors)
         first = channel.broadcast(own.clone()).wait()
-        # Divided before it is summed, lest the sum overflow.
+        # Divided before it is summed, so that the sum does not overflow.
         apart = torch.where(own == first, torch.zeros_like(own), (own - first) / channel.size)
         mean = channel.all_reduce(apart).wait()
         # Zero added to a negative zero would change its sign.

@@ -41,7 +41,7 @@ class Communicator:
         self.size = dist.get_world_size(among) if joined else 1
         if self.rank < 0:
             raise ValueError(
-                "This rank is not in the group that it was told to train in. Leave it out there."
+                "This rank is not in the group that it was given to train in. Leave it out there."
             )
         self._apart = among is not None
         self._members = dist.get_process_group_ranks(among or dist.group.WORLD) if joined else [0]

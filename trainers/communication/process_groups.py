@@ -49,7 +49,7 @@ def group_apart(members: Sequence[int], number: int, *, timeout: timedelta) -> d
     world, everyone = distributed_c10d._world, distributed_c10d._get_default_group()
     kept, device = world.group_count, everyone.bound_device_id
     world.group_count = _FIRST + number * dist.get_world_size() + min(members)
-    # Of a world that was told its device torch splits NCCL's communicator off, in which all of its ranks take part.
+    # Of a world that was given its device torch splits NCCL's communicator off, in which all of its ranks take part.
     everyone.bound_device_id = None
     try:
         made = dist.new_group(list(members), timeout=timeout)

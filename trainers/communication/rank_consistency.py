@@ -1,4 +1,4 @@
-"""What the ranks of a run were told alike: ranks that differ would wait for one another in vain, or train apart."""
+"""Checks that all ranks of a run have the same settings: others would wait for one another in vain, or train apart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHOWN = 200
 """Characters of a value in a message."""
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun and its like tell ranks that are to form a group."""
+"""The variables by which torchrun and its like describe a group to its ranks."""
 
 
 def refuse_other_settings(channel: Channel, told: Mapping[str, object], device: torch.device) -> None:
@@ -33,7 +33,7 @@ def refuse_other_settings(channel: Channel, told: Mapping[str, object], device: 
         return
     texts = {name: shown(value) for name, value in told.items()}
     own = [_number(name, value) for name, value in texts.items()]
-    # Of one shape on all ranks, whatever they were told: to exchange the values themselves might go wrong, too.
+    # Of one shape on all ranks, whatever their values: to exchange the values themselves might go wrong, too.
     numbers = torch.stack(channel.all_gather(torch.tensor(own, dtype=torch.int64, device=device))).tolist()
     for index, (name, value) in enumerate(texts.items()):
         of_ranks = [row[index] for row in numbers]
@@ -90,7 +90,7 @@ def refuse_alone_among_many() -> None:
 
 
 def shown(value: object) -> str:
-    """A setting as text that is the same on all ranks which were told the same, whatever devices they have."""
+    """A setting as text that is the same on all ranks with the same setting, whatever devices they have."""
     if isinstance(value, str):
         return value
     if isinstance(value, Tensor):

@@ -29,7 +29,7 @@ class Batch:
 class Assignment(Protocol):
     """How samples are dealt to ranks.
 
-    A checkpoint keeps its ``repr`` to tell whether a run goes on with the same one: it must name the settings,
+    A checkpoint keeps its ``repr`` to know whether a run goes on with the same one: it must name the settings,
     as a dataclass's does. That of a class without a ``__repr__`` of its own differs in every process, and
     nothing could be resumed.
     """
@@ -212,7 +212,7 @@ def _pinned(value: object) -> object:
 def load(
     samples: Dataset[object], batches: Sequence[Batch], *, device: torch.device, processes: int
 ) -> Generator[tuple[object, Tensor]]:
-    """(inputs, targets) of each batch, on ``device``; so many ``processes`` read ahead, this one alone if 0.
+    """(inputs, targets) of each batch, on ``device``; ``processes`` of them read ahead, this one alone if 0.
 
     TypeError if the data set's items are not pairs.
     """

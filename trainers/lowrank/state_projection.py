@@ -1,4 +1,4 @@
-"""What an optimizer knows of a parameter, kept when the parameter is exchanged for one in other coordinates.
+"""Projects an optimizer's state of a parameter when that is exchanged for one in other coordinates.
 
 Adam's moments and SGD's momentum are gradients averaged over time. Gradients in the new coordinates are a
 linear map of those in the old ones, so a first moment goes through that map. A second moment, a mean of

@@ -152,7 +152,7 @@ class _ABTraining(Strategy):
     that round products alike, while on a mixture of kinds it may differ in its last bits. After a merge:
 
     - Of W, the optimizer's state starts anew, its count of steps too: half of the groups know the gradients
-      of A, half those of B, and neither tells W's. At a decomposition the moments of W, the same on all
+      of A, half those of B, and neither gives W's. At a decomposition the moments of W, the same on all
       ranks, go over into those of the trained factor.
     - Other parameters were trained in each group with moments of its own. These merge to their mean as the
       parameters do: ranks go on alike, and nothing is lost. State that has no mean, lists say, starts anew.
@@ -479,7 +479,7 @@ class _ABTraining(Strategy):
         numbers: list[Tensor] = []
         for parameter in self._shared_parameters():
             if holds_others(self._optimizer.state.get(parameter, {})):
-                # Of lists and the like nobody knows a mean: groups would go on apart.
+                # Lists and the like have no mean: groups would go on apart.
                 exchange(self._optimizer, parameter, parameter)
             own_moments, own_numbers = moments_of(self._optimizer, parameter)
             moments += own_moments

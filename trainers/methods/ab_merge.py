@@ -17,7 +17,7 @@ Nodes = tuple[Ranks, ...]
 
 
 def groups_of(nodes: Nodes, group_size: int | None) -> tuple[Ranks, ...]:
-    """The ranks of each group: so many each, node after node; None: a node's, or half of all on one node.
+    """The ranks of each group: ``size`` each, node after node; None: a node's, or half of all on one node.
 
     ValueError if that makes no groups of one size, or only one.
     """

@@ -333,7 +333,7 @@ class _LocalSGDStrategy(Strategy):
 
 
 def _parts(communicator: Communicator, ranks: int | None, name: str) -> Partition | None:
-    """Parts of so many consecutive ranks each. ValueError if the ranks are no multiple."""
+    """Parts of ``size`` consecutive ranks each. ValueError if the ranks are no multiple."""
     if ranks is None:
         return None
     if communicator.size % ranks:

@@ -1,4 +1,4 @@
-"""The seam between the loop and the training methods.
+"""The interface between the loop and the training methods: what a method implements.
 
 A method is a frozen record of settings; at the start of a run it makes its strategy, which holds the run's
 state. The loop calls, at each optimizer step and on every rank:
@@ -90,7 +90,7 @@ class Strategy:
         """
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Inside, the model is what the evaluation shall see, the same on all ranks, and ``state`` tells its
+        """Inside, the model is what the evaluation shall see, the same on all ranks, and ``state`` holds its
         shapes. Entered only where there is something to evaluate or to keep; what it sends should count as
         ``Communicator.service``.
         """

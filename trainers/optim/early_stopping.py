@@ -1,4 +1,4 @@
-"""When a run has stopped getting better: a pure function of its history."""
+"""Early stopping of a run that no longer improves: a pure function of its history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_better(value: float, best: float | None, direction: str, min_delta: float
 
 
 def recorded(entry: Mapping[str, float], metric: str, asked_by: str) -> float:
-    """``entry[metric]``; ValueError with the names that there are, for whoever asked for another."""
+    """``entry[metric]``; ValueError with the names that there are."""
     if metric not in entry:
         raise ValueError(
             f"{asked_by}(metric={metric!r}): this run records {', '.join(entry)}. Name one of them."

@@ -70,7 +70,7 @@ class Budget:
         return True
 
     def admit_unseen(self) -> Assignment | None:
-        """Admit a configuration that nobody has taken, if one can be found."""
+        """Admit a configuration that is not taken, if one can be found."""
         unseen = self._unseen.next(self._keys)
         if unseen is not None:
             self.remaining -= 1

@@ -14,7 +14,7 @@ failed before anything showed that the task can work here.
   launch: that many of a search's configurations fail is then the search's own matter.
 - *What runs beside the failures* may be what works: where those that fail do so at once, the first to end are all
   failures. So there are two rounds of hope. What each worker is at when the last failure that is needed comes is waited
-  for, and so is what each is at when the last of these has ended. Others begin meanwhile, so that nobody idles on a
+  for, and so is what each is at when the last of these has ended. Others begin meanwhile, so that none idles on a
   suspicion, but only until twice as many have failed, or twice as many as there are workers: while one worker's
   evaluators start, which may take a minute, another may fail a thousand times. That holds the others up no longer than
   evaluators may take to start: who runs on after that trains, most likely, and in some spaces most fail at once.
@@ -33,7 +33,7 @@ _ROUNDS = 2
 _MOST_TIMES = 2
 """So many times the limit, or the number of workers, may fail while there is hope; then nothing more is begun."""
 _MOST_KINDS = 100
-"""Errors that hold an address or a time differ in each individual; so many are kept."""
+"""Errors that hold an address or a time differ in each individual; this many are kept."""
 
 
 def fault(status: str, *, resumed: bool, error: str) -> str | None:
@@ -42,7 +42,7 @@ def fault(status: str, *, resumed: bool, error: str) -> str | None:
 
 
 class Futility:
-    """The watch over one launch. ``limit``: so many failures, None to watch for nothing; ``printed``: where what the
+    """The watch over one launch. ``limit``: of failures, None to watch for nothing; ``printed``: where what the
     individual of that id has printed is to be found, in words, empty where it printed nothing; ``patience_s``: seconds
     for which nothing is begun, at most; ``workers``: how many there are."""
 

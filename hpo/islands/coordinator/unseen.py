@@ -1,4 +1,4 @@
-"""The configurations of a finite space that nobody has taken yet, for leaders whose breeding finds only known ones."""
+"""The configurations of a finite space that are not taken yet, for leaders whose breeding finds only known ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnseenConfigurations:
 
     def __init__(self, configurations: Callable[[], Configurations] | None) -> None:
         self._configurations = configurations
-        # What was read of the list and nobody had taken, the rest, and whether that may hold anything.
+        # What was read of the list and not taken, the rest, and whether that may hold anything.
         self._unseen: Configurations = iter(())
         self._listing: Configurations | None = None
         self._may_be_left = False

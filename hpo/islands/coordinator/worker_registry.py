@@ -1,7 +1,7 @@
 """Which workers there are while ranks die: the living ones of each island, those that broke, who stands by.
 
 A worker that loses a rank is broken. Its other ranks end what they run and then stand by; as soon as enough
-do, they are a new worker, on the island that has the fewest. Bookkeeping alone: nobody is told anything here.
+do, they are a new worker, on the island that has the fewest. Bookkeeping alone: no message is sent here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass
 class Broken:
     """A worker that lost a rank. ``waiting``: its living ranks that have not yet ended what they ran; ``held``:
-    what it was evaluating, which nobody may begin before they have: it has one directory; ``open``: whether
+    what it was evaluating, which no worker may begin before they have: it has one directory; ``open``: whether
     its leader's account of that is still to come."""
 
     place: WorkerPlacement
@@ -83,7 +83,7 @@ class WorkerRegistry:
 
     @property
     def holds(self) -> bool:
-        """Whether broken workers hold individuals that nobody may begin yet."""
+        """Whether broken workers hold individuals that no worker may begin yet."""
         return any(broken.held or broken.open for broken in self._broken)
 
     def broken_of(self, rank: int) -> Broken | None:

@@ -17,7 +17,7 @@ from hpo.search.protocols import Journal
 
 _OWNED = 64
 _REMEMBERED = 64
-"""Of those who left, the last: their gateway may have died before it told its island."""
+"""Of those that left, the last: their gateway may have died before it passed them on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Migration:
         self._sent: deque[tuple[int, Departure]] = deque(maxlen=_REMEMBERED)
 
     def lose(self, dead: frozenset[int]) -> list[Departure]:
-        """Send nobody to ``dead`` leaders from now on; who was sent there lately has to be sent again, to another
+        """Send none to ``dead`` leaders from now on; what was sent there lately has to be sent again, to another
         leader of the same island."""
         self._islands = [tuple(one for one in leaders if one not in dead) for leaders in self._islands]
         again: list[Departure] = []
@@ -96,7 +96,7 @@ class Migration:
             self._ids.remove(self._owned.pop(worst).id)
 
     def departures(self, cause: Member) -> list[Departure]:
-        """Who leaves after the evaluation of ``cause``: by chance nobody, else the best of the own ones.
+        """Who leaves after the evaluation of ``cause``: by chance none, else the best of the own ones.
 
         An individual is not sent where it has been, or it would travel in circles. Each departure is appended
         to the journal, which the caller commits before it sends anyone."""

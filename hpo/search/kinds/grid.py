@@ -13,7 +13,7 @@ from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace
 
 _LARGEST_GRID = 100_000
-"""Listing so many takes about a second."""
+"""Listing this many takes about a second."""
 
 
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:

@@ -1,4 +1,4 @@
-"""Optuna's samplers as breeders: asked through a study of their own, told all that the island knows.
+"""Optuna's samplers as breeders: asked through a study of their own, given all that the island knows.
 
 Imports Optuna when the first individual is bred, for that takes half a second (``gp``: torch too, 200 MB a rank)."""
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_TOLD = {"tpe": 400, "gp": 40, "optuna-cmaes": 400}
 """Observations that a study holds, the best and the latest: fitting a Gaussian process anew for each proposal stays
-under 200 ms with so many."""
+under 200 ms with this many."""
 _LATEST = 0.5
 _INITIAL = 10
 _SLACK = 1.2
@@ -34,7 +34,7 @@ _MOST_PENDING = 64
 _MOST_USED = 20_000
 _TRIES = 3
 _LARGEST = 1e100
-"""Samplers square what they are told."""
+"""Samplers square the losses that they get."""
 _GENERATION = "cma:generation"
 
 
@@ -53,10 +53,10 @@ class OptunaBreeder(EvolutionBreeder):
     """One of Optuna's samplers: ``tpe`` (multivariate, Watanabe 2023, arXiv:2304.11127), ``gp`` (Matérn 5/2, log
     expected improvement) or ``optuna-cmaes`` (Hansen's CMA-ES on the numbers that always exist, TPE for the rest).
 
-    Every member that a population shows is an observation, whoever bred it; failed ones count as the worst so far,
+    Every member that a population shows is an observation, wherever it was bred; failed ones count as the worst so far,
     pruned ones as their last report and as the median at best. What this leader has proposed and not yet heard of is
     pending in the study, which TPE and GP keep away from. The sampler is made anew for each proposal, from ``rng``:
-    what it proposes depends on what it was told and on nothing else. What was evaluated or proposed before is varied
+    what it proposes depends on its observations and on nothing else. What was evaluated or proposed before is varied
     a little. With several objectives it is the typed evolution.
 
     Raises UsageError where a package lacks, or the space has too few numbers for CMA-ES."""
@@ -105,7 +105,7 @@ class OptunaBreeder(EvolutionBreeder):
         self._use(genome)
         return Offspring(genome, self.operator)
 
-    # --- what the study is told -----------------------------------------------------------------------------
+    # --- what the study is given -----------------------------------------------------------------------------
 
     def _observe(self, population: Population) -> None:
         shown: dict[str, Member] = {}
@@ -115,9 +115,9 @@ class OptunaBreeder(EvolutionBreeder):
         if self._study is None:
             self._study = self._new_study()
         if self.operator == "optuna-cmaes" and not self._told:
-            # Of what was known before CMA-ES makes its first generation of the first that it is told.
+            # Of what was known before CMA-ES makes its first generation of the first that it gets.
             fresh.sort(key=lambda one: one.rank)
-        # The losses come first: failed ones are told what the worst of them is.
+        # The losses come first: failed ones count as the worst of them.
         for member in sorted(fresh, key=lambda one: one.losses is None):
             self._tell(member)
         if len(self._told) > _SLACK * self._most:
@@ -166,7 +166,7 @@ class OptunaBreeder(EvolutionBreeder):
         return max(losses)
 
     def _begin_anew(self) -> None:
-        """A study of the best and the latest of those that were told."""
+        """A study of the best and the latest observations."""
         entries = list(self._told.items())
         latest = int(_LATEST * self._most)
         rest = sorted(entries[:-latest], key=lambda entry: entry[1][1])[: self._most - latest]

@@ -20,7 +20,7 @@ from hpo.spelling import suggestion
 _LINEAGES = 10
 """Lineages of an island where ``pool`` does not say how many."""
 _TRUNCATED = 5
-"""The last one in so many exploits the first one in so many (truncation selection, section 4.1 there)."""
+"""The worst fifth exploits the best fifth (truncation selection, section 4.1 there)."""
 _RESAMPLED = 0.25
 _FACTORS = (0.8, 1.2)
 

@@ -52,7 +52,7 @@ class PortfolioBreeder(Breeder):
     be worth as much as the window's individuals in the mean, and the others an eighth of that, with the weight of
     twelve individuals: one that was lucky once gets 4 to 20 % while that is among the latest 60, and one that has
     found the best three of 60 the larger part of the budget. The first proposes as long as nothing is known of
-    anybody, from the same random numbers as if it were alone, and in place of one that would draw at random. All of
+    any other, from the same random numbers as if it were alone, and in place of one that would draw at random. All of
     them see all observations, also those of peers and migrants, and the credit comes from the same: the operator of
     each member. So nothing has to be stored, and a resumed campaign goes on with it."""
 
@@ -77,7 +77,7 @@ class PortfolioBreeder(Breeder):
         if child.operator == "random" and name != first:  # it knows too little yet
             name = first
             child = self._breeders[name].breed(population, rng)
-        if child.operator == "random":  # nobody's merit
+        if child.operator == "random":  # no breeder's merit
             return child
         return Offspring(child.genome, name, child.parents)
 

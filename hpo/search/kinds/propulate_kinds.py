@@ -210,7 +210,7 @@ class _CubeBreeder(RandomBreeder):
 
 
 class CmaesBreeder(_CubeBreeder):
-    """Propulate's CMA-ES (``BasicCMA``), updated once a generation of λ newly arrived individuals, whoever
+    """Propulate's CMA-ES (``BasicCMA``), updated once a generation of λ newly arrived individuals, wherever
     evaluated them.
 
     Left to itself the propagator updates its distribution at every call from the best of all time, and

@@ -1,4 +1,4 @@
-"""Evaluations of what looks best once more: where they differ by chance, the best of many is the luckiest of many."""
+"""Repeated evaluations of the best configurations, for noisy objectives, where the best of many is the luckiest."""
 
 from __future__ import annotations
 

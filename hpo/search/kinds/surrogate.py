@@ -97,7 +97,7 @@ class SurrogateBreeder(EvolutionBreeder):
         at_random = int(_DRAWN * min(1.0, _CHANCE * self._random_rate))
         bred, picked = children.children(parents, _DRAWN - at_random, generator, self._crossover, _COARSE)
         genomes = numpy.concatenate([bred, children.drawn(at_random, generator)])
-        # Of each child its parents' places in the pool, -1 for nobody's.
+        # Of each child its parents' places in the pool, -1 for none.
         origins = numpy.concatenate([picked, numpy.full((at_random, 2), -1)])
         bounds = self._bounds(genomes, judge)
         niche = rng.choice(children.unordered) if children.unordered else None

@@ -16,8 +16,8 @@ _MUTATED = 1.2
 
 
 class VectorisedGenomes:
-    """Draws genomes and tells them apart. Arrays of genomes have a row each and a column a parameter; ``generator`` is
-    a ``numpy.random.Generator``."""
+    """Draws genomes and distinguishes them. Arrays of genomes have a row each and a column a parameter; ``generator``
+    is a ``numpy.random.Generator``."""
 
     def __init__(self, space: SearchSpace) -> None:
         import numpy

@@ -1,4 +1,4 @@
-"""Models of a campaign's losses that judge children: a forest, a Gaussian process, and which of them to believe.
+"""Models of the loss that rank proposals: a forest and a Gaussian process, weighted by how well they predict.
 
 Imports scikit-learn when the first forest is grown, or before in a thread, for that takes a second; so do not import
 this module's libraries at its top."""
@@ -22,7 +22,7 @@ _TREES = 40
 _SHARE_OF_COLUMNS = 0.35
 """Columns tried at each split. Fewer make trees differ more, which is what their spread is read for."""
 _REFIT = 100
-"""A model stays while fewer than one in so many of the observations are new: up to so many, none."""
+"""A model stays while the share of new observations is below one in this many."""
 _REFIT_SELDOM = 10
 """The same for what costs more than it gives: lengths of a Gaussian process, and a model that does not judge."""
 _MOST_FITTED = 200
@@ -133,9 +133,9 @@ class _Failures(_Grown):
 
 
 class _Process(_Grown):
-    def __init__(self, brood: VectorisedGenomes) -> None:
+    def __init__(self, sampler: VectorisedGenomes) -> None:
         super().__init__()
-        self._columns = brood.columns
+        self._columns = sampler.columns
         self._parameters: Any = None
         self._fitted = 0
 
@@ -160,7 +160,7 @@ class _Process(_Grown):
 class AcquisitionFunction:
     """The bound of each row by one model; what has the lowest is the most promising.
 
-    ``caution``: so many standard deviations below the mean. ``failing``: gives the probability of failure, which
+    ``caution``: in standard deviations below the mean. ``failing``: gives the probability of failure, which
     counts against a row."""
 
     def __init__(self, model: Model, caution: float, failing: Model | None = None) -> None:
@@ -174,13 +174,13 @@ class AcquisitionFunction:
 
 class ModelEnsemble:
     """A forest, which knows ranks only and takes jumps and choices as they come, and a Gaussian process, which sees the
-    shape of smooth functions. Each proposal is judged by one of them, drawn by how well it foretold the latest 60 that
+    shape of smooth functions. Each proposal is judged by one of them, drawn by how well it predicted the latest 60 that
     arrived: by the rank correlation of what it said of them before with what they turned out to be."""
 
-    def __init__(self, brood: VectorisedGenomes) -> None:
-        self._models: dict[str, _Grown] = {"forest": _Losses(), "gaussian": _Process(brood)}
+    def __init__(self, sampler: VectorisedGenomes) -> None:
+        self._models: dict[str, _Grown] = {"forest": _Losses(), "gaussian": _Process(sampler)}
         self._failures = _Failures()
-        self._foretold: list[tuple[float, list[float]]] = []
+        self._predicted: list[tuple[float, list[float]]] = []
 
     def learn(self, news: Sequence[tuple[Any, float]]) -> None:
         """Rows and losses of what has completed since the models were grown."""
@@ -191,16 +191,16 @@ class ModelEnsemble:
             return
         rows = numpy.array([row for row, _ in news[-_WINDOW:]])
         said = numpy.array([model(rows)[0] for model in models]).T.tolist()
-        self._foretold += zip([loss for _, loss in news[-_WINDOW:]], said)
-        del self._foretold[:-_WINDOW]
+        self._predicted += zip([loss for _, loss in news[-_WINDOW:]], said)
+        del self._predicted[:-_WINDOW]
 
     def shares(self) -> list[float]:
         """With what probability each model judges."""
         import numpy
 
-        if len(self._foretold) < _FEWEST:
+        if len(self._predicted) < _FEWEST:
             return [1.0 / len(self._models)] * len(self._models)
-        losses = normal_scores([loss for loss, _ in self._foretold])
+        losses = normal_scores([loss for loss, _ in self._predicted])
         recency = numpy.linspace(0.3, 1.0, len(losses))
 
         def correlation(said: Sequence[float]) -> float:
@@ -208,7 +208,7 @@ class ModelEnsemble:
             spread = math.sqrt(float((recency * scores**2).sum() * (recency * losses**2).sum()))
             return float((recency * scores * losses).sum()) / max(spread, 1e-9)
 
-        found = [correlation(said) for said in zip(*(said for _, said in self._foretold))]
+        found = [correlation(said) for said in zip(*(said for _, said in self._predicted))]
         weights = [math.exp(_SHARPNESS * (one - max(found))) for one in found]
         return [weight / sum(weights) for weight in weights]
 

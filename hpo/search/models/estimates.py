@@ -1,4 +1,4 @@
-"""What a configuration is worth whose evaluations differ by chance: its mean loss, and how sure that is."""
+"""Estimates of the mean loss of configurations whose evaluations are noisy, with their standard errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Estimate:
     noise: float
 
     def after(self, more: int) -> float:
-        """What the deviation will be after so many more evaluations, whatever they bring."""
+        """What the deviation will be after ``more`` evaluations, whatever they bring."""
         if not more or self.deviation == 0.0 or self.noise == 0.0:
             return self.deviation
         return 1 / math.sqrt(1 / self.deviation**2 + more / self.noise)
@@ -68,7 +68,7 @@ def median_of(losses: Iterable[Sequence[float]]) -> float:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """The mean; of values so large that it could not be told, one as large as can be worked with."""
+    """The mean; of values too large for it, one as large as can be worked with."""
     return statistics.fmean([max(-_LARGEST, min(one, _LARGEST)) for one in values])
 
 

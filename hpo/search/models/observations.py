@@ -1,4 +1,4 @@
-"""What models are grown on: configurations as rows of numbers, losses as scores."""
+"""Training data of the models: configurations as rows of numbers, losses as scores."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Observations:
     """Rows and losses of what populations have shown. It remembers more than one of them does: the best 300, the
     latest 120, the last 80 pruned and the last 80 failed."""
 
-    def __init__(self, brood: VectorisedGenomes) -> None:
-        self._brood = brood
+    def __init__(self, sampler: VectorisedGenomes) -> None:
+        self._genomes = sampler
         # By id, in order of arrival.
         self.completed: dict[str, tuple[Any, float]] = {}
         self._pruned: dict[str, tuple[Any, float]] = {}
@@ -78,7 +78,7 @@ class Observations:
 
     def told(self) -> list[tuple[Any, float]]:
         """Rows and losses of all that have one. A pruned one was worse than others at its step, and how good it would
-        have become nobody knows: it counts as its last report, and as the median of the completed at best."""
+        have become is unknown: it counts as its last report, and as the median of the completed at best."""
         entries = list(self.completed.values())
         if not self._pruned:
             return entries
@@ -100,7 +100,7 @@ class Observations:
         if not fresh:
             return []
         fresh.sort(key=lambda one: one.age)
-        rows = self._brood.rows(numpy.array([one.genome for one in fresh], dtype=float))
+        rows = self._genomes.rows(numpy.array([one.genome for one in fresh], dtype=float))
         self.use(rows)
         news = []
         for member, row in zip(fresh, rows):

@@ -1,4 +1,4 @@
-"""This process among those of torchrun, or alone."""
+"""The place of this process among those of torchrun, or alone, and messages between them."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import hpo
 from search_spaces.standalone import arguments as command
 from search_spaces.standalone.arguments import MakeTask, Request
-from search_spaces.standalone.place import Place, directory_of, joined
-from search_spaces.standalone.use import MakeNetwork, Trained, check_writable, export
+from search_spaces.standalone.torchrun import Place, directory_of, joined
+from search_spaces.standalone.trained_models import MakeNetwork, Trained, check_writable, export
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
