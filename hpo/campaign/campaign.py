@@ -503,11 +503,11 @@ class Campaign:
                     message.owned,
                     message.reports,
                 )
-                return assembly.parts(new, message.leaders, known, message.number)
+                return assembly.roles(new, message.leaders, known, message.number)
 
             coordinator = display = housekeeping = None
             groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
-            mine = assembly.parts(place, groups, start, 0)
+            mine = assembly.roles(place, groups, start, 0)
             if earlier is not None and lock is not None:
                 coordinator = assembly.coordinator(start, earlier, self._points, known)
                 display = Display(settings, self.task, workers=len(layout.workers))

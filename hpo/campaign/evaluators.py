@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.config import reader as config
 from hpo.evaluation.conversation import pack_answer
-from hpo.evaluation.crew import Crew
+from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.devices import inline_device
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
@@ -94,13 +94,13 @@ def make_crew(
     source: TaskSource,
     objectives: tuple[str, ...],
     epoch: int = 0,
-) -> Crew:
+) -> ProcessCrew:
     """The crew of the worker at ``place``; its evaluators are being started when this returns."""
 
     def send(worker_rank: int, content: dict[str, Any]) -> None:
         transport.send(place.ranks[worker_rank], encode(WorkerMessage(content)))
 
-    crew = Crew(
+    crew = ProcessCrew(
         size=len(place.ranks),
         child_factory=child_factory(settings, place.ranks, 0, hosts, source),
         send=send,
@@ -114,7 +114,7 @@ def make_crew(
     return crew
 
 
-def make_follower(
+def make_evaluator_host(
     settings: Settings,
     *,
     transport: Transport,
@@ -161,10 +161,10 @@ def make_inline_crew(
     )
 
 
-def make_inline_follower(
+def make_inline_host(
     *, transport: Transport, place: WorkerPlacement, worker_rank: int, hosts: Sequence[str], task: Task
 ) -> InlineHost:
-    """Like ``make_follower``, for evaluations inside the ranks; collective over the worker."""
+    """Like ``make_evaluator_host``, for evaluations inside the ranks; collective over the worker."""
     comm = transport.communicator(place.ranks)
     if comm is None:
         raise TypeError("a worker of several ranks needs MPI")

@@ -153,10 +153,10 @@ def tolerates_faults(mpirun: str) -> bool:
     if found is None:
         return False
     try:
-        told = subprocess.run([found], capture_output=True, text=True, timeout=60, check=False).stdout
+        printed = subprocess.run([found], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return any("FT MPI support" in line and "yes" in line for line in told.splitlines())
+    return any("FT MPI support" in line and "yes" in line for line in printed.splitlines())
 
 
 def command(

@@ -21,7 +21,7 @@ from hpo.cluster import hosts
 from hpo.config import reader as config
 from hpo.errors import CampaignError
 from hpo.evaluation.conversation import pack_answer
-from hpo.evaluation.crew import Crew
+from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.devices import inline_device
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
@@ -111,20 +111,20 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
     size = settings.layout.ranks_per_worker
     ranks, hosts = range(size), [socket.gethostname()] * size
     source = campaign.source
-    # Crew and followers, which are on different ranks in a campaign, talk through two queues here.
-    to_followers: deque[tuple[int, dict[str, Any]]] = deque()
+    # In a campaign the crew and the hosts of the other ranks are different processes. Here two queues connect them.
+    to_others: deque[tuple[int, dict[str, Any]]] = deque()
     to_crew: deque[dict[str, Any]] = deque()
-    crew = Crew(
+    crew = ProcessCrew(
         size=size,
         child_factory=child_factory(settings, ranks, 0, hosts, source),
-        send=lambda rank, message: to_followers.append((rank, message)),
+        send=lambda rank, message: to_others.append((rank, message)),
         objectives=tuple(campaign.task.objectives),
         settings=settings.evaluation,
         on_report=_shown,
         on_warning=_warn,
         clock=time.time,
     )
-    followers = {
+    others = {
         rank: EvaluatorHost(
             worker_rank=rank,
             child_factory=child_factory(settings, ranks, rank, hosts, source),
@@ -141,24 +141,24 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
         crew.start(job)
         while not outcomes:
             outcomes += crew.poll()
-            for follower in followers.values():
-                follower.poll()
-            while to_followers:
-                rank, message = to_followers.popleft()
-                followers[rank].receive(message)
+            for other in others.values():
+                other.poll()
+            while to_others:
+                rank, message = to_others.popleft()
+                others[rank].receive(message)
             while to_crew:
                 crew.receive(to_crew.popleft())
             _show(Path(job.directory), printed)
-            waiting = crew.filenos() + [number for one in followers.values() for number in one.filenos()]
+            waiting = crew.filenos() + [number for one in others.values() for number in one.filenos()]
             select.select(waiting, [], [], 0.05)
         _show(Path(job.directory), printed)
     finally:
         crew.close()
-        while to_followers:
-            rank, message = to_followers.popleft()
-            followers[rank].receive(message)
-        for follower in followers.values():
-            follower.close()
+        while to_others:
+            rank, message = to_others.popleft()
+            others[rank].receive(message)
+        for other in others.values():
+            other.close()
     return outcomes[0]
 
 

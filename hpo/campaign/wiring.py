@@ -1,4 +1,4 @@
-"""What a rank is made of: which leader, follower and coordinator it has, and what each is given."""
+"""What a rank is made of: which leader, evaluator host and coordinator it has, and what each is given."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from hpo.campaign.evaluators import (
     Jobs,
     make_crew,
-    make_follower,
+    make_evaluator_host,
     make_inline_crew,
-    make_inline_follower,
+    make_inline_host,
 )
 from hpo.campaign.progress import Display
 from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
-from hpo.evaluation.crew import Crew
+from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import count_cores
 from hpo.evaluation.evaluator_host import EvaluatorHost
@@ -68,16 +68,16 @@ class Assembly:
     closing: ExitStack
     writers: list[JournalWriter] = field(default_factory=list)
 
-    def parts(self, place: WorkerPlacement, groups: list[list[int]], start: Start, number: int) -> RankRoles:
+    def roles(self, place: WorkerPlacement, groups: list[list[int]], start: Start, number: int) -> RankRoles:
         """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island;
         ``number``: of the workers that were formed after deaths, 0 for those of the layout."""
         settings, transport, signals, closing = self.settings, self.transport, self.signals, self.closing
         inline = settings.evaluation.isolation == "inline"
         worker_rank = place.ranks.index(transport.rank)
         if worker_rank:
-            follower: EvaluatorHost | InlineHost
+            evaluator_host: EvaluatorHost | InlineHost
             if inline:
-                follower = make_inline_follower(
+                evaluator_host = make_inline_host(
                     transport=transport,
                     place=place,
                     worker_rank=worker_rank,
@@ -85,7 +85,7 @@ class Assembly:
                     task=self.task,
                 )
             else:
-                follower = make_follower(
+                evaluator_host = make_evaluator_host(
                     settings,
                     transport=transport,
                     place=place,
@@ -93,13 +93,15 @@ class Assembly:
                     hosts=start.hosts,
                     source=self._source,
                 )
-            closing.callback(follower.close)
-            return RankRoles(members=place.ranks, leader=None, non_leader=follower, filenos=follower.filenos)
+            closing.callback(evaluator_host.close)
+            return RankRoles(
+                members=place.ranks, leader=None, non_leader=evaluator_host, filenos=evaluator_host.filenos
+            )
         header = Header.of_this_process(launch=start.launch, island=place.island, worker=place.worker)
         writer = JournalWriter(self._journal_of(place, start.launch), header)
         self.writers.append(writer)
         closing.callback(writer.close)
-        crew: Crew | InlineCrew
+        crew: ProcessCrew | InlineCrew
         if inline:
             crew = make_inline_crew(
                 transport=transport,
@@ -224,7 +226,7 @@ class Assembly:
         self,
         place: WorkerPlacement,
         groups: list[list[int]],
-        crew: Crew | InlineCrew,
+        crew: ProcessCrew | InlineCrew,
         writer: JournalWriter,
         hosts: Sequence[str],
     ) -> Leader:

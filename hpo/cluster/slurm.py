@@ -372,7 +372,7 @@ def _progress(record: Record) -> bool:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobLimits:
     """``end``: its time limit, in Unix seconds, infinite where it has none; ``kill_wait_s``: from SIGTERM to
     SIGKILL."""
 
@@ -385,7 +385,7 @@ class Job:
         return min(self.end, killed) - _MARGIN_S
 
 
-def job(environ: Mapping[str, str] | None = None) -> Job | None:
+def job(environ: Mapping[str, str] | None = None) -> JobLimits | None:
     """The Slurm job that this process is in; None outside one, or where Slurm does not answer."""
     number = (config.environment() if environ is None else environ).get("SLURM_JOB_ID", "")
     if not number or shutil.which("scontrol") is None:
@@ -397,11 +397,11 @@ def job(environ: Mapping[str, str] | None = None) -> Job | None:
     return read_job(out, shown_config)
 
 
-def read_job(shown: str, config: str) -> Job:
+def read_job(shown: str, config: str) -> JobLimits:
     """What ``scontrol show job -o`` and ``scontrol show config`` say."""
     end = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", shown)
     wait = re.search(r"^KillWait\s*=\s*(\d+) sec", config, re.MULTILINE)
-    return Job(
+    return JobLimits(
         end=time.mktime(time.strptime(end[1], "%Y-%m-%dT%H:%M:%S")) if end else math.inf,
         kill_wait_s=float(wait[1]) if wait else math.inf,
     )

@@ -184,9 +184,9 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
 
 def deadline(settings: Settings, now: float) -> float | None:
     """When the campaign must end, in Unix seconds: what ``hpo run`` says, else counted from ``now``."""
-    told = os.environ.get(DEADLINE, "")
-    if told:
-        return float(told)
+    value = os.environ.get(DEADLINE, "")
+    if value:
+        return float(value)
     return None if settings.deadline_s is None else now + settings.deadline_s
 
 
@@ -205,8 +205,8 @@ def terminal_columns() -> int | None:
         return None
     if sys.stderr.isatty():
         return shutil.get_terminal_size().columns
-    told = os.environ.get(TERMINAL, "")
-    return int(told) if told.isdecimal() else None
+    value = os.environ.get(TERMINAL, "")
+    return int(value) if value.isdecimal() else None
 
 
 # --- what is wrong, in sentences ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The messages between a worker's Crew, the EvaluatorHost of each of its ranks, and their evaluators.
+"""The messages between a worker's crew, the EvaluatorHost of each of its ranks, and their evaluators.
 
 A message is one class here and its handler in the class that takes it. Between processes of a host they travel as lines
 of JSON, between ranks inside an ``hpo.islands.messages.WorkerMessage``. JSON is Python's here, which keeps non-finite
@@ -23,7 +23,7 @@ class Order(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """From a rank of the worker to the Crew: its evaluator's or its EvaluatorHost's."""
+    """From a rank of the worker to the crew: its evaluator's or its EvaluatorHost's."""
 
 
 class Hello(Order, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class LeaveGroup(Order, frozen=True):
 
 
 class Evaluate(Order, frozen=True):
-    """Evaluate an individual. ``turn``: the number of this evaluation among the Crew's."""
+    """Evaluate an individual. ``turn``: the number of this evaluation among the crew's."""
 
     turn: int
     job: Job

@@ -1,11 +1,11 @@
 """Evaluations as a worker's leader sees them: evaluators are started, fed, timed out, killed and replaced.
 
-The leader of a worker runs a Crew, its other ranks an EvaluatorHost each; every rank has one evaluator process. The
+The leader of a worker runs a crew, its other ranks an EvaluatorHost each; every rank has one evaluator process. The
 messages are those of ``hpo.evaluation.conversation``, which the caller carries between ranks. Nothing here waits: the
 caller calls ``poll`` when one of ``filenos`` is readable, or at ``deadline``.
 
-    Crew ── orders ──► EvaluatorHost of each rank (its own too) ──► evaluator
-    Crew ◄── answers ── EvaluatorHost ◄── evaluator
+    crew ── orders ──► EvaluatorHost of each rank (its own too) ──► evaluator
+    crew ◄── answers ── EvaluatorHost ◄── evaluator
 
 ``Spawn`` opens a new *epoch*. All messages carry theirs, so that a late answer of an earlier evaluator is recognised.
 """
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hpo.task.trial import Job
 
 
-class Crew:
+class ProcessCrew:
     """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
 
     ``send(worker_rank, content)`` reaches the EvaluatorHost of another rank, and ``receive`` takes its answers.

@@ -1,4 +1,4 @@
-"""One rank's part in evaluations: it keeps an evaluator process for its worker's Crew. Nothing here waits."""
+"""One rank's part in evaluations: it keeps an evaluator process for its worker's crew. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POLL_S = 0.02
 
 
 class EvaluatorHost:
-    """Keeps the evaluator of one rank for the Crew of its worker. ``send``: takes epoch and answer to the Crew."""
+    """Keeps the evaluator of one rank for the crew of its worker. ``send``: takes epoch and answer to the crew."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class EvaluatorHost:
         self.follow(*unpack_order(content))
 
     def follow(self, epoch: int, order: Order) -> None:
-        """Follow an order of the Crew, or pass it on to the evaluator."""
+        """Follow an order of the crew, or pass it on to the evaluator."""
         if isinstance(order, Spawn):
             self._spawn(epoch)
             self._hold_until = self._clock() + _HOLD * order.start_timeout_s
@@ -104,7 +104,7 @@ class EvaluatorHost:
                 self._held = min(self._clock() + 2 * _RETIREMENT_S, self._hold_until), answer
                 continue
             self._answer(answer)
-            if self._child is not child:  # the Crew has just replaced it; the rest would bear the new epoch
+            if self._child is not child:  # the crew has just replaced it; the rest would bear the new epoch
                 return True
         if self._held is not None and (not self._leaving or self._clock() >= self._held[0]):
             (_, answer), self._held = self._held, None

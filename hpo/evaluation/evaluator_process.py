@@ -97,7 +97,7 @@ class EvaluatorProcess:
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed in release)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hpo.evaluation.evaluator", str(theirs.fileno())],
+                [sys.executable, "-m", "hpo.evaluation.process.evaluator", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._spool,
                 stderr=self._spool,

@@ -102,7 +102,7 @@ class InlineLink:
 
 
 class InlineCrew:
-    """Has the face of ``hpo.evaluation.crew.Crew``, and evaluates in ``start``.
+    """Has the face of ``hpo.evaluation.crew.ProcessCrew``, and evaluates in ``start``.
 
     ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
     content)`` to the InlineHost of another rank. ``stopping``: whether the campaign wants to stop; it is

@@ -64,7 +64,7 @@ class Finding:
 
 
 @dataclass(kw_only=True)
-class Report:
+class Inspection:
     """What is in a campaign's directory. ``lock``: "free", "live" or "stale"; ``unfinished``: ids of what was begun
     and not finished; ``repaired``: what was done, a sentence a file."""
 
@@ -124,7 +124,7 @@ class Report:
         return "\n".join(lines)
 
 
-def check(directory: Path) -> Report:
+def check(directory: Path) -> Inspection:
     """What is whole and what is not in ``directory``, which may be at work; nothing is changed.
 
     Raises:
@@ -133,7 +133,7 @@ def check(directory: Path) -> Report:
     return _Inspection(directory).report
 
 
-def repair(directory: Path) -> Report:
+def repair(directory: Path) -> Inspection:
     """Keep what is whole of damaged journals, and the damaged ones aside; then ``check``, with what was done.
 
     Raises:
@@ -192,7 +192,7 @@ class _Inspection:
     def __init__(self, directory: Path, *, locked: bool = False) -> None:
         """``locked``: by this process, so that no campaign is at work."""
         self._directory = directory
-        self.report = Report(directory=directory)
+        self.report = Inspection(directory=directory)
         self._space: SearchSpace | None = None
         self._objectives: set[str] = set()
         self._read_identity()

@@ -58,8 +58,8 @@ def errors(record: CampaignRecord) -> list[str]:
             found.setdefault((one.status, summary_line(one.error or "")), []).append(one.id)
     ordered = sorted(found.items(), key=lambda entry: -len(entry[1]))
     lines = [
-        f"{len(ids)} {status}, {ids[-1]} the latest: {one_line(told)}"
-        for (status, told), ids in ordered[:_MOST]
+        f"{len(ids)} {status}, {ids[-1]} the latest: {one_line(error)}"
+        for (status, error), ids in ordered[:_MOST]
     ]
     rest = sum(len(ids) for _, ids in ordered[_MOST:])
     return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])

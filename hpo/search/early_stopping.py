@@ -33,7 +33,7 @@ class _Evaluation:
     spared: bool = False
 
 
-class EarlyStopping:
+class Pruner:
     """What one leader knows and does of early stopping; without ``settings`` it only remembers the last report.
 
     ``sign``: -1 where larger reports are better. ``steps``: of a whole run, None where the task does not say it; then
@@ -189,7 +189,7 @@ class EarlyStopping:
         return self._resting.pop(chosen.id)
 
     @property
-    def hopes(self) -> bool:
+    def can_promote(self) -> bool:
         """Whether a paused individual could go on at once."""
         rule = self._rule
         return rule is not None and any(

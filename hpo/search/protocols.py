@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from hpo.individual import Metric, Scalar
+from hpo.individual import Scalar
 from hpo.journal.records import Record
 from hpo.search.population import Member, Population
+from hpo.task.outcome import Outcome
 from hpo.task.trial import Job
 
 Genome = tuple[float, ...]
@@ -164,23 +165,8 @@ class Codec(Protocol):
     def project_to_allowed(self, genome: Genome) -> Genome: ...
 
 
-class Outcome(Protocol):
-    """How an evaluation ended (see ``hpo.task.outcome``)."""
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def objectives(self) -> dict[str, float] | None: ...
-    @property
-    def metrics(self) -> dict[str, Metric]: ...
-    @property
-    def remarks(self) -> dict[str, str]: ...
-    @property
-    def error(self) -> str | None: ...
-
-
 class Crew(Protocol):
-    """Those who evaluate (see ``hpo.evaluation.crew``); one individual at a time."""
+    """What evaluates, one individual at a time: ``ProcessCrew`` or ``InlineCrew`` of ``hpo.evaluation``."""
 
     @property
     def busy(self) -> bool: ...

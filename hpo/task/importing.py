@@ -73,14 +73,14 @@ def explained(reference: str, what: str, error: BaseException) -> HpoError:
             # Several mistakes that are reported together are a line each.
             return UsageError("\n".join(start + line for line in str(error).splitlines()))
         return CampaignError(f"{start}{error}")
-    told = traceback.TracebackException.from_exception(error)
-    told.stack = traceback.StackSummary.from_list(frames)
+    shown = traceback.TracebackException.from_exception(error)
+    shown.stack = traceback.StackSummary.from_list(frames)
     # What cannot be parsed is in no frame: the traceback ends with its line.
     place = "" if isinstance(error, SyntaxError) else _place(frames, "hpo", "trainers")
     remedy = f"Correct {place}, or what it is given" if place else "Correct the code that this points to"
     return CampaignError(
         f'task = "{reference}": {what} raised {type(error).__name__}. {remedy}:\n'
-        + "".join(told.format()).rstrip()
+        + "".join(shown.format()).rstrip()
     )
 
 

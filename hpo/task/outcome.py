@@ -111,8 +111,8 @@ def describe_exception(error: BaseException) -> str:
 def summary_line(error: str) -> str:
     """The line that says what went wrong: of a traceback the exception's first, else the first."""
     lines = error.rpartition("Traceback (most recent call last):")[2].splitlines()
-    told = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
-    return _encodable(told[:_WIDEST])
+    found = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
+    return _encodable(found[:_WIDEST])
 
 
 def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:

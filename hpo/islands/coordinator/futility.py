@@ -13,9 +13,9 @@ failed before anything showed that the task can work here.
   or had reported a finite value before it ended in any way. One is enough, and nothing is counted any more in this
   launch: that many of a search's configurations fail is then the search's own matter.
 - *What runs beside the failures* may be what works: where those that fail do so at once, the first to end are all
-  failures. So there are two rounds of hope. What each worker is at when the last failure that is needed comes is waited
-  for, and so is what each is at when the last of these has ended. Others begin meanwhile, so that none idles on a
-  suspicion, but only until twice as many have failed, or twice as many as there are workers: while one worker's
+  failures. So there are two rounds of waiting. What each worker is at when the last failure that is needed comes is
+  waited for, and so is what each is at when the last of these has ended. Others begin meanwhile, so that none idles
+  on a suspicion, but only until twice as many have failed, or twice as many as there are workers: while one worker's
   evaluators start, which may take a minute, another may fail a thousand times. That holds the others up no longer than
   evaluators may take to start: who runs on after that trains, most likely, and in some spaces most fail at once.
 - *Each launch counts anew*, even where earlier ones completed individuals: the data may have gone since.
@@ -31,7 +31,8 @@ from hpo.individual import COMPLETED, FAILED, INVALID, PRUNED
 _SIGNS_OF_LIFE = frozenset({COMPLETED, PRUNED, INVALID})
 _ROUNDS = 2
 _MOST_TIMES = 2
-"""So many times the limit, or the number of workers, may fail while there is hope; then nothing more is begun."""
+"""While a round is waited for, at most this many times the limit, or the number of workers, may fail; then nothing more
+is begun."""
 _MOST_KINDS = 100
 """Errors that hold an address or a time differ in each individual; this many are kept."""
 
@@ -65,14 +66,14 @@ class Futility:
         """Whether there was a sign of life."""
         self._failed = 0
         self._rounds = 0
-        self._hopes: set[str] = set()
+        self._awaited: set[str] = set()
         # By error how often, and the latest id; the order is that of the latest.
         self._errors: dict[str, tuple[int, str]] = {}
 
     def ended(self, key: str, identity: str, status: str, *, reported: bool, fault: str | None) -> None:
         """The individual with the configuration ``key`` has ended. ``reported``: it had reported a finite value;
         ``fault``: see the function of that name."""
-        self._hopes.discard(key)
+        self._awaited.discard(key)
         self.alive |= reported or status in _SIGNS_OF_LIFE
         if self._limit is None or self.alive or fault is None:
             return
@@ -84,7 +85,7 @@ class Futility:
 
     def released(self, key: str) -> None:
         """That configuration was granted and does not end where it was: it is not begun after all, or ranks died."""
-        self._hopes.discard(key)
+        self._awaited.discard(key)
 
     @property
     def holds(self) -> bool:
@@ -103,14 +104,13 @@ class Futility:
         return not self._patient
 
     def futile(self, running: Callable[[], Iterable[str]]) -> bool:
-        """Whether it is time to end. ``running``: the keys of what is evaluated now; asked for once a round of
-        hope."""
+        """Whether it is time to end. ``running``: the keys of what is evaluated now; asked for once a round."""
         if self._limit is None or self.alive or self._failed < self._limit:
             return False
-        while not self._hopes and self._rounds < _ROUNDS:
+        while not self._awaited and self._rounds < _ROUNDS:
             self._rounds += 1
-            self._hopes = set(running())
-        return not self._hopes
+            self._awaited = set(running())
+        return not self._awaited
 
     def sentence(self) -> str:
         """What happened, the rule and the remedy."""
@@ -123,10 +123,10 @@ class Futility:
         shown = [f"{times} of them for this, {identity} the latest: {error}", self._printed(identity)]
         if last != error:
             shown += [f"The last was {last_identity}: {last}", self._printed(last_identity)]
-        told = "\n    ".join(filter(None, shown))
+        causes = "\n    ".join(filter(None, shown))
         return (
             f"{self._failed} evaluations failed and none completed, so this launch was ended before the whole budget "
-            f"is spent on failures ([evaluation] first_failures = {self._limit}).\n    {told}\n"
+            f"is spent on failures ([evaluation] first_failures = {self._limit}).\n    {causes}\n"
             "What was recorded stays. Mend this and give the same command again, which goes on and counts anew; where "
-            'so many are to be expected to fail, raise first_failures, or set it to "off".'
+            'failures like these are expected, raise first_failures, or set it to "off".'
         )

@@ -10,7 +10,7 @@ from hpo.individual import make_id
 from hpo.islands.assignment import Assignment
 from hpo.islands.leader.evaluation_times import EvaluationTimes
 from hpo.islands.messages import Claim, Grant, Message, Want
-from hpo.search.early_stopping import EarlyStopping
+from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
 from hpo.search.proposals import STUCK, Proposals
 from hpo.search.protocols import Breeder, Candidate, Codec
@@ -36,7 +36,7 @@ class Claims:
         breeder: Breeder,
         proposals: Proposals,
         population: Population,
-        early_stopping: EarlyStopping,
+        early_stopping: Pruner,
     ) -> None:
         self._place = place
         self._send = send

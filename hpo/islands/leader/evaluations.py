@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
-from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED, Metric
+from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED
 from hpo.islands.coordinator.futility import fault
 from hpo.islands.leader.claims import Claims
 from hpo.islands.leader.migration import Migration
@@ -16,10 +16,10 @@ from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.messages import MOST_REMARKS, Evaluated, EvaluationEnd, Message, Remark, Returned
 from hpo.journal.records import Finished, Note, Reported, Started
-from hpo.search.early_stopping import EarlyStopping
+from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Breeder, Candidate, Crew, Journal, Outcome, TrialReport, Verdict
-from hpo.task.outcome import summary_line
+from hpo.search.protocols import Breeder, Candidate, Crew, Journal, TrialReport, Verdict
+from hpo.task.outcome import Outcome, summary_line
 from hpo.task.trial import Job
 
 _START_ATTEMPTS = 3
@@ -40,17 +40,6 @@ class EvaluationRules:
     reported: str | None
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The outcome of what is not evaluated."""
-
-    status: str
-    error: str | None
-    objectives: dict[str, float] | None = None
-    metrics: dict[str, Metric] = field(default_factory=dict)
-    remarks: dict[str, str] = field(default_factory=dict)
-
-
 class Evaluations:
     """``running``: the candidate that is evaluated. ``send``: to the coordinator; ``withdraw``: called with a candidate
     and an error where no evaluator can be started; ``stopping``: whether the launch ends, as far as is known here."""
@@ -67,7 +56,7 @@ class Evaluations:
         population: Population,
         migration: Migration,
         retention: RetentionPolicy,
-        early_stopping: EarlyStopping,
+        early_stopping: Pruner,
         claims: Claims,
         publisher: Publisher,
         send: Callable[[Message], None],
@@ -105,7 +94,7 @@ class Evaluations:
             self._publisher.publish()
         if candidate.retries >= self._rules.retries + _MOST_DEATHS:
             error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
-            self.finish(_Given(CRASHED, error))
+            self.finish(Outcome(status=CRASHED, error=error))
             return
         self._early_stopping.start(candidate)
         self._crew.start(self._job_of(candidate))
@@ -143,7 +132,7 @@ class Evaluations:
         if final and (self._stopping() or self._signalled()):
             # A job's end signals all of its processes, those that a task has started too: the next launch will show
             # whether it was that.
-            outcome = _Given(INTERRUPTED, outcome.error)
+            outcome = Outcome(status=INTERRUPTED, error=outcome.error)
         # What was killed after its grace, or failed, has not saved itself: the next launch goes on with it.
         rests = outcome.status == INTERRUPTED and outcome.error is None and self._early_stopping.condemned
         if rests or (outcome.status == PRUNED and self._early_stopping.condemned):
@@ -161,16 +150,16 @@ class Evaluations:
                 self._remarked.add(name)
                 self._send(Remark(name, sentence))
 
-    def _pruned(self, outcome: Outcome) -> _Given:
+    def _pruned(self, outcome: Outcome) -> Outcome:
         """The outcome of one that failed at a rung: its report there counts, wherever it ended."""
         step, value = self._early_stopping.last or (0, math.nan)
         name = self._rules.reported
         metrics = {**outcome.metrics, "pruned_step": step}
         if not math.isfinite(value):
-            return _Given(PRUNED, None, None, metrics)
+            return Outcome(status=PRUNED, metrics=metrics)
         if name is None:
-            return _Given(PRUNED, None, None, {**metrics, "pruned_value": value})
-        return _Given(PRUNED, None, {name: value}, metrics)
+            return Outcome(status=PRUNED, metrics={**metrics, "pruned_value": value})
+        return Outcome(status=PRUNED, objectives={name: value}, metrics=metrics)
 
     def _retry_or_withdraw(self, candidate: Candidate, outcome: Outcome) -> None:
         """Evaluators could not be started: that is not the individual's fault, and must not use up the

@@ -43,7 +43,7 @@ from hpo.islands.messages import (
     reports,
 )
 from hpo.islands.transport import Transport
-from hpo.search.early_stopping import EarlyStopping
+from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Breeder, Candidate, Codec, Crew, Journal
@@ -115,7 +115,7 @@ class Leader:
             journal=journal,
             clock=transport.now,
         )
-        self._early_stopping = EarlyStopping(
+        self._early_stopping = Pruner(
             settings.pruning,
             sign=settings.sign,
             steps=settings.steps,
@@ -278,7 +278,7 @@ class Leader:
         if not news.reports:
             return False
         self._early_stopping.observe(reports(news.reports))
-        return self._idle and self._early_stopping.hopes
+        return self._idle and self._early_stopping.can_promote
 
     def _learn(self, record: Evaluated, *, earlier: bool = False) -> Member:
         member = record.member()

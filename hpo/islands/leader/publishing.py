@@ -17,7 +17,7 @@ from hpo.islands.messages import (
     rung_reports,
 )
 from hpo.islands.transport import Transport
-from hpo.search.early_stopping import EarlyStopping
+from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Journal
 
@@ -49,7 +49,7 @@ class Publisher:
         journal: Journal,
         migration: Migration,
         population: Population,
-        early_stopping: EarlyStopping,
+        early_stopping: Pruner,
         forget: Callable[[str], None],
     ) -> None:
         self.peers = tuple(peers)

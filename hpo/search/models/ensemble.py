@@ -117,7 +117,7 @@ class _Grown:
 
 class _Losses(_Grown):
     def _grow(self, known: Observations, rng: random.Random) -> Model:
-        entries = known.told()
+        entries = known.with_losses()
         return Forest([row for row, _ in entries], normal_scores([loss for _, loss in entries]), rng)
 
 
@@ -127,7 +127,7 @@ class _Failures(_Grown):
     def _grow(self, known: Observations, rng: random.Random) -> Model:
         import numpy
 
-        well = [row for row, _ in known.told()]
+        well = [row for row, _ in known.with_losses()]
         goals = numpy.repeat([0.0, 1.0], [len(well), len(known.failed)])
         return Forest(well + list(known.failed.values()), goals, rng)
 
@@ -142,7 +142,7 @@ class _Process(_Grown):
     def _grow(self, known: Observations, rng: random.Random) -> Model:
         import numpy
 
-        entries = known.told()
+        entries = known.with_losses()
         losses = [loss for _, loss in entries]
         most = min(_MOST_FITTED, int(math.sqrt(_MOST_SQUARES / len(self._columns))))
         latest = int(_LATEST * most)

@@ -76,7 +76,7 @@ class Observations:
         best = min(losses)
         return min(losses[:-_STALLED]) - best <= _HARDLY * (sorted(losses)[len(losses) // 2] - best)
 
-    def told(self) -> list[tuple[Any, float]]:
+    def with_losses(self) -> list[tuple[Any, float]]:
         """Rows and losses of all that have one. A pruned one was worse than others at its step, and how good it would
         have become is unknown: it counts as its last report, and as the median of the completed at best."""
         entries = list(self.completed.values())

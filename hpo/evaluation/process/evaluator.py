@@ -1,6 +1,6 @@
 """The evaluator process: joins its worker's process group, runs the task, and reports how it ended to its control rank.
 
-Started as ``python -m hpo.evaluation.evaluator FD`` by ``hpo.evaluation.evaluator_process``; FD is its end of a
+Started as ``python -m hpo.evaluation.process.evaluator FD`` by ``hpo.evaluation.evaluator_process``; FD is its end of a
 socket pair. Imports torch only for workers of several ranks.
 """
 
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import HpoError
 from hpo.evaluation import cuda
-from hpo.evaluation.control_socket import ControlSocket
 from hpo.evaluation.conversation import (
     Broken,
     Evaluate,
@@ -36,9 +35,10 @@ from hpo.evaluation.conversation import (
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import evaluator_device, select_for_group
 from hpo.evaluation.environment import widen_affinity
-from hpo.evaluation.global_seeds import Seeder
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
-from hpo.evaluation.output_capture import OutputCapture
+from hpo.evaluation.process.control_socket import ControlSocket
+from hpo.evaluation.process.global_seeds import Seeder
+from hpo.evaluation.process.output_capture import OutputCapture
 from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import Outcome, describe_exception
