@@ -147,7 +147,7 @@ class ForecastTask(hpo.Task):
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
         if trial.rank == 0:
-            trained_models.note(trial.directory, _told_by(self.options.parts()))
+            trained_models.note(trial.directory, _sizes_of(self.options.parts()))
         _, result = self.fit(
             trial.params,
             seed=trial.seed,
@@ -165,7 +165,7 @@ class ForecastTask(hpo.Task):
 
     def network(self) -> nn.Module:
         """The network, untrained, for ``trainers.load_model`` to fill: the same for every configuration."""
-        return _network(self.options, **_told_by(self.options.parts()))
+        return _network(self.options, **_sizes_of(self.options.parts()))
 
     def test(
         self,
@@ -247,7 +247,7 @@ class ForecastTask(hpo.Task):
         return model, result
 
 
-def _told_by(parts: Parts) -> dict[str, int]:
+def _sizes_of(parts: Parts) -> dict[str, int]:
     """What the data decide about the network."""
     return {"features": parts.features, "time_features": parts.time_features}
 
@@ -348,8 +348,8 @@ def untrained(
     if features is None or time_features is None:
         return make_task(**options).network()
     # As make_task has them, which would ask for the data.
-    told = ForecastOptions(**{**(make_task.__kwdefaults__ or {}), **options})
-    return _network(told, features=features, time_features=time_features)
+    chosen = ForecastOptions(**{**(make_task.__kwdefaults__ or {}), **options})
+    return _network(chosen, features=features, time_features=time_features)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import hpo
 from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks import optimizers
-from search_spaces.readers.bigearthnet_format import BANDS, CLASSES
+from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES
 from search_spaces.standalone import command_line
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
@@ -247,17 +247,17 @@ def test_f1(
     """
     import trainers
 
-    told = _Options(**options)
+    chosen = _Options(**options)
     found = []
     for seed in seeds:
-        model, _ = _fit(params, told, seed=seed, ranks=ranks, device=device)
+        model, _ = _fit(params, chosen, seed=seed, ranks=ranks, device=device)
         scores = trainers.evaluate(
             model,
-            told.part("test"),
+            chosen.part("test"),
             metrics={"micro_f1": metrics()["micro_f1"]},
             batch_size=_EVALUATED_AT_ONCE,
-            precision=told.precision,
-            loader_processes=told.loader_processes,
+            precision=chosen.precision,
+            loader_processes=chosen.loader_processes,
         )
         found.append(scores["micro_f1"])
     return sum(found) / len(found)

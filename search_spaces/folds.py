@@ -103,7 +103,9 @@ def cross_validated(trial: hpo.Trial, evaluate: EvaluateFold, *, folds: int) -> 
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds = {folds!r}: must be a whole number of at least 2. Correct it.")
     with _team(trial, folds) as team:
-        done = {int(index): found for index, found in json.loads(team.told(_known(trial, folds))).items()}
+        done = {
+            int(index): found for index, found in json.loads(team.from_rank_0(_known(trial, folds))).items()
+        }
         while not _hopeless(done) and (pending := [index for index in range(folds) if index not in done]):
             done.update(team.round(evaluate, pending[: team.groups]))
             values = [found["value"] for found in done.values() if "value" in found]
@@ -169,7 +171,7 @@ class _Team:
         self.trial = trial
         self.folds = folds
 
-    def told(self, text: str) -> str:
+    def from_rank_0(self, text: str) -> str:
         """What rank 0 says, on all ranks."""
         return _broadcast(text, 0, None) if self.trial.size > 1 else text
 
@@ -183,7 +185,7 @@ class _Team:
             result = _plain(found)
             _keep(_directory(trial, index), result)
             text = json.dumps(result)
-        return {index: json.loads(self.told(text))}
+        return {index: json.loads(self.from_rank_0(text))}
 
 
 class _Teams(_Team):
@@ -216,7 +218,7 @@ class _Teams(_Team):
         del self._group, self._control
         give_back(groups)
 
-    def told(self, text: str) -> str:
+    def from_rank_0(self, text: str) -> str:
         return _broadcast(text, 0, self._control)
 
     def round(self, evaluate: EvaluateFold, indices: Sequence[int]) -> dict[int, dict[str, float]]:

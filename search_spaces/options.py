@@ -135,7 +135,7 @@ def refusing(train: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(train)
-    def told(*given: P.args, **named: P.kwargs) -> R:
+    def wrapped(*given: P.args, **named: P.kwargs) -> R:
         begun, interrupt = False, named.get("interrupt")
 
         def asked() -> bool:
@@ -151,4 +151,4 @@ def refusing(train: Callable[P, R]) -> Callable[P, R]:
                 raise
             raise hpo.UsageError(str(error)) from error
 
-    return told
+    return wrapped

@@ -71,8 +71,8 @@ def training_patches(data: object) -> int:
     """How many patches of BigEarthNet ``data`` has to train with. UsageError where it is not what
     ``python -m search_spaces.readers.bigearthnet`` makes, whole, with all bands; the pixels are not read.
     """
-    from search_spaces.readers.bigearthnet_format import BANDS, SPLITS
-    from search_spaces.readers.bigearthnet_store import INDEX, PIXELS, Store
+    from search_spaces.readers.bigearthnet_files.format import BANDS, SPLITS
+    from search_spaces.readers.bigearthnet_files.store import INDEX, PIXELS, Store
 
     made = "what python -m search_spaces.readers.bigearthnet ARCHIVE OUT makes; small = true makes patches up"
     path = _path(data, made)
@@ -98,9 +98,9 @@ def training_patches(data: object) -> int:
 
 def check_made_up_home(data: object) -> None:
     """UsageError where ``data``, a folder for made-up patches, is none, or has real ones."""
-    from search_spaces.readers.bigearthnet_format import PARQUETS
-    from search_spaces.readers.bigearthnet_sources import V2_FOLDER
-    from search_spaces.readers.bigearthnet_store import INDEX, JOURNAL, PIXELS
+    from search_spaces.readers.bigearthnet_files.format import PARQUETS
+    from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
+    from search_spaces.readers.bigearthnet_files.store import INDEX, JOURNAL, PIXELS
 
     if not isinstance(data, str):
         raise hpo.UsageError(f"data = {data!r}: must be a folder for made-up patches. Correct it.")

@@ -166,13 +166,13 @@ def train(
             channel, device = communicator.service, settings.device
             check_tensors(model, exchanged=communicator.size > 1, saved=checkpoint is not None)
             refuse_other_models(channel, model, device)
-            told = {
-                **settings.told(),
+            agreed = {
+                **settings.agreed(),
                 "method": method,
                 "ranks of each node": communicator.nodes,
                 "checkpoint": "None" if checkpoint is None else "a directory",
             }
-            refuse_other_settings(channel, told, device)
+            refuse_other_settings(channel, agreed, device)
             # Each rank's caller may have drawn other weights: rank 0's count.
             broadcast_tensors(communicator.service, [*model.parameters(), *model.buffers()])
             if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -230,8 +230,8 @@ class Run:
         train_loss = self._summed(position.loss_sum).item() / self.communicator.size / self.steps_per_epoch
         # One that a pass has made anew may have come out in the shape of this rank's batch.
         buffers = ", ".join(f"{plain_name(n)} {tuple(b.shape)}" for n, b in self.model.named_buffers())
-        told = {"shapes of the model's buffers at the epoch's end": buffers}
-        refuse_other_settings(self.communicator.service, told, settings.device)
+        agreed = {"shapes of the model's buffers at the epoch's end": buffers}
+        refuse_other_settings(self.communicator.service, agreed, settings.device)
         self.strategy.end_epoch(position.epoch, train_loss)
         entry: Metrics = {
             "epoch": float(position.epoch + 1),

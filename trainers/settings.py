@@ -140,7 +140,7 @@ class Settings:
         ):
             check_argument(name, getattr(self, name), allowed, rule)
 
-    def told(self) -> dict[str, object]:
+    def agreed(self) -> dict[str, object]:
         """What has to be the same on all ranks, or they would wait for one another in vain, or train apart."""
         # A user's own assignment may deal each rank another set, or other batches; steps are compared with all.
         ours = type(self.assignment).__module__.startswith("trainers.")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from search_spaces.readers.bigearthnet_format import BANDS, CLASSES, SIDE, SPLITS, checked_bands
+from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, SIDE, SPLITS, checked_bands
 
 if TYPE_CHECKING:
-    from search_spaces.readers.bigearthnet_dataset import BigEarthNet
+    from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet
 
 __all__ = ["BANDS", "CLASSES", "load_bigearthnet"]
 
@@ -45,8 +45,8 @@ def load_bigearthnet(
 
     FileNotFoundError if nothing was made there, ValueError for another value or an incomplete file.
     """
-    from search_spaces.readers.bigearthnet_dataset import BigEarthNet, Grid
-    from search_spaces.readers.bigearthnet_store import Store
+    from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet, Grid
+    from search_spaces.readers.bigearthnet_files.store import Store
 
     known = next((one for one in SPLITS if one == split), None)
     if known is None:
@@ -70,8 +70,8 @@ def load_bigearthnet(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 1 for data that is not as it must be, 2 for wrong arguments."""
-    from search_spaces.readers.bigearthnet_convert import ON_ERROR, convert, verify
-    from search_spaces.readers.bigearthnet_store import REPAIR
+    from search_spaces.readers.bigearthnet_files.convert import ON_ERROR, convert, verify
+    from search_spaces.readers.bigearthnet_files.store import REPAIR
 
     parser = argparse.ArgumentParser(
         prog="python -m search_spaces.readers.bigearthnet",

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from search_spaces.readers.bigearthnet_convert import convert
-from search_spaces.readers.bigearthnet_format import (
+from search_spaces.readers.bigearthnet_files.convert import convert
+from search_spaces.readers.bigearthnet_files.format import (
     CLASS_OF_43,
     CLASSES,
     EXTRA,
@@ -34,11 +34,11 @@ from search_spaces.readers.bigearthnet_format import (
     Split,
     Version,
 )
-from search_spaces.readers.bigearthnet_lists import CLOUD, SNOW
-from search_spaces.readers.bigearthnet_scenes import made_up_patch
-from search_spaces.readers.bigearthnet_sources import V2_FOLDER
-from search_spaces.readers.bigearthnet_store import INDEX
-from search_spaces.readers.bigearthnet_work import Shown, in_processes
+from search_spaces.readers.bigearthnet_files.lists import CLOUD, SNOW
+from search_spaces.readers.bigearthnet_files.processes import Shown, in_processes
+from search_spaces.readers.bigearthnet_files.scenes import made_up_patch
+from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
+from search_spaces.readers.bigearthnet_files.store import INDEX
 from search_spaces.readers.files import made_directory
 
 # (satellite and day, orbit and tile, UTM zone, its upper left corner in metres, country)

@@ -57,10 +57,10 @@ def read(
     """
     parser = _general(module, make_task, exports=exports)
     found, rest = parser.parse_known_args(arguments)
-    told = {name: value for name, value in vars(found).items() if value is not None}
-    options = {name[1:]: told.pop(name) for name in list(told) if name[0] == ":"}
+    given_values = {name: value for name, value in vars(found).items() if value is not None}
+    options = {name[1:]: given_values.pop(name) for name in list(given_values) if name[0] == ":"}
     # A flag that is not given is False.
-    given = {name: value for name, value in told.items() if value is not False}
+    given = {name: value for name, value in given_values.items() if value is not False}
     if {"-h", "--help"} & set(rest):
         _help(parser, make_task, options)
     _check_together(given, [*(_flag(name) for name in options), *(one for one in rest if one[:2] == "--")])
@@ -110,11 +110,11 @@ def _check_together(given: Mapping[str, Any], about_training: Sequence[str]) -> 
     if "config" in given and "campaign" in given:
         raise hpo.UsageError("--config and --campaign both name a configuration. Leave one of them out.")
     if "campaign" in given and "export" in given and "anew" not in given:
-        told = [_flag(name) for name in ("seed", "test_seeds", "directory") if name in given]
-        told += about_training
-        if told:
+        unused = [_flag(name) for name in ("seed", "test_seeds", "directory") if name in given]
+        unused += about_training
+        if unused:
             raise hpo.UsageError(
-                f"{told[0].split('=')[0]} says how to train, and --campaign with --export writes the model that the "
+                f"{unused[0].split('=')[0]} says how to train, and --campaign with --export writes the model that the "
                 "campaign has trained. Leave it out, or add --anew to train again."
             )
 

@@ -73,7 +73,7 @@ def main(
                 found = _exported(module, network, request, request.trained, place)
         except hpo.HpoError as error:
             # Wrong options are a line each.
-            place.tell("\n".join(f"{module}: {line}" for line in str(error).splitlines()))
+            place.report("\n".join(f"{module}: {line}" for line in str(error).splitlines()))
             return error.exit_code
         if place.rank == 0:
             print(json.dumps(found, indent=2))

@@ -46,22 +46,22 @@ class Place:
         # NCCL refuses two ranks on one device.
         return "cpu:gloo,cuda:nccl" if neighbours <= torch.cuda.device_count() else "gloo"
 
-    def tell(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         """Print ``sentence`` on standard error, by the first of the ranks that has something to say: what ends one
         mostly ends all. It has been printed when this returns, on all that have come here within seconds.
         """
         if self.store is None:
             print(sentence, file=sys.stderr)
             return
-        told = self.store.add("told", 1)
-        if told == 1:
+        count = self.store.add("reported", 1)
+        if count == 1:
             print(sentence, file=sys.stderr, flush=True)
             self.store.set("printed", "")
         # Who ends first has torchrun end the others: none shall be ended while it speaks, or complain that a peer is
         # gone while it still joins the group.
         with suppress(RuntimeError):
             self.store.wait(["printed"], _PATIENCE)
-            if told == self.size:
+            if count == self.size:
                 self.store.set("all", "")
             self.store.wait(["all"], _PATIENCE)
 

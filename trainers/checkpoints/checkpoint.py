@@ -86,8 +86,8 @@ class Checkpoint:
         with self.by_all("read its latest of"):
             # Rank 0 decides: another rank may see the directory a moment earlier or later.
             known = _known(self._directory, communicator.size) if communicator.rank == 0 else None
-        told = torch.tensor(known or [_NOT_KNOWN] * (2 + communicator.size), device=communicator.device)
-        step, shared_sum, *own_sums = communicator.service.broadcast(told).wait().tolist()
+        sent = torch.tensor(known or [_NOT_KNOWN] * (2 + communicator.size), device=communicator.device)
+        step, shared_sum, *own_sums = communicator.service.broadcast(sent).wait().tolist()
         if step == _NOT_KNOWN:
             return None
         place = _step_directory(self._directory, step)

@@ -23,15 +23,15 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables by which torchrun and its like describe a group to its ranks."""
 
 
-def refuse_other_settings(channel: Channel, told: Mapping[str, object], device: torch.device) -> None:
+def refuse_other_settings(channel: Channel, agreed: Mapping[str, object], device: torch.device) -> None:
     """ValueError, on every rank of ``channel``, with the first name whose value is not the same on all.
 
-    Collective; ``told`` has the same names in the same order on all ranks. Values are the same if they show the same
+    Collective; ``agreed`` has the same names in the same order on all ranks. Values are the same if they show the same
     settings: where objects lie in memory, the device of a tensor and the order in a set do not count.
     """
     if channel.size == 1:
         return
-    texts = {name: shown(value) for name, value in told.items()}
+    texts = {name: shown(value) for name, value in agreed.items()}
     own = [_number(name, value) for name, value in texts.items()]
     # Of one shape on all ranks, whatever their values: to exchange the values themselves might go wrong, too.
     numbers = torch.stack(channel.all_gather(torch.tensor(own, dtype=torch.int64, device=device))).tolist()

@@ -79,8 +79,8 @@ def merged_matrix(
 class GroupExchange:
     """What groups exchange when they merge. All methods are collective.
 
-    Members of a group are identical. So the member at each place carries one slice of what its group has to
-    tell, to and from the members at the same place of the other groups, and inside the group slices are put
+    Members of a group are identical. So the member at each place carries one slice of what its group
+    sends, to and from the members at the same place of the other groups, and inside the group slices are put
     together again. The first half of the groups trains A, the second B; with an odd number the second has
     one more.
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from search_spaces.readers.bigearthnet_format import SPLITS, PatchError, checked_bands
-from search_spaces.readers.bigearthnet_lists import Patch
-from search_spaces.readers.bigearthnet_sources import V2_FOLDER, Archive, Reader, open_archive
-from search_spaces.readers.bigearthnet_store import PIXELS, Layout, Store, Stored
-from search_spaces.readers.bigearthnet_work import Shown, in_processes
-from search_spaces.readers.bigearthnet_writer import Writer
+from search_spaces.readers.bigearthnet_files.format import SPLITS, PatchError, checked_bands
+from search_spaces.readers.bigearthnet_files.lists import Patch
+from search_spaces.readers.bigearthnet_files.processes import Shown, in_processes
+from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER, Archive, Reader, open_archive
+from search_spaces.readers.bigearthnet_files.store import PIXELS, Layout, Store, Stored
+from search_spaces.readers.bigearthnet_files.writer import Writer
 
 ON_ERROR = ("refuse", "skip")
 CLASSLESS = "has none of the 19 classes"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search_spaces.readers.bigearthnet_format import EXTRA, PARQUETS, SPLITS, Split
+from search_spaces.readers.bigearthnet_files.format import EXTRA, PARQUETS, SPLITS, Split
 from search_spaces.readers.files import content_of
 
 SNOW, CLOUD = "seasonal snow", "cloud or shadow"

@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.readers.bigearthnet_format import (
+from search_spaces.readers.bigearthnet_files.format import (
     BANDS,
     CLASSES,
     SIDES,

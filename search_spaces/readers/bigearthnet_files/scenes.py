@@ -12,7 +12,14 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.readers.bigearthnet_format import BANDS, CLASSES, MEAN_AND_DEVIATION, SIDE, SIDES, Pixels
+from search_spaces.readers.bigearthnet_files.format import (
+    BANDS,
+    CLASSES,
+    MEAN_AND_DEVIATION,
+    SIDE,
+    SIDES,
+    Pixels,
+)
 
 Field = npt.NDArray[np.float32]
 

@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from search_spaces.readers.bigearthnet_format import CLASSES, SPLITS
-from search_spaces.readers.bigearthnet_store import (
+from search_spaces.readers.bigearthnet_files.format import CLASSES, SPLITS
+from search_spaces.readers.bigearthnet_files.store import (
     INDEX,
     JOURNAL,
     NO_SPLIT,

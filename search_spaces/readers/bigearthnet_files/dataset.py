@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from search_spaces.readers.bigearthnet_format import (
+from search_spaces.readers.bigearthnet_files.format import (
     CLASSES,
     MEAN_AND_DEVIATION,
     SIDE,
@@ -23,9 +23,9 @@ from search_spaces.readers.bigearthnet_format import (
     Version,
     checked_bands,
 )
-from search_spaces.readers.bigearthnet_lists import Patch
-from search_spaces.readers.bigearthnet_sources import Reader
-from search_spaces.readers.bigearthnet_store import Rows, Store
+from search_spaces.readers.bigearthnet_files.lists import Patch
+from search_spaces.readers.bigearthnet_files.sources import Reader
+from search_spaces.readers.bigearthnet_files.store import Rows, Store
 
 UPSAMPLING = ("nearest", "bilinear")
 

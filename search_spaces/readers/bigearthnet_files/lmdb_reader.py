@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from search_spaces.readers.bigearthnet_format import (
+from search_spaces.readers.bigearthnet_files.format import (
     BANDS,
     EXTRA,
     PatchError,
@@ -21,7 +21,7 @@ from search_spaces.readers.bigearthnet_format import (
     check_band,
     class_numbers,
 )
-from search_spaces.readers.bigearthnet_lists import Patch
+from search_spaces.readers.bigearthnet_files.lists import Patch
 
 if TYPE_CHECKING:
     import lmdb

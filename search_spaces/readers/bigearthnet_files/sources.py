@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from search_spaces.readers.bigearthnet_format import (
+from search_spaces.readers.bigearthnet_files.format import (
     BANDS,
     EXTRA,
     PARQUETS,
@@ -31,8 +31,8 @@ from search_spaces.readers.bigearthnet_format import (
     check_side,
     class_numbers,
 )
-from search_spaces.readers.bigearthnet_lists import Patch, first_in, v1_lists, v2_lists
-from search_spaces.readers.bigearthnet_lmdb import FILE, LmdbReader
+from search_spaces.readers.bigearthnet_files.lists import Patch, first_in, v1_lists, v2_lists
+from search_spaces.readers.bigearthnet_files.lmdb_reader import FILE, LmdbReader
 from search_spaces.readers.files import refused_by_system
 
 V2_FOLDER = "BigEarthNet-S2"
