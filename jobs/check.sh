@@ -1,52 +1,70 @@
 #!/usr/bin/env bash
 # Sets up .venv as quickstart.sh does, with what the checks need, and runs them all, whichever fail.
-# Usage: bash jobs/check.sh [ARGUMENTS OF PYTEST ...]     e.g. bash jobs/check.sh tests/test_space.py -x
-# Without arguments all tests run: most of them two at a time, then one at a time those that tests/conftest.py says are
-# to be alone. With arguments, one pytest runs what they say.
+# Usage: bash jobs/check.sh                  linters, types and all tests but tests/nightly: what lands
+#        bash jobs/check.sh fast             linters, types and tests/fast
+#        bash jobs/check.sh nightly          all of that, tests/nightly, and simulated campaigns of 100 000 seeds
 #        bash jobs/check.sh oldest|newest [ARGUMENTS OF PYTEST ...]
-# Instead, the tests that need no process a rank run in .venv-oldest (Python 3.10, the lowest version of each bound) or
-# .venv-newest (Python 3.13, the newest of everything): some 5 GB each, so for a machine of one's own and not for CI.
+#            instead, tests of one rank in .venv-oldest (Python 3.10, the lowest version of each bound) or .venv-newest
+#            (Python 3.13, the newest of everything): some 5 GB each
+#        bash jobs/check.sh ARGUMENTS OF PYTEST ...     e.g. bash jobs/check.sh tests/fast/test_space.py -x
+# A test that is skipped though this machine could run it counts as failed; with --lenient, first, it does not.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-venv=.venv versions=()
-if [[ ${1-} == oldest || ${1-} == newest ]]; then
-    venv=.venv-$1 versions=("--$1")
+lenient=
+if [[ ${1-} == --lenient ]]; then
+    lenient=yes
     shift
 fi
-bash jobs/setup.sh "${versions[@]}" dev bench optuna bigearthnet forecasting || exit 1
+tier=default extras=(dev bench optuna bigearthnet forecasting) venv=.venv versions=()
+case ${1-} in
+fast) tier=fast ;;
+nightly) tier=nightly extras+=(peers) ;;
+oldest | newest) tier=versions venv=.venv-$1 versions=("--$1") ;;
+?*) tier=given ;;
+esac
+[[ $tier == default || $tier == given ]] || shift
+if [[ $tier == fast || $tier == nightly ]] && (($#)); then
+    printf 'check: %s takes no arguments, and these were given: %s. Leave them out, or leave out %s.\n' "$tier" "$*" "$tier" >&2
+    exit 2
+fi
+
+bash jobs/setup.sh "${versions[@]}" "${extras[@]}" || exit 1
 # The tests start mpirun and python by name.
 export PATH="$PWD/$venv/bin:$PATH"
 # Many processes share few cores here.
 export OMP_NUM_THREADS=1
+# Two on any larger machine: more were never tried, and each takes 1 GB beside what its tests start. nproc would take
+# OMP_NUM_THREADS for the number of cores.
+cores=$(env -u OMP_NUM_THREADS nproc)
+together=(--numprocesses "$((cores < 2 ? cores : 2))" --dist worksteal)
 
-if ((${#versions[@]})); then
+if [[ $tier == versions ]]; then
     python --version
     python -m pip --disable-pip-version-check freeze | grep -iE '^(torch|numpy|scipy|pandas|scikit-learn|propulate)=='
-    exec python -m pytest --one-rank --durations=10 --numprocesses 2 --dist worksteal "$@"
+    (($#)) || set -- tests/fast tests/processes
+    exec python -m pytest --one-rank --durations=10 "${together[@]}" "$@"
 fi
 
-# A Slurm of its own for tests/test_slurm.py: Debian's, nothing of which runs or is configured outside these tests.
-no_slurm=
-has_slurm() {
-    local PATH=$PATH:/usr/sbin:/sbin name
-    for name in sbatch munged slurmctld slurmd; do
-        command -v "$name" >/dev/null || return
-    done
-}
-if ! has_slurm; then
-    if ((EUID == 0)) && command -v apt-get >/dev/null; then
-        printf 'check: installing slurm-wlm and munge\n' >&2
-        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
-            slurm-wlm munge; } >/dev/null || no_slurm="apt-get could not install slurm-wlm and munge"
-    else
-        no_slurm="slurm-wlm and munge are not installed, and only root could install them here (apt-get)"
-    fi
-elif ((EUID)); then
-    no_slurm="its daemons are started as root"
+# What tests need beside Python: Slurm, two nodes of network namespaces. Nothing of it runs or is configured outside them.
+debian=()
+has() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
+has slurmctld || debian+=(slurm-wlm)
+has munged || debian+=(munge)
+has tc || debian+=(iproute2)
+if [[ $tier != fast && -n ${debian-} && $EUID == 0 ]] && has apt-get; then
+    printf 'check: installing %s\n' "${debian[*]}" >&2
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+        "${debian[@]}"; } >/dev/null || printf 'check: apt-get could not install %s\n' "${debian[*]}" >&2
 fi
 
-failed=()
+failed=() summaries=()
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+# pytest ends in its own way at Ctrl-C, and the next one would begin.
+trap 'exit 130' INT
+: >"$logs/skips"
+
 check() {
     local name=$1
     shift
@@ -54,43 +72,45 @@ check() {
     "$@" || failed+=("$name")
 }
 
-check "ruff check" ruff check --output-format concise .
-check "ruff format" ruff format --check .
-check "mypy" mypy
-check "imports" lint-imports --no-logo --no-cache
-
-# Output first to files: what failed is told before pytest's summaries, which come last.
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
-# pytest ends in its own way at Ctrl-C, and the next one would begin.
-trap 'exit 130' INT
-summaries=()
+# Summaries are kept for the end: what failed is said before them.
 run_pytest() {
     local name=$1
     shift
     printf '== %s\n' "$name"
-    pytest --durations=25 "$@" 2>&1 | tee "$logs/$name"
+    pytest --durations=25 --skips "$logs/skips" "$@" 2>&1 | tee "$logs/output"
     [[ ${PIPESTATUS[0]} == 0 ]] || failed+=("$name")
-    summaries+=("$name: $(tail -n 1 "$logs/$name" | sed 's/^=* //; s/ =*$//')")
+    summaries+=("$name: $(tail -n 1 "$logs/output" | sed 's/^=* //; s/ =*$//')")
 }
 
-if (($#)); then
-    run_pytest "pytest" "$@"
+[[ $tier != nightly ]] || together+=(--examples 300)
+if [[ $tier == given ]]; then
+    run_pytest pytest "$@"
 else
-    # Two on any larger machine: more were never tried, and each takes 1 GB beside what its tests start. nproc would
-    # take OMP_NUM_THREADS for the number of cores.
-    cores=$(env -u OMP_NUM_THREADS nproc)
-    processes=$((cores < 2 ? cores : 2))
-    run_pytest "pytest, $processes at a time" -m "not alone" --numprocesses "$processes" --dist worksteal
-    run_pytest "pytest, those to be alone" -m alone
+    check "ruff check" ruff check --output-format concise .
+    check "ruff format" ruff format --check .
+    check "mypy" mypy
+    check "imports" lint-imports --no-logo --no-cache
+    if [[ $tier == fast ]]; then
+        run_pytest "tests/fast" tests/fast "${together[@]}"
+    else
+        run_pytest "tests/fast, tests/processes, tests/ranks" tests/fast tests/processes tests/ranks "${together[@]}"
+        run_pytest "tests/alone" tests/alone
+    fi
+    if [[ $tier == nightly ]]; then
+        run_pytest "tests/nightly" tests/nightly
+        check "100 000 simulated campaigns" python tests/many_seeds.py --seeds 100000
+    fi
 fi
 
+avoidable=$(grep -v '^not possible here: ' "$logs/skips" | sort -u)
+[[ -z $avoidable || -n $lenient ]] || failed+=("tests were skipped that this machine could run (--lenient passes them)")
 if ((${#failed[@]})); then
     printf '\nfailed:'
     printf ' %s;' "${failed[@]}" | sed 's/;$/\n/'
 else
     printf '\nall checks passed\n'
 fi
-[[ -z $no_slurm ]] || printf 'NOT CHECKED: campaigns under a real Slurm were skipped: %s.\n' "$no_slurm"
+[[ -z $avoidable ]] || sed 's/^/NOT CHECKED: /' <<<"$avoidable"
+sed -n 's/^not possible here: /skipped, not possible here: /p' "$logs/skips" | sort -u
 printf '%s\n' "${summaries[@]}"
 ((${#failed[@]} == 0))

@@ -1,5 +1,5 @@
 """What all tests share: one thread a process, set before anything that starts threads is imported; signals as at a
-terminal; which of them run beside no other; and a terminal."""
+terminal; the options of jobs/check.sh; a terminal and mpirun."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -14,62 +15,35 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gloo
+import mpi_scripts
+import skips
 from terminal import Terminal
-
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("tests", deadline=None)
-hypothesis.settings.load_profile("tests")
 
 # Under nohup or in a shell's background they are ignored, and by all that the tests start, which test them.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _default)
 
-# They measure how soon something happens, count what others get done meanwhile, kill what runs at the worst moment, or
-# bind to cores: beside other tests some would be later than they allow. A whole file or folder each.
-_HERE = Path(__file__).parent
-ALONE = frozenset(
-    _HERE / name
-    for name in (
-        "faults/test_bad_tasks.py",
-        "faults/test_dead_ranks.py",
-        "faults/test_kills.py",
-        "faults/test_signal_to_all.py",
-        "faults/test_stopping.py",
-        "mpi",
-        "test_deadline.py",
-        "test_evaluation.py",
-        "test_hosts.py",
-        "test_mpirun.py",
-        "test_slurm.py",
-    )
-)
-_gone = sorted(str(path) for path in ALONE if not path.exists())
-assert not _gone, f"tests/conftest.py says that these are to run alone, and they are not there: {_gone}"
-
-
-# They start campaigns or programs on several ranks; others do so by tests/gloo.py.
-RANKS = ALONE | {
-    _HERE / name
-    for name in ("faults", "test_benchmarks.py", "test_cli.py", "test_readme.py", "test_slurm_script.py")
-}
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--one-rank", action="store_true", help="leave out what needs a process a rank")
+    parser.addoption("--one-rank", action="store_true", help="leave out what needs several ranks")
+    parser.addoption(
+        "--examples", type=int, default=50, metavar="N", help="of each property that Hypothesis tests"
+    )
+    parser.addoption("--skips", type=Path, metavar="FILE", help="append the reasons of skipped tests to FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     gloo.one_rank = config.getoption("--one-rank")
+    # No deadline: how long an example takes says how busy the machine is.
+    hypothesis.settings.register_profile("tests", deadline=None, max_examples=config.getoption("--examples"))
+    hypothesis.settings.load_profile("tests")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each test is either ``-m alone`` or ``-m "not alone"``."""
-    for item in items:
-        if not ALONE.isdisjoint((item.path, *item.path.parents)):
-            item.add_marker("alone")
-        if config.getoption("--one-rank") and not RANKS.isdisjoint((item.path, *item.path.parents)):
-            item.add_marker(pytest.mark.skip("needs a process a rank"))
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    file: Path | None = config.getoption("--skips")
+    if file is not None:
+        skips.write(file, terminalreporter.stats.get("skipped", ()))
 
 
 @pytest.fixture
@@ -78,3 +52,9 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     terminal = Terminal(tmp_path)
     yield terminal
     terminal.kill()
+
+
+@pytest.fixture
+def mpirun() -> mpi_scripts.Run:
+    """``mpirun(ranks, script, *arguments)``: see ``mpi_scripts.run``."""
+    return mpi_scripts.run

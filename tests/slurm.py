@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from skips import NOT_POSSIBLE
 from terminal import wait_until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -57,7 +58,7 @@ def missing() -> str:
     lacking = [name for name in (*DAEMONS, "sbatch") if shutil.which(name, path=_PATH) is None]
     if lacking:
         return f"no {', '.join(lacking)} on this machine (Debian: apt-get install slurm-wlm munge)"
-    return "" if os.geteuid() == 0 else "slurmctld and slurmd of two nodes are started as root here"
+    return "" if os.geteuid() == 0 else f"{NOT_POSSIBLE}slurmctld and slurmd of two nodes are started as root"
 
 
 def _free_ports(number: int) -> list[int]:

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from search_spaces.readers import published
-from search_spaces.readers.bigearthnet_format import BANDS, SPLITS
-from search_spaces.readers.bigearthnet_store import Layout, Stored
-from search_spaces.readers.bigearthnet_writer import Writer
+from search_spaces.readers.bigearthnet_files.format import BANDS, SPLITS
+from search_spaces.readers.bigearthnet_files.store import Layout, Stored
+from search_spaces.readers.bigearthnet_files.writer import Writer
 
 
 def cifar_archive(path: Path) -> Path:

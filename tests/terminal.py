@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 from journals import fields
+from places import ROOT
 
 from hpo.campaign.launch import find_mpirun
 from hpo.journal.files import journal_path, read_directory
 
-ROOT = Path(__file__).resolve().parents[1]
 HPO = [sys.executable, "-m", "hpo"]
 _MARK = "HPO_TEST_MARK"
 
@@ -186,7 +186,9 @@ class Terminal:
         return found
 
     def evaluators(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if "hpo.evaluation.evaluator" in _line(process)]
+        return [
+            process for process in self.processes() if "hpo.evaluation.process.evaluator" in _line(process)
+        ]
 
     def ranks(self) -> list[psutil.Process]:
         """Under mpirun: the processes of the ranks."""

@@ -10,8 +10,8 @@ they were drawn: hardly any is dropped, the worst case for the factors' size.
 
 - Bytes: the interface's counters of both nodes, from before ``train`` to after it, so that the first broadcast,
   the decompositions and the merges are among them. ``fewer`` is 1 − AB / DDP in single precision, for AB and for
-  AB whose full-rank phases send bf16. DDP, whose steps all send alike, runs a tenth of the steps; each further
-  one counts as the mean of those. ``expected`` is methods.md's w + (1 − w) r / p, the full-rank steps alone.
+  AB whose full-rank phases send bf16; each runs all the steps. ``expected`` is the share of the steps that
+  are not of full rank, in which nothing crosses: what is saved where only gradients are sent.
 - Between groups: the counters before each step of the group phases, the first and the last left out, where
   weights are decomposed and merged; at both ends of what is left all ranks wait for each other, so that neither
   node is still in what the other has behind it. The most bytes in any one step, of either node.
@@ -75,20 +75,16 @@ def apart(steps: int) -> list[range]:
     return [range(phase.start + MARGIN, phase.stop - MARGIN) for phase in group_steps(steps)]
 
 
-def transmit(rank: int, *, steps: int, ddp_steps: int, widths: list[int]) -> dict[str, dict[str, float]]:
+def transmit(rank: int, *, steps: int, widths: list[int]) -> dict[str, dict[str, float]]:
     """What this rank's node sends in a run of ``steps`` with each method."""
     found = {}
-    methods: dict[str, tuple[trainers.Method, int]] = {
-        "ddp": (trainers.DDP(), ddp_steps),
-        "ab": (method(), steps),
-        "ab bf16": (method("bf16"), steps),
-    }
-    for name, (one, length) in methods.items():
+    methods: dict[str, trainers.Method] = {"ddp": trainers.DDP(), "ab": method(), "ab bf16": method("bf16")}
+    for name, one in methods.items():
         before = settled()
         watch, result = course(
             one,
             widths=widths,
-            steps=length,
+            steps=steps,
             batch_size=BATCH_SIZE,
             optimizer=torch.optim.AdamW,
             lr=1e-3,
@@ -97,13 +93,9 @@ def transmit(rank: int, *, steps: int, ddp_steps: int, widths: list[int]) -> dic
         row = {
             "run_bytes": float(settled() - before),
             "ours": result.metrics["bytes_between_nodes"],
-            "step_s": watch.step_s(2, length - 1),
+            "step_s": watch.step_s(2, steps - 1),
         }
-        if name == "ddp":
-            a_step = watch.step_bytes(2, length - 2)
-            row["run_bytes"] += (steps - length) * a_step
-            row["ours"] *= steps / length
-        else:
+        if name != "ddp":
             row |= between_groups(watch, steps)
             row["mean_rank_fraction"] = result.metrics["mean_rank_fraction"]
             row["decomposition_s"] = result.metrics["decomposition_s"]
@@ -171,7 +163,7 @@ def main() -> None:
     with entered(None) as nodes:
         ranks = nodes.run(
             transmit,
-            {"steps": options.steps, "ddp_steps": max(20, options.steps // 10), "widths": list(widths)},
+            {"steps": options.steps, "widths": list(widths)},
             timeout_s=1800,
         )
         decomposed = {

@@ -1,13 +1,16 @@
 """How busy workers are when run times differ: lognormal sleeps on 16 ranks, one island and four, beside
 Propulate.
 
-    python tests/benchmarks/busy.py [--repeat 3] [--quick]
+    python tests/benchmarks/busy.py [--ranks 16] [--islands 1 4] [--repeat 3] [--quick]
 
-Evaluations sleep (lognormal, mean 0.4 s, σ = 1), 320 of them. Busy is the time slept over workers times the
+Evaluations sleep (lognormal, mean 0.4 s, σ = 1), 20 a rank. Busy is the time slept over workers times the
 time from the first evaluation of the worker that was last to begin one to the end of the last evaluation;
 what was slept before that is left out, for both. Beside each run stands its ideal: a global queue without
 any cost, simulated on the same draws in the order in which they were used, whose workers come when those of
-the run began, counted in the same way. ``ideal`` is that of workers who come all at once. Ours runs in warm
+the run began, counted in the same way. ``ideal`` is that of workers who come all at once. Propulate gives every rank
+the same number of evaluations: ``static_quota`` is such a queue without any cost, on the same draws. What a system
+lies below its bound is what it costs itself; where there are more ranks than cores, that is also ranks that wait in
+MPI, which takes processor time from those that work (--ranks 2: each has a core). Ours runs in warm
 evaluators, as campaigns do; Propulate inside its ranks, as it does. Medians over repeats. Ends in one line of
 JSON."""
 
@@ -40,8 +43,14 @@ class Size:
     mean_s: float = 0.4
     islands: tuple[int, ...] = (1, 4)
 
+    @property
+    def quota(self) -> int:
+        """Evaluations of each rank, where all have as many."""
+        return self.evaluations // self.ranks
+
 
 QUICK = Size(ranks=4, evaluations=32, mean_s=0.1, islands=(2,))
+PER_RANK = 20
 
 
 def draws(size: Size) -> list[float]:
@@ -92,7 +101,7 @@ def propulate(directory: Path, size: Size, islands: int) -> None:
         loss_fn=partial(nap, directory / "naps", draws(size)),
         propagator=get_default_propagator(pop_size=2 * comm.size, limits=limits, rng=rng),
         rng=rng,
-        generations=size.evaluations // comm.size,
+        generations=size.quota,
         num_islands=islands,
         migration_probability=0.9 if islands > 1 else 0.0,  # it fails on sending nobody
         pollination=False,
@@ -115,15 +124,19 @@ def busy(naps: list[tuple[float, float, int]]) -> float:
     return sum(max(0.0, stop - max(begin, start)) for begin, stop, _ in naps) / (len(first) * (end - start))
 
 
-def ideal(seconds: list[float], begun: list[float]) -> float:
-    """What a queue that costs nothing reaches on these draws with workers who come at these times."""
+def ideal(seconds: list[float], begun: list[float], *, quota: int | None = None) -> float:
+    """What a queue that costs nothing reaches on these draws with workers who come at these times and evaluate
+    ``quota`` each (None: whoever is free takes the next)."""
+    left = [len(seconds) if quota is None else quota] * len(begun)
     free = [(begin, worker) for worker, begin in enumerate(begun)]
     heapq.heapify(free)
     naps = []
     for length in seconds:
         begin, worker = heapq.heappop(free)
         naps.append((begin, begin + length, worker))
-        heapq.heappush(free, (begin + length, worker))
+        left[worker] -= 1
+        if left[worker]:
+            heapq.heappush(free, (begin + length, worker))
     return busy(naps)
 
 
@@ -149,20 +162,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--ranks", type=int, default=Size.ranks)
+    parser.add_argument("--islands", type=int, nargs="+", default=Size.islands)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK}, once")
     parser.add_argument("--role", choices=["ours", "propulate"], help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--islands", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=lambda text: Size(**json.loads(text)), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role is not None:
-        {"ours": ours, "propulate": propulate}[options.role](options.directory, options.size, options.islands)
+        (islands,) = options.islands
+        {"ours": ours, "propulate": propulate}[options.role](options.directory, options.size, islands)
         return
-    size, repeat = (QUICK, 1) if options.quick else (Size(), options.repeat)
-    best = ideal(draws(size), [0.0] * size.ranks)
-    print(f"ideal queue                {best:.3f}")
-    result: dict[str, float] = {"ideal": best}
+    size, repeat = (
+        Size(ranks=options.ranks, evaluations=PER_RANK * options.ranks, islands=tuple(options.islands)),
+        options.repeat,
+    )
+    if options.quick:
+        size, repeat = QUICK, 1
+    at_once = [0.0] * size.ranks
+    best, quota = ideal(draws(size), at_once), ideal(draws(size), at_once, quota=size.quota)
+    print(f"ideal queue                {best:.3f}\nstatic quota               {quota:.3f}")
+    result: dict[str, float] = {"ranks": size.ranks, "ideal": best, "static_quota": quota}
     for role in ("ours", "propulate"):
         for islands in size.islands:
             found, below = [], []

@@ -1,5 +1,5 @@
 """DASO while cycling, on two nodes of two ranks joined by 200 Mbit/s: its step against one without any traffic
-between nodes and against DDP's; what it sends against what it should.
+between nodes and against DDP, hpo's and torch's; what it sends against what it should.
 
     python tests/benchmarks/daso.py [--rounds 5] [--cycles 10] [--rate 200 | --steps-on-link 2] [--shared-cores]
                                     [--quick]
@@ -9,7 +9,9 @@ the wire in bf16. In each round the same processes train it, one after the other
 
 - ``alone``: DASO that never comes to synchronise: gradients are averaged inside the node, nothing crosses;
 - ``delay 1``, ``delay 2``, …: DASO with S = 1, 2, 3;
-- ``ddp``: DDP in single precision, and ``ddp bf16``.
+- ``ddp``: hpo's own ``trainers.DDP`` in single precision, and ``ddp bf16``;
+- ``torch ddp``: torch's DistributedDataParallel with its default buckets, summed while the backward pass goes on, in a
+  plain loop over the same model, batches and optimizer.
 
 The time of a step is the mean over whole cycles of B steps, from the moment at which rank 0 begins one, the
 first cycle left out; ratios are taken within a round, and of these the median. The bytes are those that the
@@ -35,16 +37,20 @@ import statistics
 from typing import Any
 
 import torch
-from training import course, load_average, perceptron
-from two_nodes import entered
+from torch.utils.data import DataLoader, DistributedSampler
+from training import Watch, course, load_average, noise, perceptron
+from two_nodes import RANKS, entered
 
 import trainers
 
 WIDTHS = (512, 1024, 1024, 1024, 10)
 BATCH_SIZE = 128
 SYNC_EVERY = 4
+TORCH = "torch ddp"
 DELAYS = (1, 2, 3)
-EXPECTED_BYTES = {"ddp": 6.0, "ddp bf16": 3.0} | {f"delay {delay}": 2 / SYNC_EVERY for delay in DELAYS}
+EXPECTED_BYTES = {"ddp": 6.0, "ddp bf16": 3.0, TORCH: 6.0} | {
+    f"delay {delay}": 2 / SYNC_EVERY for delay in DELAYS
+}
 """A node, parameter and step."""
 NEVER = 10**6
 
@@ -56,38 +62,58 @@ def cycling(sync_every: int, sync_delay: int) -> trainers.DASO:
     )
 
 
+def torch_ddp(*, steps: int) -> Watch:
+    """``steps`` steps with torch's DistributedDataParallel, watched as a course is."""
+    model = torch.nn.parallel.DistributedDataParallel(perceptron(WIDTHS))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = noise(steps * BATCH_SIZE * RANKS, WIDTHS[0])
+    sampler = DistributedSampler(data, shuffle=True)
+    watch = Watch()
+    for inputs, classes in DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler):
+        watch()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), classes).backward()
+        optimizer.step()
+    return watch
+
+
 def measure(rank: int, *, rounds: int, cycles: int) -> list[dict[str, dict[str, float]]]:
     """Seconds and transmitted bytes of a step, by round and method, as this rank saw them."""
     methods: dict[str, trainers.Method] = {"alone": cycling(NEVER, 1)}
     methods |= {f"delay {delay}": cycling(SYNC_EVERY, delay) for delay in DELAYS}
     methods |= {"ddp": trainers.DDP(), "ddp bf16": trainers.DDP(compression="bf16")}
+    names = [*methods, TORCH]
     rows = []
     for number in range(rounds):
         row = {}
         # Each round begins elsewhere: what drifts meets every method.
-        names = [*methods][number % len(methods) :] + [*methods][: number % len(methods)]
-        for name in names:
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             # DDP's steps are all alike, and long.
-            length = max(1, cycles // 3) if name.startswith("ddp") else cycles
+            length = max(1, cycles // 3) if "ddp" in name else cycles
             # A step before a multiple of B nothing is under way, whatever S is.
             first = 2 * SYNC_EVERY - 1
             last = first + length * SYNC_EVERY
-            watch, result = course(
-                methods[name],
-                widths=WIDTHS,
-                steps=last + 2,
-                batch_size=BATCH_SIZE,
-                optimizer=torch.optim.AdamW,
-                lr=1e-3,
-            )
+            own = {}
+            if name == TORCH:
+                watch = torch_ddp(steps=last + 2)
+            else:
+                watch, result = course(
+                    methods[name],
+                    widths=WIDTHS,
+                    steps=last + 2,
+                    batch_size=BATCH_SIZE,
+                    optimizer=torch.optim.AdamW,
+                    lr=1e-3,
+                )
+                own = {"wait_s": result.metrics["wait_s"] / (last + 2)}
             row[name] = {
                 "step_s": watch.step_s(first, last),
                 "step_bytes": watch.step_bytes(first, last),
-                "wait_s": result.metrics["wait_s"] / (last + 2),
+                **own,
             }
         rows.append(row)
         if rank == 0:
-            print("  ".join(f"{name} {1e3 * row[name]['step_s']:.0f} ms" for name in methods), flush=True)
+            print("  ".join(f"{name} {1e3 * row[name]['step_s']:.0f} ms" for name in names), flush=True)
     return rows
 
 
@@ -154,8 +180,10 @@ def main() -> None:
         "parameters": parameters,
         "rate_mbit": options.rate,
         "step_ms": {name: 1e3 * median(name, "step_s") for name in names},
-        "wait_ms_a_step": {name: 1e3 * median(name, "wait_s") for name in names},
+        "wait_ms_a_step": {name: 1e3 * median(name, "wait_s") for name in names if name != TORCH},
         "ddp_to_alone": ratio("ddp", "alone"),
+        "torch_ddp_to_alone": ratio(TORCH, "alone"),
+        "ddp_to_torch_ddp": ratio("ddp", TORCH),
         "ddp_bf16_to_alone": ratio("ddp bf16", "alone"),
         "synchronisation_on_link_ms": 1e3 * link_s,
         "bytes_a_parameter": sent,

@@ -31,10 +31,10 @@ from torch import nn
 from search_spaces.networks.resnet import ResNet50
 from search_spaces.readers.bigearthnet import load_bigearthnet
 from search_spaces.readers.bigearthnet_archive import make_archive
-from search_spaces.readers.bigearthnet_convert import convert
-from search_spaces.readers.bigearthnet_dataset import BigEarthNet, Grid, RawBigEarthNet
-from search_spaces.readers.bigearthnet_format import BANDS, CLASSES
-from search_spaces.readers.bigearthnet_sources import open_archive
+from search_spaces.readers.bigearthnet_files.convert import convert
+from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet, Grid, RawBigEarthNet
+from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES
+from search_spaces.readers.bigearthnet_files.sources import open_archive
 from trainers.data.loading import in_order, load
 
 BATCH = 64

@@ -1,12 +1,16 @@
 """Other systems' searches, asked and told as ``hpo.Search`` is, for ``search.py``.
 
 Each is left as it comes, but for what its documentation advises where evaluations are pending. Ordered choices are
-whole numbers to all, as none of them knows such.
+whole numbers to all.
+
+HEBO is not among them: 0.3.6 needs numpy below 1.25, and 0.3.2, which pip then chooses, fails at import beside the
+pymoo that comes with it.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import hpo
@@ -22,9 +26,12 @@ class System(Protocol):
 
 
 class Optuna:
-    """TPE with ``constant_liar``."""
+    """One of its samplers: ``tpe`` with ``constant_liar``, ``gp`` as it comes, which takes pending evaluations into
+    account by itself, or ``cmaes``, which keeps whole numbers apart by its margin and leaves to TPE what it cannot
+    propose: choices and conditional parameters.
+    """
 
-    def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
+    def __init__(self, space: hpo.SearchSpace, seed: int, sampler: str = "tpe") -> None:
         import warnings
 
         import optuna
@@ -33,7 +40,15 @@ class Optuna:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._failed = optuna.trial.TrialState.FAIL
         self._space = space
-        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True))
+        tpe = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        samplers: dict[str, Callable[[], Any]] = {
+            "tpe": lambda: tpe,
+            "gp": lambda: optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False),
+            "cmaes": lambda: optuna.samplers.CmaEsSampler(
+                seed=seed, with_margin=True, independent_sampler=tpe, warn_independent_sampling=False
+            ),
+        }
+        self._study = optuna.create_study(sampler=samplers[sampler]())
 
     def ask(self) -> tuple[object, Params]:
         trial = self._study.ask()
@@ -65,7 +80,6 @@ class DeepHyper:
     def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
         import warnings
 
-        from ConfigSpace import AndConjunction, InCondition
         from deephyper.hpo import CBO, HpProblem
 
         warnings.filterwarnings("ignore", message="The objective has been evaluated")
@@ -74,15 +88,8 @@ class DeepHyper:
         held: dict[str, Any] = {}
         for name, parameter in space.parameters.items():
             held[name] = problem.add_hyperparameter(self._range(parameter), name)
-        for name, parameter in space.parameters.items():
-            conditions = [
-                InCondition(
-                    held[name], held[parent], [_code(space.parameters[parent], one) for one in values]
-                )
-                for parent, values in parameter.when.items()
-            ]
-            if conditions:
-                problem.add_condition(AndConjunction(*conditions) if len(conditions) > 1 else conditions[0])
+        for condition in _conditions(space, held):
+            problem.add_condition(condition)
         self._directory = tempfile.TemporaryDirectory()
         self._search = CBO(
             problem,
@@ -106,6 +113,55 @@ class DeepHyper:
 
     def tell(self, asked: object, value: float | None) -> None:
         self._search.tell([(asked, "F" if value is None else -value)])
+
+
+class SMAC:
+    """Its facade for hyperparameters: random forests, a Sobol design first; a configuration is evaluated once. Sizes of
+    the design follow its default budget of 100 evaluations.
+    """
+
+    def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
+        import smac
+        from ConfigSpace import ConfigurationSpace
+        from smac.runhistory.dataclasses import TrialValue
+        from smac.runhistory.enumerations import StatusType
+
+        self._space = space
+        self._value, self._failed = TrialValue, StatusType.CRASHED
+        self._worst = 0.0
+        ranges = ConfigurationSpace(seed=seed)
+        ranges.add(self._range(name, parameter) for name, parameter in space.parameters.items())
+        for condition in _conditions(space, ranges):
+            ranges.add(condition)
+        self._directory = tempfile.TemporaryDirectory()
+        scenario = smac.Scenario(
+            ranges, deterministic=True, n_trials=100, seed=seed, output_directory=self._directory.name
+        )
+        self._search = smac.HyperparameterOptimizationFacade(
+            scenario, lambda config, seed: 0.0, logging_level=False
+        )
+
+    @staticmethod
+    def _range(name: str, parameter: Any) -> Any:
+        from ConfigSpace import Categorical, Float, Integer
+
+        if isinstance(parameter, hpo.Ordinal):
+            return Integer(name, (0, parameter.count - 1))
+        if isinstance(parameter, hpo.Categorical):
+            return Categorical(name, [str(choice) for choice in parameter.choices])
+        kind = Float if isinstance(parameter, hpo.Float) else Integer
+        return kind(name, (parameter.low, parameter.high), log=parameter.log)
+
+    def ask(self) -> tuple[object, Params]:
+        asked = self._search.ask()
+        return asked, _decoded(self._space, asked.config)
+
+    def tell(self, asked: Any, value: float | None) -> None:
+        if value is None:
+            self._search.tell(asked, self._value(cost=self._worst, status=self._failed))
+        else:
+            self._worst = max(self._worst, value)
+            self._search.tell(asked, self._value(cost=value))
 
 
 class RayTune:
@@ -155,13 +211,28 @@ def _exists(parameter: Any, params: Params) -> bool:
     return all(parent in params and params[parent] in values for parent, values in parameter.when.items())
 
 
+def _conditions(space: hpo.SearchSpace, ranges: Any) -> Iterator[Any]:
+    """What ConfigSpace calls the ``when`` of each parameter; ``ranges``: its hyperparameters by name."""
+    from ConfigSpace import AndConjunction, InCondition
+
+    for name, parameter in space.parameters.items():
+        found = [
+            InCondition(
+                ranges[name], ranges[parent], [_code(space.parameters[parent], one) for one in values]
+            )
+            for parent, values in parameter.when.items()
+        ]
+        if found:
+            yield AndConjunction(*found) if len(found) > 1 else found[0]
+
+
 def _code(parameter: Any, value: object) -> object:
     if isinstance(parameter, hpo.Ordinal):
         return parameter.choices.index(value)
     return str(value) if isinstance(parameter, hpo.Categorical) else value
 
 
-def _decoded(space: hpo.SearchSpace, asked: dict[str, Any]) -> Params:
+def _decoded(space: hpo.SearchSpace, asked: Mapping[str, Any]) -> Params:
     """Without what does not exist."""
     params: Params = {}
     for name, parameter in space.parameters.items():

@@ -1,8 +1,9 @@
-"""How good what a search finds is: the default and the surrogate kind beside random search, Propulate and Optuna.
+"""How good what a search finds is: the default and the surrogate kind beside random search, Propulate's
+operators, Optuna and other systems.
 
     python tests/benchmarks/search.py [--seeds 20] [--only FAMILY ...] [--systems NAME ...] [--processes 1] [--quick]
                                       [--first-seed 0] [--curves FILE.jsonl] [--picture FILE.svg]
-                                      [--one-training]
+                                      [--budgets 50 100 200] [--one-training]
 
 --curves: every run is put there when it is over, and what is there already is not run again: so that hours can be
 spent in pieces. Settings are chosen on other seeds than those that are reported (--first-seed).
@@ -18,19 +19,21 @@ System "island" is the island protocol itself in its simulator, where each of th
 has been told; there times are lognormal throughout. The others are hpo.Search, of kind "surrogate" (its default),
 "portfolio" and "evolution".
 
-Peers: random search; Propulate's default propagator with two individuals a worker in its pool (our kind "genetic",
-which a unit test compares with it, with duplicates, as Propulate has them); Optuna's TPE asked and told, with
-constant_liar, as its documentation advises where evaluations are pending, and ordered choices as integers. With
---systems, too: "raytune", Ray Tune's HyperOptSearch, and "deephyper", DeepHyper's centralised Bayesian optimisation,
-which takes seconds a proposal (bash jobs/setup.sh bench peers).
+Peers: random search; "propulate", which is our kind "genetic", with duplicates: Propulate's propagators, its default
+with two individuals a worker in its pool, run by hpo in this simulated time and not by Propulate's own loop over MPI; a
+unit test compares what it proposes with Propulate's; and "optuna", Optuna's TPE asked and told, with constant_liar, as
+its documentation advises where evaluations are pending, and ordered choices as integers. With --systems, too:
+"optuna-gp" and "optuna-cmaes", Optuna's other samplers; and (bash jobs/setup.sh bench peers) "smac", SMAC's facade for
+hyperparameters; "raytune", Ray Tune's HyperOptSearch; and "deephyper", DeepHyper's centralised Bayesian optimisation,
+which takes seconds a proposal. peers.py says with which settings, and why HEBO is not among them.
 
 --one-training: of the tables' trainings with several seeds an evaluation is one, drawn anew each time, as it is in
 life, and the truth their mean. Then system "reevaluating", kind "surrogate" with ``reevaluate``, has a place: its best
 is the one that ``hpo best`` would name. Of the others it is the one that looks best.
 
 The measure is log10 of the normalised regret, (best - optimum) / (median of random - optimum), at least -4, at
-50, 100 and 200 completed evaluations, averaged over seeds and problems. Where values are noisy, the best is the one
-that looks best, and its regret that of its true value.
+50, 100 and 200 completed evaluations (--budgets), averaged over seeds and problems. Where values are noisy, the best is
+the one that looks best, and its regret that of its true value.
 
 Beside it: what a proposal costs an island that has seen 10 000 individuals, in ms of processor time, in the median and
 at most, of which one in a hundred is new each time. Ends in one line of JSON."""
@@ -67,7 +70,9 @@ from hpo.search.registry import make_breeder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from simulation import SimulatedOutcome, Simulation
+from simulation import Simulation
+
+from hpo.task.outcome import Outcome
 
 WORKERS = 8
 BUDGETS = (50, 100, 200)
@@ -397,10 +402,13 @@ SYSTEMS: dict[str, Callable[[hpo.SearchSpace, int], peers.System]] = {
     REEVALUATING: functools.partial(Ours, kind="surrogate", reevaluate=0.15),
     "raytune": peers.RayTune,
     "deephyper": peers.DeepHyper,
+    "optuna-gp": functools.partial(peers.Optuna, sampler="gp"),
+    "optuna-cmaes": functools.partial(peers.Optuna, sampler="cmaes"),
+    "smac": peers.SMAC,
 }
 
-PEERS = ("random", "propulate", "optuna", "raytune", "deephyper")
-NAMED_ONLY = (REEVALUATING, "raytune", "deephyper")
+NAMED_ONLY = (REEVALUATING, "raytune", "deephyper", "optuna-gp", "optuna-cmaes", "smac")
+PEERS = ("random", "propulate", "optuna", *NAMED_ONLY[1:])
 
 
 def island(one: Problem, record: Record, rng: random.Random, seed: int, evaluations: int) -> None:
@@ -409,12 +417,12 @@ def island(one: Problem, record: Record, rng: random.Random, seed: int, evaluati
     seconds = random.Random(f"seconds/{seed}")
 
     class Failing(Simulation):
-        def evaluate(self, candidate: Candidate) -> SimulatedOutcome:
+        def evaluate(self, candidate: Candidate) -> Outcome:
             value = one.value(candidate.params, rng)
             record.add(candidate.params, value)
             if math.isfinite(value):
-                return SimulatedOutcome(COMPLETED, {"value": value})
-            return SimulatedOutcome(FAILED, None, error="not finite")
+                return Outcome(status=COMPLETED, objectives={"value": value})
+            return Outcome(status=FAILED, error="not finite")
 
     Failing(
         one.space,
@@ -535,12 +543,13 @@ def draw(path: Path, curves: dict[str, dict[str, list[list[float]]]]) -> None:
     figure, panels = pyplot.subplots(
         1, len(curves), figsize=(3.6 * len(curves), 3.2), squeeze=False, layout="constrained"
     )
+    drawn = [name for name in (*SYSTEMS, "island") if any(name in systems for systems in curves.values())]
     for panel, (family, systems) in zip(panels[0], curves.items()):
         for system, all_ in systems.items():
             mean = [statistics.fmean(column) for column in zip(*all_)]
             style = "--" if system in PEERS else "-"
             shown = range(0, len(mean), 2)
-            colour = f"C{[*SYSTEMS, 'island'].index(system)}"  # the same in all panels
+            colour = f"C{drawn.index(system)}"  # the same in all panels
             panel.plot(
                 [1 + n for n in shown],
                 [mean[n] for n in shown],
@@ -570,13 +579,14 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--curves", type=Path, help="keeps all runs; those in it are not run again")
     parser.add_argument("--picture", type=Path, help="regret over evaluations, drawn into this .svg or .png")
+    parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="evaluations, ascending")
     parser.add_argument("--one-training", action="store_true", help="of the tables, as they are in life")
     parser.add_argument("--quick", action="store_true", help="one seed, 50 evaluations, one problem a family")
     options = parser.parse_args()
-    budgets, seeds = BUDGETS, options.seeds
+    budgets, seeds = options.budgets, options.seeds
     problems = [(family, name) for family in options.only for name in FAMILIES[family]]
     if options.quick:
-        budgets, seeds = BUDGETS[:1], 1
+        budgets, seeds = options.budgets[:1], 1
         problems = [(family, next(iter(FAMILIES[family]))) for family in options.only]
     if options.systems is None:
         last = REEVALUATING if options.one_training else "island"

@@ -1,13 +1,15 @@
 """Evaluations a second where an evaluation costs nothing: ten floats, 4 ranks in 2 islands, beside Propulate
 and Optuna.
 
-    python tests/benchmarks/throughput.py [--evaluations 4000] [--repeat 3] [--quick]
+    python tests/benchmarks/throughput.py [--evaluations 1000 4000] [--repeat 3] [--quick]
 
 Every system is counted in the same way: from the first evaluation of the worker that was last to begin one
-(so that imports do not count) to the last evaluation, evaluations begun in that time over its length. Ours
-runs Propulate's own genetic operators (kind "genetic") and the default kind. Optuna gets four processes on
-one journal file and its random sampler, its fastest; and a quarter of the evaluations, which saves minutes
-and flatters it, since its rate falls with the number of trials. Medians over repeats.
+(so that imports do not count) to the last evaluation, evaluations begun in that time over its length. All of
+them evaluate in the process that proposes: ours with isolation = "inline", while a campaign's default is child
+processes (overhead.py). Ours runs Propulate's own genetic operators (kind "genetic") and the default kind.
+Optuna gets its random sampler, its fastest: in memory in one process, which is all that can share that, and on
+one journal file in four; there a quarter of the evaluations, which saves minutes and flatters it, since its rate
+falls with the number of trials, as Propulate's does: hence two counts. Medians over repeats.
 
 Where our time goes is told by a profile of one rank that has imported everything before: processor time (not
 what is waited for) by module, that of the interpreter's own functions counted by their names. Ends in one
@@ -27,11 +29,14 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from launching import single_threaded, start_ranks
 
 RANKS, ISLANDS, FLOATS = 4, 2, 10
+PROCESSES = {"optuna": RANKS, "optuna_memory": 1}
+"""Of the systems that run without MPI."""
 
 
 def sphere(params: dict[str, float]) -> float:
@@ -57,11 +62,11 @@ class Stopwatch:
         self._path.write_text(json.dumps(self.begun))
 
 
-def rate(directory: Path) -> tuple[float, int, float]:
+def rate(directory: Path, workers: int) -> tuple[float, int, float]:
     """Evaluations a second, evaluations in all, and the share of them that was begun in the time counted."""
     times = [json.loads(path.read_text()) for path in directory.glob("times-*.json")]
-    if len(times) != RANKS or not all(times):
-        raise SystemExit(f"not all of {RANKS} workers evaluated something: {[len(one) for one in times]}")
+    if len(times) != workers or not all(times):
+        raise SystemExit(f"not all of {workers} workers evaluated something: {[len(one) for one in times]}")
     everything = sorted(moment for one in times for moment in one)
     begin, end = max(one[0] for one in times), everything[-1]
     counted = sum(1 for moment in everything if moment >= begin)
@@ -123,15 +128,15 @@ def propulate(directory: Path, evaluations: int) -> None:
     watch.write()
 
 
-def optuna(directory: Path, evaluations: int) -> None:
+def optuna(directory: Path, evaluations: int, *, in_memory: bool = False) -> None:
     import optuna as peer
     from optuna.storages.journal import JournalFileBackend
 
     peer.logging.set_verbosity(peer.logging.ERROR)
-    storage = peer.storages.JournalStorage(JournalFileBackend(str(directory / "optuna.log")))
+    journal = peer.storages.JournalStorage(JournalFileBackend(str(directory / "optuna.log")))
     study = peer.create_study(
         study_name="sphere",
-        storage=storage,
+        storage=None if in_memory else journal,
         load_if_exists=True,
         sampler=peer.samplers.RandomSampler(seed=os.getpid()),
     )
@@ -140,7 +145,9 @@ def optuna(directory: Path, evaluations: int) -> None:
     def objective(trial: peer.Trial) -> float:
         return sphere({f"x{index}": trial.suggest_float(f"x{index}", -5.12, 5.12) for index in range(FLOATS)})
 
-    study.optimize(watch(objective), n_trials=evaluations // RANKS)
+    study.optimize(
+        watch(objective), n_trials=evaluations // PROCESSES["optuna_memory" if in_memory else "optuna"]
+    )
     watch.write()
 
 
@@ -171,69 +178,83 @@ def where_time_goes(directory: Path) -> dict[str, float]:
 def start(role: str, directory: Path, evaluations: int, *extra: str) -> None:
     """Run one system to its end."""
     arguments = ["--role", role, "--directory", str(directory), "--evaluations", str(evaluations), *extra]
-    if role != "optuna":
+    if role not in PROCESSES:
         start_ranks(RANKS, __file__, *arguments)
         return
     line = [sys.executable, __file__, *arguments]
-    processes = [subprocess.Popen(line, env=single_threaded()) for _ in range(RANKS)]
+    processes = [subprocess.Popen(line, env=single_threaded()) for _ in range(PROCESSES[role])]
     codes = [process.wait(timeout=900) for process in processes]
     if any(codes):
         raise SystemExit(f"{role} ended with {codes}")
+
+
+def compare(evaluations: int, repeat: int) -> tuple[dict[str, float], float]:
+    """Median evaluations a second of each system, and the least share that was counted."""
+    rates: dict[str, list[float]] = defaultdict(list)
+    least_counted = 1.0
+    for _ in range(repeat):
+        for name, role, extra in (
+            ("ours", "ours", ("--kind", "genetic")),
+            ("ours default", "ours", ("--kind", "default")),
+            ("propulate", "propulate", ()),
+            ("optuna", "optuna", ()),
+            ("optuna_memory", "optuna_memory", ()),
+        ):
+            count = evaluations // 4 if role == "optuna" else evaluations
+            with tempfile.TemporaryDirectory(prefix=f"throughput-{role}-") as scratch:
+                start(role, Path(scratch), count, *extra)
+                found, total, counted = rate(Path(scratch), PROCESSES.get(role, RANKS))
+            rates[name].append(found)
+            least_counted = min(least_counted, counted)
+            print(f"{name:14s} {found:9.1f} evaluations/s over {total}, {counted:.0%} counted", flush=True)
+    return {name: statistics.median(values) for name, values in rates.items()}, least_counted
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--evaluations", type=int, default=4000)
+    parser.add_argument("--evaluations", type=int, nargs="+", default=[1000, 4000])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="400 evaluations, once")
-    parser.add_argument("--role", choices=["ours", "propulate", "optuna"], help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=["ours", "propulate", *PROCESSES], help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="genetic", help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "ours":
-        ours(options.directory, options.evaluations, options.kind, options.profile)
+        ours(options.directory, options.evaluations[0], options.kind, options.profile)
         return
     if options.role is not None:
-        {"propulate": propulate, "optuna": optuna}[options.role](options.directory, options.evaluations)
+        system = {"propulate": propulate, "optuna": optuna, "optuna_memory": partial(optuna, in_memory=True)}
+        system[options.role](options.directory, options.evaluations[0])
         return
     if options.quick:
-        options.evaluations, options.repeat = 400, 1
-    rates: dict[str, list[float]] = defaultdict(list)
+        options.evaluations, options.repeat = [400], 1
+    rates: dict[int, dict[str, float]] = {}
     least_counted = 1.0
-    for _ in range(options.repeat):
-        for name, role, extra in (
-            ("ours", "ours", ("--kind", "genetic")),
-            ("ours default", "ours", ("--kind", "default")),
-            ("propulate", "propulate", ()),
-            ("optuna", "optuna", ()),
-        ):
-            count = options.evaluations // 4 if role == "optuna" else options.evaluations
-            with tempfile.TemporaryDirectory(prefix=f"throughput-{role}-") as scratch:
-                start(role, Path(scratch), count, *extra)
-                found, total, counted = rate(Path(scratch))
-            rates[name].append(found)
-            least_counted = min(least_counted, counted)
-            print(f"{name:14s} {found:9.1f} evaluations/s over {total}, {counted:.0%} counted", flush=True)
+    for evaluations in options.evaluations:
+        rates[evaluations], share = compare(evaluations, options.repeat)
+        least_counted = min(least_counted, share)
+    most = options.evaluations[-1]
     shares = {}
     for kind in ("default",) if options.quick else ("genetic", "default"):
         with tempfile.TemporaryDirectory(prefix="throughput-profile-") as scratch:
-            start("ours", Path(scratch), options.evaluations, "--kind", kind, "--profile")
+            start("ours", Path(scratch), most, "--kind", kind, "--profile")
             shares[kind] = where_time_goes(Path(scratch))
         print(f"where a rank's processor time goes, kind {kind} (own time by module, under the profiler):")
         for module, share in shares[kind].items():
             print(f"  {module:24s} {share:6.1%}")
-    median = {name: statistics.median(values) for name, values in rates.items()}
+    ratios = {
+        f"{ratio}_to_{peer}": {count: median[ours] / median[peer] for count, median in rates.items()}
+        for ratio, ours in (("ratio", "ours"), ("ratio_of_default", "ours default"))
+        for peer in ("propulate", *PROCESSES)
+    }
     result = {
         "benchmark": "throughput",
         "evaluations": options.evaluations,
-        "evaluations_per_s": median,
-        "ratio_to_propulate": median["ours"] / median["propulate"],
-        "ratio_to_optuna": median["ours"] / median["optuna"],
-        "ratio_of_default_to_propulate": median["ours default"] / median["propulate"],
-        "ratio_of_default_to_optuna": median["ours default"] / median["optuna"],
+        "evaluations_per_s": rates,
+        **ratios,
         "least_share_counted": least_counted,
         "time_by_module": shares,
     }

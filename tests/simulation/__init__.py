@@ -11,12 +11,12 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
-from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Metric, Scalar
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -36,19 +36,9 @@ from hpo.journal.records import Record
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
+from hpo.task.outcome import Outcome
 
 GRACE_S = 60.0
-
-
-@dataclass(frozen=True)
-class SimulatedOutcome:
-    """How a simulated evaluation ended."""
-
-    status: str
-    objectives: dict[str, float] | None
-    metrics: dict[str, Metric] = field(default_factory=dict)
-    error: str | None = None
-    remarks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,14 +147,14 @@ class SimulatedCrew:
         self._over = simulation.time + seconds
         simulation.wake(self._rank, self._over)
 
-    def poll(self) -> Sequence[SimulatedOutcome]:
+    def poll(self) -> Sequence[Outcome]:
         if self._candidate is None or self._simulation.time < self._over:
             return ()
         candidate = self._candidate
         if self.failed_starts:
-            outcome = SimulatedOutcome(FAILED, None, error="no evaluators to be had")
+            outcome = Outcome(status=FAILED, error="no evaluators to be had")
         elif self._killed is not None:
-            outcome = SimulatedOutcome(self._killed, None, error="ended by the campaign")
+            outcome = Outcome(status=self._killed, error="ended by the campaign")
         elif self._curve is None:
             outcome = self._simulation.evaluate(candidate)
         else:
@@ -178,7 +168,7 @@ class SimulatedCrew:
         self._over = math.inf
         return (outcome,)
 
-    def _train(self, candidate: Candidate, curve: Curve) -> SimulatedOutcome | None:
+    def _train(self, candidate: Candidate, curve: Curve) -> Outcome | None:
         """A step is over: the outcome, if that was the last."""
         simulation = self._simulation
         self._step += 1
@@ -186,12 +176,12 @@ class SimulatedCrew:
         known = {"value": value} if math.isfinite(value) else None
         verdict = self._on_report(TrialReport(candidate.id, self._step, value, saves=curve.saves))
         if verdict == STOP:
-            return SimulatedOutcome(PRUNED, known, {"pruned_step": self._step})
+            return Outcome(status=PRUNED, objectives=known, metrics={"pruned_step": self._step})
         if self._step == len(curve.values):
-            return SimulatedOutcome(COMPLETED if known else INVALID, known)
+            return Outcome(status=COMPLETED if known else INVALID, objectives=known)
         if (self._asked or verdict == PAUSE) and curve.saves:
             simulation.saved[candidate.id] = self._step
-            return SimulatedOutcome(INTERRUPTED, None)
+            return Outcome(status=INTERRUPTED)
         self._over = simulation.time + curve.step_s
         simulation.wake(self._rank, self._over)
         return None
@@ -391,9 +381,9 @@ class Simulation:
         self._count += 1
         heapq.heappush(self._events, (when, self._count, rank, rank, None))
 
-    def evaluate(self, candidate: Candidate) -> SimulatedOutcome:
+    def evaluate(self, candidate: Candidate) -> Outcome:
         """The outcome of a simulated evaluation."""
-        return SimulatedOutcome(COMPLETED, {"value": self._objective(candidate.params)})
+        return Outcome(status=COMPLETED, objectives={"value": self._objective(candidate.params)})
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Do something to the campaign at ``when``: send it a signal, say."""

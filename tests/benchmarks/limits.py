@@ -1,0 +1,117 @@
+"""Processor time of what is done for each individual, and of what is done once with all of a large campaign.
+
+    python tests/benchmarks/limits.py [--quick]
+
+- codec_us: the slowest of decoding, encoding and keying ten floats, in microseconds;
+- read_s: reading a journal of 100 000 records with ten parameters each;
+- status_s: loading a campaign of 100 000 evaluations and what ``hpo status`` says of it, without printing;
+- importance_s: the importance of four parameters in a campaign of 5 000 evaluations;
+- overlap_s: dealing 600 003 samples to four ranks, two copies of each (``trainers.FineGrained``).
+
+Ends in one line of JSON; ``of_limit`` divides each figure by what is asked of it. Exit code 1 where one is above its
+limit. ``--quick`` makes all of it smaller, and looks at no limit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+import timeit
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import journals
+
+import hpo
+from hpo.journal.directory import write_identity
+from hpo.journal.files import read_file
+from hpo.results import result as results
+from hpo.results.importance import importance
+from hpo.results.record import load
+from trainers import FineGrained
+
+LIMITS = {"codec_us": 15.0, "read_s": 1.5, "status_s": 3.0, "importance_s": 2.0, "overlap_s": 2.0}
+
+
+def seconds(call: Callable[[], object]) -> float:
+    begun = time.process_time()
+    call()
+    return time.process_time() - begun
+
+
+def codec_us() -> float:
+    """The best of several rounds, of the slowest of its functions."""
+    found = []
+    for log in (False, True):
+        space = hpo.SearchSpace({f"x{i}": hpo.Float(0.001, 1 + i, log=log) for i in range(10)})
+        genome = space.sample(random.Random(0))
+        params = space.decode(genome)
+        for call in (
+            partial(space.decode, genome),
+            partial(space.encode, params),
+            partial(space.key, params),
+        ):
+            rounds = timeit.repeat(call, number=500, repeat=20, timer=time.process_time)
+            found.append(min(rounds) / 500 * 1e6)
+    return max(found)
+
+
+def campaign(directory: Path, evaluations: int, parameters: int) -> Path:
+    """One of four workers' journals; the objective is the sum of its parameters."""
+    rng = random.Random(0)
+    space = hpo.SearchSpace({f"x{index}": hpo.Float(0, 1) for index in range(parameters)})
+    identity = {"task": "x:y", "space": space.describe(), "objectives": {"value": "minimize"}, "seed": 0}
+    write_identity(directory, identity)
+    for worker in range(4):
+        tables = []
+        for number in range(evaluations // 4):
+            params = {name: rng.random() for name in space.names}
+            tables.append(
+                {
+                    "type": "finished", "id": f"0-{worker}-{number}", "island": 0, "worker": worker,
+                    "sequence": number, "params": params, "operator": "random", "parents": [], "retries": 0,
+                    "started": 1.0, "finished": 2.0, "status": "completed",
+                    "objectives": {"value": sum(params.values())}, "metrics": {}, "error": None,
+                }
+            )  # fmt: skip
+        path = journals.write(directory, tables, worker=worker)
+    return path
+
+
+def measure(scratch: Path, smaller: int) -> dict[str, float]:
+    campaign(scratch / "large", 100_000 // smaller, 10)
+    campaign(scratch / "middling", 5_000 // smaller, 4)
+    middling = load(scratch / "middling")
+    importance(middling)  # imports scikit-learn
+    paths = sorted((scratch / "large" / "journal").iterdir())
+    return {
+        "codec_us": codec_us(),
+        "read_s": seconds(lambda: [sum(1 for _ in read_file(path)) for path in paths]),
+        "status_s": seconds(lambda: results.status(load(scratch / "large"))),
+        "importance_s": seconds(lambda: importance(middling)),
+        "overlap_s": seconds(lambda: FineGrained(copies=2).holders(600_003 // smaller, 4, 0)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a twentieth of everything")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="limits-") as scratch:
+        found = measure(Path(scratch), 20 if options.quick else 1)
+    of_limit = {name: found[name] / limit for name, limit in LIMITS.items()}
+    print(json.dumps({"benchmark": "limits", **found, "of_limit": of_limit}))
+    if not options.quick and max(of_limit.values()) > 1:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

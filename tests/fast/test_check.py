@@ -1,0 +1,488 @@
+"""What is damaged is found, what is whole is kept, nothing is deleted, and the campaign goes on afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import journals
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hpo
+from hpo import cli
+from hpo.errors import CampaignError
+from hpo.journal import inspection
+from hpo.journal.files import journal_path, read_file
+from hpo.journal.inspection import DAMAGE, LOST, NOTE, Inspection, check, repair
+from hpo.journal.lock import acquire
+from hpo.journal.records import Header, decode
+from hpo.results.record import CampaignRecord, load
+
+EVALUATIONS = 12
+SPACE = hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8), kind=hpo.Categorical("a", "b"))
+TASK = hpo.Task(SPACE, lambda trial: (trial.params["x"] - 1.0) ** 2, default={"x": 0.0, "n": 2, "kind": "a"})
+
+Finals = dict[str, tuple[object, ...]]
+
+
+@pytest.fixture(autouse=True)
+def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is cut here, and disks are slow."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def run(path: Path, evaluations: int, seed: int = 0, task: hpo.Task = TASK) -> CampaignRecord:
+    campaign = hpo.Campaign(
+        task, directory=path, evaluations=evaluations, seed=seed, isolation="inline", kind="random"
+    )
+    return campaign.run().record
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A campaign of two launches; the second was killed in the midst of an evaluation."""
+    path = tmp_path_factory.mktemp("original") / "run"
+    run(path, EVALUATIONS // 2)
+    run(path, EVALUATIONS)
+    last = journal_of(path, 2)
+    lines = last.read_bytes().splitlines(keepends=True)
+    ended = [line for line in lines if b'"type":"ended"' not in line]
+    begun = {"id": "0-0-99", "sequence": 99, "params": {"x": 0.5, "n": 3, "kind": "b"}}
+    place = {"island": 0, "worker": 0, "operator": "random", "parents": [], "retries": 0}
+    started = {"type": "started", **begun, **place, "time": time.time()}
+    last.write_bytes(b"".join([*ended, journals.line(started)]))
+    return path
+
+
+@pytest.fixture
+def home(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def journal_of(path: Path, launch: int = 1) -> Path:
+    return journal_path(path, launch=launch, island=0, worker=0)
+
+
+def table(line: bytes) -> dict[str, Any]:
+    """What a line says, without its checksum."""
+    read: dict[str, Any] = json.loads(line)
+    del read["crc"]
+    return read
+
+
+def finals(path: Path) -> Finals:
+    """What is on record of the individuals that are finished, each of them once."""
+    return {
+        one.id: (one.status, one.objectives, one.params, one.started, one.finished)
+        for one in load(path).individuals
+        if one.finished is not None
+    }
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    found = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            decode(line)
+        except ValueError:
+            continue
+        found.append(line)
+    return found
+
+
+def kept(path: Path) -> list[Path]:
+    return sorted((path / "damaged").glob("*")) if (path / "damaged").exists() else []
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+
+
+def damages(report: Inspection) -> str:
+    return "\n".join(map(str, report.damaged))
+
+
+def repaired(path: Path) -> Inspection:
+    """``path`` after a repair that left it whole, and that a second one does not change."""
+    report = repair(path)
+    assert report.exit_code == 0, str(report)
+    assert check(path).exit_code == 0
+    before = files(path)
+    second = repair(path)
+    assert second.repaired == [] and "nothing was changed" in str(second)
+    assert files(path) == before
+    return report
+
+
+def goes_on(path: Path, task: hpo.Task = TASK) -> None:
+    """The campaign reaches its budget exactly, from what is there, and changes none of it."""
+    before = finals(path)
+    pending = set(check(path).unfinished)
+    budget = len(before) + len(pending) + 3
+    record = run(path, budget, task=task)
+    after = finals(path)
+    assert {name: after.get(name) for name in before} == before
+    assert pending <= set(after) and len(after) == budget
+    assert len({json.dumps(one.params) for one in record.individuals}) == len(record.individuals) == budget
+    assert check(path).exit_code == 0
+
+
+# Nothing wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_campaign(home: Path) -> None:
+    before = files(home)
+    report = check(home)
+    assert (report.exit_code, report.journals, report.legs, report.lock) == (0, 2, 2, "free")
+    assert (report.finished, report.unfinished, report.findings) == (EVALUATIONS, ["0-0-99"], [])
+    assert "which will go on: 0-0-99" in str(report) and "Nothing is damaged" in str(report)
+    assert repair(home).repaired == []
+    assert files(home) == before
+    goes_on(home)
+
+
+def test_what_the_command_prints(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(home), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] and told["finished"] == EVALUATIONS and told["repaired"] is None
+    path = journal_of(home)
+    path.write_bytes(path.read_bytes().replace(b'"finished"', b'"finishes"', 1))
+    assert cli.main(["check", str(home)]) == 1
+    out = capsys.readouterr().out
+    assert "journal/0001-i000-w0000.jsonl, line 3: " in out and f"hpo check {home} --repair" in out
+    assert cli.main(["check", str(home), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["ok"] and told["repairable"] and told["findings"][0]["lines"] == [3, 3]
+    assert cli.main(["check", str(home), "--repair"]) == 0
+    out = capsys.readouterr().out
+    assert "lost " in out and "done " in out and ".damaged-1" in out
+    assert cli.main(["check", str(home)]) == 0
+    assert cli.main(["check", str(home / "nowhere")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("hpo: ") and "holds no campaign" in err and not (home / "nowhere").exists()
+
+
+# Damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_last_record_that_was_cut_off_anywhere_does_no_harm(home: Path) -> None:
+    path = journal_of(home, 2)
+    whole = path.read_bytes()
+    for length in range(whole.rindex(b"\n", 0, -1) + 1, len(whole)):
+        path.write_bytes(whole[:length])
+        report = repair(home)
+        assert report.exit_code == 0 and report.repaired == []
+        cut = whole[length - 1 : length] != b"\n"
+        assert [one.kind for one in report.findings] == [NOTE] * cut, str(report)
+        assert not cut or "cut off" in report.findings[0].text
+    assert path.read_bytes() == whole[:-1] and not kept(home)
+    goes_on(home)
+
+
+@pytest.mark.parametrize("length", [0, 1, 40])
+def test_a_header_that_was_cut_off_does_no_harm(home: Path, length: int) -> None:
+    journal_of(home, 2).write_bytes(journal_of(home, 2).read_bytes()[:length])
+    assert repair(home).repaired == []
+    goes_on(home)
+
+
+def spoilt(home: Path, path: Path, content: bytes) -> None:
+    """Write ``content`` as the journal ``path``: whole records stay, the rest is kept aside, and it goes on."""
+    path.write_bytes(content)
+    lines = whole_lines(path)
+    first = check(home)
+    report = repaired(home)
+    if first.exit_code == 0:
+        assert report.repaired == [] and not kept(home)
+        return
+    assert "--repair" in str(first) and first.exit_code == 1
+    (aside,) = kept(home)
+    assert aside.name == f"{path.name}.damaged-1" and aside.read_bytes() == content
+    now = path.read_bytes().splitlines(keepends=True)
+    assert isinstance(decode(now[0]), Header)
+    assert [line for line in lines if b'"type":"header"' not in line] == [
+        line for line in now[1:] if line in lines
+    ]
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_bytes_flipped_anywhere(
+    original: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    home = tmp_path_factory.mktemp("flipped") / "run"
+    shutil.copytree(original, home)
+    path = journal_of(home, data.draw(st.sampled_from([1, 2])))
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    spoilt(home, path, bytes(content))
+    shutil.rmtree(home)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_flipped_bytes_it_goes_on(home: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    path = journal_of(home)
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content) // 2)] ^= 0x10
+    spoilt(home, path, bytes(content))
+    goes_on(home)
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 512), (512, 512), (600, 1000), (1024, 4096)])
+def test_blocks_lost_in_a_power_cut(home: Path, start: int, size: int) -> None:
+    path = journal_of(home)
+    content = path.read_bytes()
+    size = min(size, len(content) - start - 100)
+    spoilt(home, path, content[:start] + bytes(size) + content[start + size :])
+    goes_on(home)
+
+
+def test_a_lost_newline_costs_no_record(home: Path) -> None:
+    path = journal_of(home)
+    before = finals(home)
+    content = path.read_bytes()
+    lines = content.splitlines()
+    path.write_bytes(b"\n".join(lines[:3]) + b"\0" + b"\n".join(lines[3:]) + b"\n")
+    assert check(home).exit_code == 1
+    repaired(home)
+    assert path.read_bytes() == content and finals(home) == before
+
+
+@pytest.mark.parametrize("how", ["gone", "garbage", "zeros"])
+def test_a_header_is_made_anew_from_the_name(home: Path, how: str) -> None:
+    path = journal_of(home, 2)
+    before = finals(home)
+    head, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(
+        {"gone": b"", "garbage": b"#" * 50 + b"\n", "zeros": bytes(len(head)) + b"\n"}[how] + rest
+    )
+    assert "header" in damages(check(home))
+    assert "header made anew" in str(repaired(home))
+    made = next(read_file(path))
+    assert isinstance(made, Header)
+    assert (made.launch, made.island, made.worker, made.host) == (2, 0, 0, "unknown")
+    assert path.read_bytes().split(b"\n", 1)[1] == rest
+    assert finals(home) == before
+    record = load(home)
+    assert record.launches[1].started <= record.launches[1].updated < record.launches[1].started + 60
+    goes_on(home)
+
+
+@pytest.mark.parametrize("content", [b"a table\nof something\n", bytes(5000), os.urandom(3000), b"{}\n" * 10])
+def test_a_foreign_file_of_a_journals_name(home: Path, content: bytes) -> None:
+    before = finals(home)
+    path = journal_path(home, launch=2, island=7, worker=1)
+    path.write_bytes(content)
+    report = repaired(home)
+    assert (report.repaired == []) == (b"\n" not in content)
+    assert not kept(home) or kept(home)[0].read_bytes() == content
+    assert finals(home) == before
+    goes_on(home)
+
+
+def test_another_version_is_left_alone(home: Path) -> None:
+    path = journal_of(home, 2)
+    path.write_bytes(journals.line({**table(path.read_bytes().splitlines()[0]), "version": 2}))
+    before = files(home)
+    report = repair(home)
+    assert report.exit_code == 1 and "version 2 of the journal's format" in damages(report)
+    assert report.repaired == [] and files(home) == before
+
+
+def test_records_that_are_whole_and_make_no_sense(home: Path) -> None:
+    path = journal_of(home)
+    lines = path.read_bytes().splitlines(keepends=True)
+    good = next(table(line) for line in lines if b'"finished"' in line)
+    strange: list[dict[str, object]] = [
+        {**good, "id": "../../elsewhere"},
+        {**good, "id": "0-0-77"},
+        {**good, "objectives": {"value": "best"}},
+        {**good, "params": [1]},
+        {name: value for name, value in good.items() if name != "operator"},
+        {"type": 3},
+    ]
+    news = journals.line({"type": "news"})
+    path.write_bytes(b"".join([*lines, *map(journals.line, strange), news]))
+    before = finals_of(lines)
+    assert check(home).damaged[0].lines == (len(lines) + 1, len(lines) + len(strange))
+    repaired(home)
+    assert path.read_bytes() == b"".join([*lines, news])
+    assert finals_of(path.read_bytes().splitlines(keepends=True)) == before
+
+
+@pytest.mark.parametrize(
+    ("params", "rule"),
+    [
+        ({"x": 7.0, "n": 3, "kind": "b"}, "x = 7.0: must be a number from -5.0 to 5.0"),
+        ({"x": "rm", "n": 3, "kind": "b"}, "x = 'rm': must be a number"),
+        ({"x": 0.5, "n": 3.5, "kind": "b"}, "n = 3.5: must be a whole number"),
+        ({"x": 0.5, "n": True, "kind": "b"}, "n = True: must be a whole number"),
+        ({"x": 0.5, "n": 3, "kind": "c"}, "kind = 'c': must be one of"),
+        ({"x": 0.5, "n": 3}, "kind is missing"),
+        ({"x": 0.5, "n": 3, "kind": "b", "z": 1}, "'z' is no parameter"),
+        ({"x": 0.5, "n": 3, "kind": ["b"]}, "got `array`"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["started", "finished"])
+def test_parameters_that_do_not_fit_the_space_reach_no_task(
+    home: Path, kind: str, params: dict[str, object], rule: str
+) -> None:
+    path = journal_of(home, 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = next(number for number in reversed(range(len(lines))) if table(lines[number])["type"] == kind)
+    lines[place] = journals.line({**table(lines[place]), "params": params})
+    path.write_bytes(b"".join(lines))
+    before = files(home)
+    with pytest.raises(hpo.JournalDamaged) as caught:
+        run(home, EVALUATIONS + 3)
+    assert files(home) == before  # nothing was evaluated
+    assert (caught.value.path, caught.value.line) == (path, place + 1)
+    assert rule in str(caught.value) and "`hpo check DIR`" in str(caught.value)
+    assert check(home).exit_code == 1
+    repaired(home)
+    goes_on(home)
+
+
+def finals_of(lines: list[bytes]) -> set[str]:
+    return {table(line)["id"] for line in lines if b'"type":"finished"' in line}
+
+
+# Whose records are they -------------------------------------------------------------------------------------------
+
+
+def test_records_of_a_campaign_with_another_space(home: Path, tmp_path: Path) -> None:
+    before = finals(home)
+    other = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), y=hpo.Float(0.0, 1.0)), lambda trial: 0.0)
+    run(tmp_path / "other", 5, task=other)
+    path = journal_of(home, 3)
+    shutil.copy(journal_of(tmp_path / "other"), path)
+    content = path.read_bytes()
+    assert "'y' is no parameter" in damages(check(home))
+    repaired(home)
+    assert kept(home)[0].read_bytes() == content and finals(home) == before
+    goes_on(home)
+
+
+def test_a_copy_of_a_journal_counts_once(home: Path) -> None:
+    before = finals(home)
+    shutil.copy(journal_of(home), journal_of(home, 3))
+    assert check(home).exit_code == 0 and finals(home) == before
+    goes_on(home)
+
+
+def test_an_individual_that_ended_twice(home: Path) -> None:
+    before = finals(home)
+    path = journal_of(home, 2)
+    lines = journal_of(home).read_bytes().splitlines(keepends=True)
+    good = next(table(line) for line in lines if b'"finished"' in line)
+    content = path.read_bytes()
+    path.write_bytes(content + journals.line(good))
+    assert check(home).exit_code == 0, "it says the same twice"
+    path.write_bytes(content + journals.line({**good, "objectives": {"value": -1.0}}))
+    assert "had ended otherwise" in damages(check(home))
+    repaired(home)
+    assert path.read_bytes() == content and finals(home) == before
+
+
+# campaign.json and lock -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:40]), "not valid JSON"),
+        (lambda path: path.unlink(), "holds no campaign"),
+        (
+            lambda path: path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 9')),
+            "version 9",
+        ),
+        (lambda path: path.write_bytes(b'{"version": 1, "objectives": [3]}'), "describes no campaign"),
+        (lambda path: path.write_text(path.read_text().replace('"value"', '"score"')), "no journal fits it"),
+        (lambda path: path.write_text(path.read_text().replace('"x"', '"z"')), "no journal fits it"),
+    ],
+)
+def test_campaign_json(home: Path, spoil: Callable[[Path], object], words: str) -> None:
+    whole = (home / "campaign.json").read_bytes()
+    spoil(home / "campaign.json")
+    report = repair(home)
+    assert report.exit_code == 1 and report.damaged[0].file == "campaign.json" and words in damages(report)
+    assert report.repaired == []
+    (home / "campaign.json").write_bytes(whole)
+    goes_on(home)
+
+
+@pytest.fixture
+def damaged(home: Path) -> Iterator[Path]:
+    path = journal_of(home)
+    path.write_bytes(path.read_bytes().replace(b'"finished"', b'"finishes"', 1))
+    return home
+
+
+def test_nothing_is_repaired_while_somebody_is_at_work(damaged: Path) -> None:
+    lock = acquire(damaged)
+    before = files(damaged)
+    assert check(damaged).lock == "live" and "at work" in str(check(damaged))
+    with pytest.raises(CampaignError, match="is in use by process"):
+        repair(damaged)
+    assert files(damaged) == before
+    lock.release()
+    repaired(damaged)
+
+
+@pytest.mark.parametrize("fields", [{"pid": 2**22 + 1}, {"machine": "elsewhere"}])
+def test_a_stale_lock_is_not_in_the_way(damaged: Path, fields: dict[str, object]) -> None:
+    acquire(damaged)
+    path = damaged / "lock"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    os.utime(path, (0, 0))
+    report = check(damaged)
+    assert report.lock == "stale" and "stale and not in the way" in str(report)
+    repaired(damaged)
+    goes_on(damaged)
+
+
+# A repair that is cut off -----------------------------------------------------------------------------------------
+
+
+def test_a_repair_that_was_cut_off_is_repeated(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = journal_of(damaged).read_bytes()
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inspection, "write_atomically", full)
+        with pytest.raises(CampaignError, match=r"cannot be repaired \(No space left on device\)"):
+            repair(damaged)
+    assert journal_of(damaged).read_bytes() == content
+    assert check(damaged).lock == "free"
+    report = repaired(damaged)
+    (aside,) = kept(damaged)
+    assert aside.read_bytes() == content and [one.kind for one in report.findings] == [LOST]
+    assert DAMAGE not in [one.kind for one in report.findings]
+    goes_on(damaged)
+
+
+def test_each_damaged_state_is_kept(damaged: Path) -> None:
+    repaired(damaged)
+    path = journal_of(damaged)
+    path.write_bytes(path.read_bytes().replace(b'"finished"', b'"finishes"', 1))
+    repair(damaged)
+    assert [one.name for one in kept(damaged)] == [f"{path.name}.damaged-{number}" for number in (1, 2)]
+
+
+def test_a_large_hostile_line_costs_neither_time_nor_memory(home: Path) -> None:
+    path = journal_of(home)
+    path.write_bytes(path.read_bytes() + b'{"type":"' * 100_000 + b',"crc":"00000000"}' * 100_000 + b"\n\n")
+    spoilt(home, path, path.read_bytes())

@@ -1,0 +1,193 @@
+"""Deaths of ranks under the simulator: nothing counted is lost or repeated, the living go on and know all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from simulation.campaigns import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
+
+from hpo.config.layout import WorkerPlacement
+from hpo.individual import REEVALUATION
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.ending import DONE
+from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.messages import Claim, Want
+from hpo.islands.resume import DeadLeaderRecord, ResumeState
+from hpo.journal.records import Finished, Started
+
+
+def kill_at_random(simulation, rng, ranks, *, within):
+    for rank in ranks:
+        when = rng.uniform(0, within)
+        simulation.at(when, lambda rank=rank: simulation.kill(rank, told_after=rng.choice([0.0, 0.05, 1.0])))
+
+
+def check_records(simulation, settings):
+    """Exactly the budget, each individual and configuration once, whatever was begun came to its end."""
+    records = finished(simulation)
+    assert len(records) == settings["evaluations"]
+    assert len({record.id for record in records}) == len(records)
+    bred = [record for record in records if record.operator != REEVALUATION]
+    assert len({SPACE.key(record.params) for record in bred}) == len(bred)
+    done = {record.id: record.params for record in records}
+    begun = [record for record in records_of(simulation) if isinstance(record, Started)]
+    assert all(done[record.id] == record.params for record in begun)
+    tally = simulation.coordinator.tally
+    assert tally.final == len(records)
+    best = min(sum(record.objectives.values()) for record in records)
+    assert tally.best[0][0] == best
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_living_go_on_and_meet_the_budget_exactly(seed):
+    rng = random.Random(seed)
+    workers = rng.randint(2, 12)
+    simulation, settings = make(seed, workers=workers, islands=rng.randint(1, min(4, workers)))
+    victims = rng.sample(range(1, workers), rng.randint(1, workers - 1))
+    kill_at_random(simulation, rng, victims, within=rng.choice([0.1, 5.0, 20.0]))
+    assert simulation.run() is not None
+    assert simulation.coordinator.end.reason == DONE
+    assert simulation.coordinator.end.exit_code == 0
+    check_records(simulation, settings)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_repetitions_are_handed_on_like_any_other(seed):
+    rng = random.Random(seed)
+    simulation, settings = make_repeating(seed, 0.5, workers=6, islands=rng.randint(1, 2), evaluations=120)
+    kill_at_random(simulation, rng, rng.sample(range(1, 6), 3), within=20.0)
+    assert simulation.run() is not None
+    check_records(simulation, settings)
+    assert sum(record.operator == REEVALUATION for record in finished(simulation)) > 20
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_living_learn_all_that_their_island_ever_finished(seed):
+    rng = random.Random(seed)
+    workers = rng.randint(3, 10)
+    simulation, _ = make(seed, workers=workers, islands=2, migration=0.0, evaluations=60)
+    kill_at_random(simulation, rng, rng.sample(range(1, workers), workers // 2), within=10.0)
+    simulation.run()
+    living = [leader for leader in simulation.leaders if leader.place.leader not in simulation.dead]
+    homes = {leader.place.island for leader in living}
+    for leader in living:
+        island = leader.place.island
+        # One that was begun on the other island, by a leader who died, counts as born there.
+        here = [
+            simulation.journals[one.place.leader] for one in simulation.leaders if one.place.island == island
+        ]
+        born = {
+            record.id
+            for journal in here
+            for record in journal.committed
+            if isinstance(record, Finished) and record.island == island
+        }
+        known = {member.id for member in leader.population}
+        assert len(known & born) >= min(len(born), 64)
+        if homes == {0, 1}:  # else it took the other's in as well
+            assert leader.population.completed >= len(born)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_island_that_dies_out_hands_its_best_on(seed):
+    simulation, _ = make(seed, workers=4, islands=2, migration=0.0, evaluations=60)
+    for rank in (2, 3):
+        simulation.at(6.0 + 2 * rank, lambda rank=rank: simulation.kill(rank))
+    simulation.run()
+    there = [record for record in finished(simulation) if record.island == 1]
+    best = sorted(there, key=lambda record: record.objectives["value"])[:5]
+    for leader in simulation.leaders[:2]:
+        assert {record.id for record in best} <= {member.id for member in leader.population}
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_migrants_are_not_lost_with_their_gateway(seed, copy):
+    rng = random.Random(seed)
+    simulation, settings = make(seed, workers=6, islands=3, migration=1.0, copy=copy, evaluations=60)
+    kill_at_random(simulation, rng, rng.sample(range(1, 6), 2), within=10.0)
+    simulation.run()
+    check_records(simulation, settings)
+    living = [leader for leader in simulation.leaders if leader.place.leader not in simulation.dead]
+    known = {member.id for leader in living for member in leader.population}
+    if len({leader.place.island for leader in living}) == 3:
+        assert {record.id for record in finished(simulation)} <= known
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_without_rank_0_the_launch_ends_and_the_next_one_goes_on(seed):
+    rng = random.Random(seed)
+    workers = rng.randint(2, 8)
+    simulation, settings = make(seed, workers=workers, islands=rng.randint(1, 2), evaluations=50)
+    kill_at_random(simulation, rng, [0, *rng.sample(range(1, workers), rng.randint(0, 1))], within=4.0)
+    if simulation.run() is None:
+        assert simulation.coordinator.end is None
+    check_that_it_completes(records_of(simulation), settings, seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_when_all_workers_but_the_coordinators_own_are_gone_it_goes_on_alone(seed):
+    simulation, settings = make(seed, workers=5, islands=1, evaluations=40)
+    kill_at_random(simulation, random.Random(seed), range(1, 5), within=3.0)
+    assert simulation.run() is not None
+    check_records(simulation, settings)
+
+
+def test_an_individual_that_kills_its_ranks_is_given_up_and_the_campaign_ends():
+    simulation, _ = make(3, workers=12, islands=2, evaluations=40, latency_s=0.0005)
+    start = type(simulation.crews[0]).start
+    poisoned = []
+
+    def deadly(crew, candidate):
+        start(crew, candidate)
+        if not poisoned and crew._rank:
+            poisoned.append(candidate.id)
+        if candidate.id in poisoned:
+            rank = crew._rank
+            simulation.at(simulation.time + 0.1, lambda: simulation.kill(rank))
+
+    for crew in simulation.crews:
+        crew.start = lambda candidate, crew=crew: deadly(crew, candidate)
+    # Rank 0, whose death is another matter, is kept busy by evaluations of its own.
+    simulation.crews[0].start = lambda candidate: start(simulation.crews[0], candidate)
+    assert simulation.run() is not None
+    records = {record.id: record for record in finished(simulation)}
+    assert len(records) == 40
+    assert len(simulation.dead) == 4
+    assert records[poisoned[0]].status == "crashed"
+    assert "died 4 times" in records[poisoned[0]].error
+
+
+class Nowhere:
+    """A transport that tells nobody."""
+
+    rank = 0
+
+    def send(self, destination, data):
+        pass
+
+    def now(self):
+        return 0.0
+
+
+def test_who_paused_untold_and_asked_to_go_on_counts_once():
+    """Its leader has died between the claim and the news of the pause, which are told in this order."""
+    places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
+    coordinator = Coordinator(
+        transport=Nowhere(),
+        registry=WorkerRegistry(places),
+        everyone=range(2),
+        dead_leader_record=lambda place: DeadLeaderRecord(finished=[("key", "0-1-0", "pruned", None, 1.0)]),
+        journal_totals=ResumeState,
+        evaluations=2,
+        duplicates=False,
+        grace_s=60.0,
+        checkpoints=False,
+        futility=Futility(None, patience_s=300),
+    )
+    coordinator.receive(1, Claim([Want(0, "key")], False))
+    coordinator.receive(1, Claim([Want(1, "key", "0-1-0")], False))
+    coordinator.handle_rank_deaths([1])
+    assert (coordinator.tally.counts["pruned"], coordinator.running, coordinator.remaining) == (1, 0, 1)

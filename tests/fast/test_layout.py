@@ -1,0 +1,139 @@
+"""A layout that fits deals all ranks out evenly; any other is refused with the sizes that would fit."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpo.config.layout import Layout, smallest, topology_matrix
+from hpo.errors import UsageError
+
+COUNTS = st.integers(1, 12)
+
+
+@given(islands=COUNTS, ranks_per_worker=COUNTS, extra_workers=st.integers(0, 40))
+def test_ranks_are_dealt_evenly_and_in_order(islands: int, ranks_per_worker: int, extra_workers: int) -> None:
+    ranks = (islands + extra_workers) * ranks_per_worker
+    layout = Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker)
+
+    assert [rank for place in layout.workers for rank in place.ranks] == list(range(ranks))
+    assert all(len(place.ranks) == ranks_per_worker for place in layout.workers)
+    assert [place.index for place in layout.workers] == list(range(islands + extra_workers))
+    assert layout.leaders == tuple(place.ranks[0] for place in layout.workers)
+
+    crews = [layout.of_island(island) for island in range(islands)]
+    assert [place for crew in crews for place in crew] == list(layout.workers)
+    assert all([place.worker for place in crew] == list(range(len(crew))) for crew in crews)
+    assert all(first in (second, second + 1) for first, second in pairwise(len(crew) for crew in crews))
+    assert len(crews[0]) - len(crews[-1]) <= 1
+
+    for rank in range(ranks):
+        place, worker_rank = layout.place_of(rank)
+        assert place.ranks[worker_rank] == rank
+        assert place is layout.workers[place.index]
+
+
+def fits(ranks: int, islands: int, ranks_per_worker: int) -> bool:
+    return ranks % ranks_per_worker == 0 and ranks >= islands * ranks_per_worker
+
+
+@given(ranks=st.integers(1, 200), islands=COUNTS, ranks_per_worker=COUNTS)
+def test_an_impossible_layout_names_the_nearest_that_fit(
+    ranks: int, islands: int, ranks_per_worker: int
+) -> None:
+    if fits(ranks, islands, ranks_per_worker):
+        Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker)
+        return
+    with pytest.raises(UsageError) as caught:
+        Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker)
+    sentence = str(caught.value)
+    below = [n for n in range(1, ranks) if fits(n, islands, ranks_per_worker)][-1:]
+    above = [n for n in range(ranks + 1, 500) if fits(n, islands, ranks_per_worker)][:1]
+    named = re.search(
+        r"(?:(\d+) and )?(\d+) (?:are the nearest that do|is the nearest that does)\.$", sentence
+    )
+    assert named is not None
+    assert [int(number) for number in named.groups() if number] == below + above
+    assert sentence.startswith(f"{ranks} rank")
+
+
+def test_the_sentence_of_a_layout_that_does_not_fit() -> None:
+    with pytest.raises(UsageError) as caught:
+        Layout.plan(ranks=7, islands=2, ranks_per_worker=2)
+    assert str(caught.value) == (
+        "7 ranks do not fit 2 islands of workers of 2 ranks: the number of ranks must be a multiple of 2 and "
+        "at least 4, a worker for each island. 6 and 8 are the nearest that do."
+    )
+
+
+def test_an_uneven_number_of_workers_favours_the_first_islands() -> None:
+    layout = Layout.plan(ranks=16, islands=3, ranks_per_worker=2)
+    assert [len(layout.of_island(island)) for island in range(3)] == [3, 3, 2]
+
+
+def test_a_rank_outside_the_layout() -> None:
+    layout = Layout.plan(ranks=4, islands=2, ranks_per_worker=2)
+    for rank in (-1, 4):
+        with pytest.raises(IndexError, match=f"rank {rank} is not one of the 4"):
+            layout.place_of(rank)
+
+
+@pytest.mark.parametrize("key", ["ranks", "islands", "ranks_per_worker"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "2", None])
+def test_counts_are_whole_numbers_from_one(key: str, value: object) -> None:
+    sizes: dict[str, object] = {"ranks": 4, "islands": 2, "ranks_per_worker": 2, key: value}
+    with pytest.raises(UsageError, match=re.escape(f"{key} = {value!r}: must be a whole number from 1")):
+        Layout.plan(**sizes)
+
+
+@given(COUNTS, COUNTS)
+def test_smallest_fits_and_nothing_smaller_does(islands: int, ranks_per_worker: int) -> None:
+    fewest = smallest(islands, ranks_per_worker)
+    assert fits(fewest, islands, ranks_per_worker)
+    assert not any(fits(ranks, islands, ranks_per_worker) for ranks in range(1, fewest))
+
+
+def test_ten_thousand_workers_are_planned_at_once() -> None:
+    layout = Layout.plan(ranks=10_000, islands=100, ranks_per_worker=1)
+    assert len(layout.of_island(99)) == 100
+
+
+def test_ring_and_full() -> None:
+    assert topology_matrix("ring", 1) == topology_matrix("full", 1) == ((0,),)
+    assert topology_matrix("ring", 2) == ((0, 1), (1, 0))
+    assert topology_matrix("ring", 3) == ((0, 1, 0), (0, 0, 1), (1, 0, 0))
+    assert topology_matrix("full", 3) == ((0, 1, 1), (1, 0, 1), (1, 1, 0))
+    assert topology_matrix([[0, 2], [3, 0]], 2) == ((0, 2), (3, 0))
+
+
+@given(st.integers(2, 30))
+def test_every_island_of_a_ring_sends_to_one_and_hears_from_one(islands: int) -> None:
+    matrix = topology_matrix("ring", islands)
+    assert all(sum(row) == 1 for row in matrix)
+    assert all(sum(column) == 1 for column in zip(*matrix, strict=True))
+    assert all(matrix[i][i] == 0 for i in range(islands))
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("rng", ["'rng'", '"ring", "full" or a matrix', 'Did you mean "ring"?']),
+        ([[0, 1]], ["[[0, 1]]", "2 rows of 2 numbers", "Write [[0, 1], [1, 0]]"]),
+        ([[0, 1, 1], [1, 0, 1]], ["2 rows of 2 numbers"]),
+        (7, ["topology = 7", "2 rows of 2 numbers"]),
+        ([0, 1], ["2 rows of 2 numbers"]),
+        ([[0, -1], [1, 0]], ["row 1, column 2 = -1", "whole number from 0", "island 0 sends to island 1"]),
+        ([[0, 1.0], [1, 0]], ["row 1, column 2 = 1.0", "whole number from 0"]),
+        ([[0, 1], [True, 0]], ["row 2, column 1 = True", "whole number from 0"]),
+        ([[0, 1], [1, 2]], ["row 2, column 2 = 2", "must be 0", "sends to itself"]),
+    ],
+)
+def test_a_topology_that_cannot_be(spec: object, told: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        topology_matrix(spec, 2)
+    for part in told:
+        assert part in str(caught.value)

@@ -1,0 +1,13 @@
+"""A thousand simulated campaigns with deaths, signals, slow ranks and restarts meet their budget exactly."""
+
+from __future__ import annotations
+
+import pytest
+from many_seeds import replayable
+
+SEEDS, CHUNKS = 1_000, 10
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_whatever_happens_the_budget_is_met_exactly_and_nothing_is_lost_or_done_twice(chunk: int) -> None:
+    replayable(iter(range(chunk * SEEDS // CHUNKS, (chunk + 1) * SEEDS // CHUNKS)))

@@ -1,0 +1,548 @@
+"""Early stopping: the rules alone, in simulated campaigns with deaths and restarts, and for real."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation import Curve, pruning_settings
+from simulation.campaigns import SPACE, final, losses, make, records_of
+from simulation.pruned import check_ends, curve_of, pruned_campaign, run_disturbed
+
+import hpo
+from hpo.config.layout import Layout
+from hpo.config.settings import SearchSettings
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, PRUNED
+from hpo.islands.coordinator.ending import DONE
+from hpo.islands.resume import fold, start_messages
+from hpo.journal.records import Finished, Reported, Started
+from hpo.search.early_stopping import Pruner
+from hpo.search.population import Member, Population
+from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport
+from hpo.search.stopping_rules import Halving, PruningSettings, make_rule, of_search
+
+HALVING = pruning_settings("halving", min_steps=1, reduction=3)
+
+
+def candidate(identity: str) -> Candidate:
+    return Candidate(token=0, id=identity, sequence=0, genome=(), params={}, key=identity, operator="random")
+
+
+def stopping(settings: PruningSettings, sign: float = 1.0, *, end: int | None = 10**9) -> Pruner:
+    """``end``: after how many steps somebody is known to have completed."""
+    made = Pruner(settings, sign=sign, forget=lambda identity: None)
+    if end is not None:
+        made.learn_end(end)
+    return made
+
+
+# --- the rules ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first, reduction", [(1, 2), (1, 4), (3, 3), (5, 4)])
+def test_rungs_of_halving_are_powers(first: int, reduction: int) -> None:
+    rule = Halving(pruning_settings("halving", min_steps=first, reduction=reduction))
+    for step in range(200):
+        reached = [k for k in range(9) if first * reduction**k <= step]
+        assert rule.rung(step) == (reached[-1] if reached else None)
+    assert [rule.steps(k) for k in range(3)] == [first, first * reduction, first * reduction**2]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_halving_is_what_sorting_all_says(seed: int) -> None:
+    rng = random.Random(seed)
+    rule = Halving(HALVING)
+    seen: list[tuple[float, int]] = []
+    for number in range(60):
+        loss = rng.choice([rng.random(), round(rng.random(), 1), math.inf])
+        seen.append((loss, number))
+        rule.observe(0, str(number), loss)
+        place = sorted(seen).index((loss, number))
+        assert rule.passes(0, str(number), loss) == (loss < math.inf and place < max(1, len(seen) // 3))
+        for older in range(number + 1):
+            good = sorted(seen).index(seen[older]) < len(seen) // 3 and seen[older][0] < math.inf
+            assert rule.promotable(0, str(older)) == good
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_median_rule_is_what_its_definition_says(seed: int) -> None:
+    rng = random.Random(seed)
+    settings = pruning_settings("median", startup=3)
+    rule = stopping(settings)
+    curves: list[list[float]] = []
+    for number in range(30):
+        curve = [rng.random() for _ in range(10)]
+        rule.start(candidate(str(number)))
+        curves.append([])
+        for step, loss in enumerate(curve, start=1):
+            curves[-1].append(loss)
+            verdict, _ = rule.report(TrialReport(str(number), step, loss))
+            others = sorted(sum(c[:step]) / step for c in curves[:-1] if len(c) >= step)
+            middle = math.nan
+            if len(others) >= 3:
+                half = len(others) // 2
+                middle = others[half] if len(others) % 2 else (others[half - 1] + others[half]) / 2
+            # Stopped when the best so far is worse than the median of the others' running means.
+            assert (verdict == STOP) == (min(curves[-1]) > middle), (number, step)
+            if verdict == STOP:
+                break
+    assert {len(curve) for curve in curves} - {10}, "somebody was stopped"
+
+
+def test_the_median_rule_compares_at_ever_rarer_steps() -> None:
+    """Long runs with a report a step would fill journals and memory."""
+    rule = make_rule(pruning_settings("median", min_steps=5))
+    rungs = [rule.rung(step) for step in range(100_000)]
+    assert rungs[:5] == [None] * 5
+    assert [rule.rung(5 * number) for number in range(1, 32)] == list(range(31))
+    reached = [rung for rung in rungs if rung is not None]
+    assert reached == sorted(reached)
+    assert all(
+        rule.steps(rung) <= step < 1.13 * rule.steps(rung)
+        for step, rung in enumerate(rungs)
+        if rung and rung > 31
+    )
+    assert len(set(reached)) < 31 + 16 * 10
+
+
+def test_larger_is_better_where_the_objective_is_maximised() -> None:
+    rule = stopping(HALVING, sign=-1.0)
+    for identity, value, expected in [("a", 0.1, GO), ("b", 0.9, GO), ("c", 0.5, PAUSE), ("d", 0.95, GO)]:
+        rule.start(candidate(identity))
+        assert rule.report(TrialReport(identity, 1, value))[0] == expected
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_the_worst_even_alone(worst: float) -> None:
+    for sign in (1.0, -1.0):
+        rule = stopping(HALVING, sign=sign)
+        rule.start(candidate("a"))
+        assert rule.report(TrialReport("a", 1, worst)) == (PAUSE, ("a", 1, math.inf))
+        rule.start(candidate("b"))
+        assert rule.report(TrialReport("b", 1, 0.0))[0] == GO
+
+
+def test_patience_lets_one_fail_so_many_rungs_in_a_row() -> None:
+    rule = stopping(pruning_settings("halving", reduction=2, patience=1))
+    rule.start(candidate("good"))
+    for step in (1, 2, 4, 8):
+        rule.report(TrialReport("good", step, 0.0))
+    rule.start(candidate("late"))
+    assert [rule.report(TrialReport("late", step, 1.0))[0] for step in (1, 2)] == [GO, STOP]
+    rule.start(candidate("crosses"))
+    assert [
+        rule.report(TrialReport("crosses", step, value))[0] for step, value in ((1, 1.0), (2, -1.0), (4, 1.0))
+    ] == [GO] * 3
+
+
+def test_a_task_that_cannot_save_is_stopped_at_the_rung() -> None:
+    rule = stopping(HALVING)
+    rule.start(candidate("good"))
+    for step in (1, 2):
+        rule.report(TrialReport("good", step, 0.0))
+    rule.start(candidate("bad"))
+    assert rule.report(TrialReport("bad", 1, 1.0))[0] == STOP
+    assert rule.last == (1, 1.0) and rule.condemned
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_task_that_can_save_is_asked_to_at_the_rung(before: bool) -> None:
+    """It has asked whether to save, in this evaluation or in an earlier one of this worker."""
+    rule = stopping(HALVING)
+    rule.start(candidate("good"))
+    for step in (1, 2):
+        rule.report(TrialReport("good", step, 0.0, saves=before))
+    rule.start(candidate("bad"))
+    assert rule.report(TrialReport("bad", 1, 1.0, saves=not before))[0] == PAUSE
+    assert rule.report(TrialReport("bad", 2, 0.5))[0] == STOP, "it went on without saving"
+    assert rule.last == (1, 1.0), "the report at the rung counts"
+
+
+def test_one_whose_task_may_or_may_not_save_is_stopped_when_it_reports_again() -> None:
+    """Nothing is known at a worker's very first report: what ends there has ended at the rung."""
+    rule = stopping(HALVING)
+    rule.observe([("other", 1, 0.0)])
+    rule.start(candidate("first"))
+    assert [rule.report(TrialReport("first", step, 1.0))[0] for step in (1, 2)] == [PAUSE, STOP]
+    assert rule.last == (1, 1.0)
+
+
+def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused() -> None:
+    rule = stopping(HALVING)
+    one = candidate("a")
+    one.resumed_at_step = 3
+    rule.start(one)
+    assert [rule.report(TrialReport("a", step, 9.0)) for step in (1, 2, 3, 8)] == [(GO, None)] * 4
+    assert rule.report(TrialReport("a", 9, 9.0)) == (GO, ("a", 9, 9.0))  # the first there
+
+
+@pytest.mark.parametrize(
+    "known_from", ["by the task", "by the trial", "by one that completed", "by the island"]
+)
+def test_nobody_is_stopped_at_the_last_step(known_from: str) -> None:
+    """Not even one that failed at the rung before, was asked to save there, and went on to the end."""
+    rule = Pruner(
+        HALVING, sign=1.0, forget=lambda identity: None, steps=9 if known_from == "by the task" else None
+    )
+    if known_from == "by one that completed":
+        rule.start(candidate("whole"))
+        for step in range(1, 10):
+            rule.report(TrialReport("whole", step, 0.0))
+        rule.completed()
+    elif known_from == "by the island":
+        rule.learn_end(9)
+    rule.observe([("other", step, -1.0) for step in (1, 3, 9)])
+    last = 9 if known_from == "by the trial" else None
+
+    rule.start(candidate("end"))
+    assert rule.report(TrialReport("end", 9, 1.0, last_step=last)) == (GO, ("end", 9, 1.0))
+    rule.start(candidate("late"))
+    verdicts = [
+        rule.report(TrialReport("late", step, 1.0, last_step=last, saves=True))[0] for step in (3, 9, 10)
+    ]
+    assert verdicts == [PAUSE, GO, GO] and rule.last == (10, 1.0) and not rule.condemned
+
+
+def test_a_longer_run_is_judged_where_a_shorter_one_ended() -> None:
+    rule = stopping(HALVING, end=27)
+    rule.observe([("other", step, 0.0) for step in (1, 3, 9, 27)])
+    rule.start(candidate("third"))
+    assert rule.report(TrialReport("third", 9, 1.0, saves=True))[0] == PAUSE
+    rule.start(candidate("short"))
+    assert rule.report(TrialReport("short", 9, 1.0, last_step=9, saves=True))[0] == GO
+
+
+def test_until_the_last_step_is_known_nobody_is_stopped() -> None:
+    """What fails at a rung may be at its end there."""
+    rule = stopping(HALVING, end=None)
+    rule.observe([("other", step, 0.0) for step in (1, 3, 9)])
+    rule.start(candidate("a"))
+    assert [rule.report(TrialReport("a", step, math.nan))[0] for step in range(1, 10)] == 9 * [GO]
+    rule.start(candidate("b"))
+    assert rule.report(TrialReport("b", 1, 1.0, saves=True))[0] == GO
+    rule.learn_end(9)
+    assert rule.report(TrialReport("b", 2, 1.0))[0] == GO, "between rungs nothing is decided"
+    assert rule.report(TrialReport("b", 3, 1.0))[0] == PAUSE
+
+
+def test_the_last_step_need_be_no_rung() -> None:
+    rule = stopping(HALVING, end=10)
+    rule.observe([("other", 9, 0.0), ("other", 3, 0.0)])
+    for last, verdict in ((9, PAUSE), (10, GO)):
+        rule.start(candidate(str(last)))
+        assert rule.report(TrialReport(str(last), last, 1.0, saves=True))[0] == verdict
+
+
+def test_median_stops_at_the_step_where_it_compares() -> None:
+    rule = stopping(pruning_settings("median", startup=1))
+    rule.observe([("other", step, 0.0) for step in (1, 2)])
+    rule.start(candidate("a"))
+    assert rule.report(TrialReport("a", 1, 1.0, saves=True))[0] == STOP
+
+
+def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
+    forgotten: list[str] = []
+    rule = Pruner(HALVING, sign=1.0, forget=forgotten.append)
+    rule.learn_end(9)
+    rule.start(candidate("best"))
+    rule.report(TrialReport("best", 1, 0.0))
+    rule.start(candidate("second"))
+    assert rule.report(TrialReport("second", 1, 0.5))[0] == PAUSE
+    rule.rest(candidate("second"), 1)
+    for number in range(4):
+        assert rule.promoted() is None
+        rule.observe([(str(number), 1, 1.0 + number)])
+    found = rule.promoted()  # 2 of 6 go on
+    assert found is not None and (found.id, found.resumed_at_step) == ("second", 1)
+    assert rule.promoted() is None and not forgotten
+
+
+def test_what_paused_ones_saved_is_bounded() -> None:
+    forgotten: list[str] = []
+    rule = Pruner(HALVING, sign=1.0, forget=forgotten.append)
+    rule.learn_end(9)
+    for number in range(200):
+        rule.start(candidate(str(number)))
+        if rule.report(TrialReport(str(number), 1, 0.01 * number))[0] == PAUSE:
+            rule.rest(candidate(str(number)), 1)
+    assert len(forgotten) > 150 and len(set(forgotten)) == len(forgotten)
+
+
+def test_a_rung_keeps_its_latest() -> None:
+    rule = Halving(HALVING)
+    for number in range(5000):
+        rule.observe(0, str(number), float(-number))
+    assert len(rule.known()) == 1024
+    assert rule.promotable(0, "4999") and not rule.promotable(0, "1")
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "search, objectives, words",
+    [
+        ({"pruner": "halving"}, {"f1": "maximize", "seconds": "minimize"}, ["reported", '"f1", "seconds"']),
+        ({"pruner": "median", "reported": "f2"}, {"f1": "maximize", "s": "minimize"}, ["'f2'", "f1"]),
+        ({"pruner": "halving", "kind": "pbt"}, {"value": "minimize"}, ["pbt", "another kind"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    search: dict[str, Any], objectives: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        of_search(SearchSettings(**search), objectives)
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+def test_without_a_pruner_nothing_is_stopped() -> None:
+    assert of_search(SearchSettings(), {"a": "minimize", "b": "minimize"}) is None
+    rule = Pruner(None, sign=1.0, forget=lambda identity: None)
+    rule.start(candidate("a"))
+    assert [rule.report(TrialReport("a", step, math.nan))[0] for step in range(9)] == [GO] * 9
+    assert rule.news == [] and rule.known() == []
+
+
+# --- populations -------------------------------------------------------------------------------------------------
+
+
+def test_a_pruned_member_is_never_the_best_and_gives_way_to_itself_when_it_has_completed() -> None:
+    population = Population()
+    population.add(Member("0-0-0", (0.5,), None, PRUNED, progress=(3, -100.0)))
+    population.add(Member("0-0-1", (0.5,), (1.0,), COMPLETED))
+    assert [one.id for one in population.best] == ["0-0-1"]
+    assert [one.id for one in population.pruned] == ["0-0-0"] and not population.failures
+    population.add(Member("0-0-0", (0.5,), (-200.0,), COMPLETED))
+    assert [one.id for one in population.best] == ["0-0-0", "0-0-1"] and not population.pruned
+    assert (population.seen, population.judged) == (2, 2)
+
+
+# --- simulated campaigns -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_budgets_are_exact_with_pauses_and_promotions(seed: int) -> None:
+    simulation, settings = pruned_campaign(seed)
+    simulation.run()
+    assert simulation.coordinator.end is not None and simulation.coordinator.end.reason == DONE
+    counts = check_ends(records_of(simulation), settings["evaluations"], complete=True)
+    reported = {status: count for status, count in simulation.coordinator.tally.counts.items() if count}
+    assert reported == dict(counts)
+
+
+def test_promoted_ones_go_on_where_they_paused() -> None:
+    promoted, finished = Counter[str](), Counter[str]()
+    for seed in range(60):
+        simulation, _ = pruned_campaign(seed)
+        simulation.run()
+        for record in records_of(simulation):
+            if isinstance(record, Started) and record.resumed_at_step:
+                promoted[record.id] += 1
+                assert simulation.saved[record.id] >= record.resumed_at_step
+            if final(record) and record.resumed_at_step:
+                finished[record.status] += 1
+                step = record.metrics.get("pruned_step", 10)
+                assert step > record.resumed_at_step, "it went further than where it had paused"
+    assert sum(promoted.values()) > 20 and finished[COMPLETED] > 5 and finished[PRUNED] > 2
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_whatever_happens_with_pauses_the_budget_is_met_exactly(chunk: int) -> None:
+    for seed in range(chunk * 40, chunk * 40 + 40):
+        try:
+            run_disturbed(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+def test_the_same_seed_prunes_the_same() -> None:
+    first, _ = pruned_campaign(7)
+    second, _ = pruned_campaign(7)
+    first.run(), second.run()
+    assert [one.committed for one in first.journals] == [one.committed for one in second.journals]
+
+
+def test_all_of_an_island_know_its_reports() -> None:
+    simulation, _ = make(
+        3, workers=6, islands=2, evaluations=60, curve=curve_of(3), pruning=HALVING, migration=0.0
+    )
+    simulation.run()
+    reported = [(one.island, one.id, one.step) for one in records_of(simulation) if isinstance(one, Reported)]
+    assert len(reported) > 60
+    for leader in simulation.leaders:
+        known = {
+            (leader.place.island, identity, step) for identity, step, _ in leader._early_stopping.known()
+        }
+        assert known == {one for one in reported if one[0] == leader.place.island}
+
+
+def test_a_resumed_campaign_knows_the_reports() -> None:
+    simulation, _ = make(3, workers=4, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING)
+    simulation.run(until=3.0)
+    records = records_of(simulation)
+    earlier = fold(records, space=SPACE, islands=1, losses=losses)
+    reported = [(one.id, one.step) for one in records if isinstance(one, Reported)]
+    assert reported and [(identity, step) for identity, step, _ in earlier.reports[0]] == reported
+    again, _ = make(
+        4, workers=2, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING, earlier=earlier
+    )
+    assert {(one[0], one[1]) for one in again._starts[0].reports} == set(reported)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_one_whose_checkpoint_is_gone_is_not_promoted(there: bool) -> None:
+    simulation, _ = make(3, workers=4, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING)
+    simulation.run()
+    earlier = fold(records_of(simulation), space=SPACE, islands=1, losses=losses)
+    assert earlier.resting and earlier.saves
+    layout = Layout.plan(ranks=2, islands=1, ranks_per_worker=1)
+    starts = start_messages(layout, earlier, 2, ["a", "a"], holds=lambda identity: there)
+    owned = {identity for start in starts for identity in start.owned}
+    assert bool(owned & earlier.resting) is there
+
+
+def test_what_is_killed_while_it_saves_itself_is_interrupted_and_goes_on() -> None:
+    def curve(params: dict[str, Any]) -> Curve:
+        return Curve(10.0, [abs(params["x"]) + 10.0, 1.0, 0.0], saves=False)
+
+    simulation, _ = make(2, workers=2, islands=1, evaluations=8, curve=curve, pruning=HALVING, migration=0.0)
+    # One of them is asked to pause after the first step, and is at the second.
+    simulation.at(15.0, lambda: simulation.coordinator.stop("stopped"))
+    simulation.at(15.1, lambda: simulation.coordinator.stop("stopped", urgent=True))
+    simulation.run()
+    ends = [record for record in records_of(simulation) if isinstance(record, Finished)]
+    killed = [record for record in ends if record.status == "interrupted"]
+    assert len(killed) == 2 and all(record.error and not record.resting for record in killed)
+    earlier = fold(records_of(simulation), space=SPACE, islands=1, losses=losses)
+    assert {one.id for one in earlier.pending} == {record.id for record in killed}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rule", ["halving", "median"])
+def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -> None:
+    """Whoever completes first tells the others how long a run is, also those of the next launch."""
+
+    def curve(params: dict[str, Any]) -> Curve:
+        return Curve(1.0 + abs(params["y"]), [abs(params["x"]) + 1 / (1 + step) for step in range(9)])
+
+    records: list[dict[str, Any]] = []
+    for evaluations in (40, 120):
+        simulation, _ = make(
+            seed,
+            workers=6,
+            islands=1,
+            evaluations=evaluations,
+            curve=curve,
+            pruning=pruning_settings(rule, startup=1, promote=False),
+            migration=0.0,
+            earlier=fold(records, space=SPACE, islands=1, losses=losses) if records else None,
+        )
+        simulation.run()
+        records += records_of(simulation)
+    ends = [record for record in records if isinstance(record, Finished)]
+    pruned = [record.metrics["pruned_step"] for record in ends if record.status == PRUNED]
+    assert len(pruned) > 20 and max(pruned) < 9
+    assert {record.steps for record in ends if record.status == COMPLETED} == {9}
+
+
+def test_early_stopping_costs_a_fraction_of_the_steps() -> None:
+    spent = {}
+    for pruning in (None, HALVING):
+        simulation, _ = make(
+            5, workers=8, islands=1, evaluations=200, curve=curve_of(5), pruning=pruning, migration=0.0
+        )
+        report = simulation.run()
+        assert report is not None
+        spent[pruning] = report.seconds
+    assert spent[HALVING] < 0.6 * spent[None]
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize(
+    ("objectives", "column"), [(["f1"], "value"), (["f1", "cost"], "metrics.pruned_value")]
+)
+def test_the_last_report_of_a_pruned_one_is_in_the_table(
+    saves: bool, objectives: list[str], column: str, tmp_path: Path
+) -> None:
+    """Whether it was stopped, or saved itself and paused."""
+
+    def evaluate(trial: hpo.Trial) -> dict[str, float]:
+        x = float(trial.params["x"])  # type: ignore[arg-type]
+        for step in range(1, 10):
+            trial.report(step, x * step)
+            if saves and trial.should_checkpoint():
+                raise hpo.Interrupted
+        return dict.fromkeys(objectives, x)
+
+    task = hpo.Task(
+        hpo.SearchSpace(x=hpo.Float(0.1, 1.0)), evaluate, objectives=dict.fromkeys(objectives, "maximize")
+    )
+    result = hpo.Campaign(
+        task,
+        directory=tmp_path / "run",
+        evaluations=40,
+        isolation="inline",
+        pruner="halving",
+        reported="f1",
+    ).run()
+    table = result.dataframe()
+    pruned = table[table["status"] == PRUNED]
+    assert len(pruned) > 3
+    assert list(pruned[column]) == pytest.approx(list(pruned["params.x"] * pruned["metrics.pruned_step"]))
+    assert ("metrics.pruned_value" in table) is (len(objectives) > 1)
+    assert result.front and all(one.status == COMPLETED for one in result.front)
+
+
+@pytest.mark.parametrize("rule", ["halving", "median"])
+@pytest.mark.parametrize("steps", [4, 10])
+def test_who_trains_to_the_end_has_completed(rule: str, steps: int, tmp_path: Path) -> None:
+    """A task that does not save, whose last step is a rung's or the one after: what it reports there is kept, and the
+    best of all that got there is the best."""
+
+    def evaluate(trial: hpo.Trial) -> float:
+        rng = random.Random(trial.seed)
+        x = float(trial.params["x"])  # type: ignore[arg-type]
+        value = 0.0
+        for step in range(1, steps + 1):
+            value = 1 - (x - 0.7) ** 2 - 0.5 / step + rng.gauss(0, 0.03)
+            trial.log(at_step=step, reported=value)
+            trial.report(step, value)
+        return value
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate, direction="maximize")
+    result = hpo.Campaign(
+        task, directory=tmp_path / "run", evaluations=100, isolation="inline", pruner=rule
+    ).run()
+    assert {one.status for one in result.individuals} == {COMPLETED, PRUNED}
+    stopped = Counter(one.metrics["pruned_step"] for one in result.individuals if one.status == PRUNED)
+    whole = [one for one in result.individuals if one.status == COMPLETED]
+    assert whole and max(stopped) < steps
+    if rule == "halving":
+        assert set(stopped) <= {1, 3, 9}, "a decision falls where the rung is"
+    assert {one.metrics["at_step"] for one in whole} == {steps}
+    # Whatever reached the last step reported it before it returned.
+    assert result.best is not None and result.best.value == max(one.metrics["reported"] for one in whole)
+    assert not any(one.metrics.get("at_step") == steps for one in result.individuals if one.status == PRUNED)
+
+
+def test_a_task_that_says_its_steps_is_stopped_from_the_first_on(tmp_path: Path) -> None:
+    def evaluate(trial: hpo.Trial) -> float:
+        for step in range(1, 10):
+            trial.report(step, float(trial.id.rpartition("-")[2]))  # each is worse than those before
+        return 0.0
+
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    for steps, completed in ((9, 1), (None, 1), (3, 1)):
+        result = hpo.Campaign(
+            hpo.Task(space, evaluate, steps=steps),
+            directory=tmp_path / str(steps),
+            evaluations=10,
+            isolation="inline",
+            pruner="halving",
+        ).run()
+        assert sum(one.status == COMPLETED for one in result.individuals) == completed, steps

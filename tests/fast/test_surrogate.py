@@ -1,0 +1,486 @@
+"""The surrogate kind: proposals for any space and any history, the same from the same, better than evolution's."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from scipy.stats import norm
+from simulation import Simulation
+
+import hpo
+from hpo.config.settings import SearchSettings
+from hpo.individual import COMPLETED, FAILED, PRUNED
+from hpo.journal.records import Finished
+from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate, first_of_worker
+from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.ensemble import Forest, ModelEnsemble, import_in_background
+from hpo.search.models.gaussian import Gaussian
+from hpo.search.models.observations import Observations, normal_scores, value_scores
+from hpo.search.population import Member, Population
+from hpo.search.protocols import SearchContext
+from hpo.space.restricted import restricted
+
+NEVER_RANDOM = SearchSettings(random=0.0)
+
+
+@st.composite
+def spaces(draw):
+    """One to six parameters of all kinds, some of which exist only under a choice of an earlier one."""
+    parameters, parents = {}, {}
+    for index in range(draw(st.integers(1, 6))):
+        when = None
+        if parents and draw(st.booleans()):
+            parent = draw(st.sampled_from(sorted(parents)))
+            when = {parent: draw(st.sampled_from(parents[parent]))}
+        kind = draw(st.sampled_from(["float", "log", "int", "choice", "many", "one", "ordered"]))
+        name = f"p{index}"
+        parameters[name] = {
+            "float": lambda when: hpo.Float(-3, 5, when=when),
+            "log": lambda when: hpo.Float(1e-6, 1, log=True, when=when),
+            "int": lambda when: hpo.Int(1, 4, when=when),
+            "choice": lambda when: hpo.Categorical("a", "b", "c", when=when),
+            "many": lambda when: hpo.Categorical(*range(40), when=when),
+            "one": lambda when: hpo.Categorical("only", when=when),
+            "ordered": lambda when: hpo.Ordinal(8, 16, 64, when=when),
+        }[kind](when)
+        if kind in ("choice", "ordered"):
+            parents[name] = parameters[name].choices
+    return hpo.SearchSpace(parameters)
+
+
+def populated(space, losses, seed=0):
+    population, rng = Population(), random.Random(seed)
+    for number, value in enumerate(losses):
+        status = FAILED if value is None else COMPLETED
+        told = None if value is None else value if isinstance(value, tuple) else (value,)
+        population.add(Member(f"0-0-{number}", space.sample(rng), told, status))
+    return population
+
+
+values = st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-1e300, 1e300))
+
+
+@settings(max_examples=25)
+@given(spaces(), st.lists(values, max_size=40), st.integers(0, 3))
+def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space, losses, seed):
+    population = populated(space, losses, seed)
+    proposals = []
+    for _ in range(2):
+        breeder = SurrogateBreeder(space)
+        proposals.append([breeder.breed(population, random.Random(n)) for n in range(3)])
+    assert proposals[0] == proposals[1]
+    for child in proposals[0]:
+        for gene, (low, high) in zip(child.genome, space.limits.values(), strict=True):
+            assert low <= gene <= high and isinstance(gene, int) == isinstance(low, int)
+        assert space.validate(space.decode(child.genome)) == space.decode(child.genome)
+
+
+@settings(max_examples=25)
+@given(spaces(), st.integers(0, 1000))
+def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
+    brood = VectorisedGenomes(space)
+    genomes = brood.drawn(8, np.random.default_rng(seed))
+    rows = brood.rows(genomes)
+    params = [space.decode(brood.genome(genome)) for genome in genomes.tolist()]
+    exists = brood.active(genomes)
+    for i, first in enumerate(params):
+        assert [name for name, there in zip(space.names, exists[i]) if there] == list(first)
+        # The genome that stands for the configuration has the same row.
+        canonical = np.array([space.encode(first)])
+        assert brood.rows(canonical) == pytest.approx(rows[i : i + 1], abs=1e-11)
+        for j, second in enumerate(params):
+            assert first != second or np.allclose(rows[i], rows[j], atol=1e-11)
+            if not any(isinstance(one, hpo.Float) for one in space.parameters.values()):
+                assert (first == second) == (rows[i] == rows[j]).all()
+    assert np.isfinite(rows).all() and rows.min() >= -1 and rows.max() <= 1
+
+
+@settings(max_examples=25)
+@given(spaces(), st.integers(0, 1000))
+def test_children_are_genomes_of_their_parents(space, seed):
+    brood, generator = VectorisedGenomes(space), np.random.default_rng(seed)
+    parents = brood.drawn(4, generator)
+    children, origins = brood.children(parents, 60, generator, 0.7, (0.01, 1 / 3))
+    assert origins.shape == (60, 2) and set(origins.flat) <= {0, 1, 2, 3}
+    for child in children.tolist():
+        for gene, (low, high) in zip(brood.genome(child), space.limits.values(), strict=True):
+            assert low <= gene <= high and isinstance(gene, int) == isinstance(low, int)
+    # Of one parent alone what changes is what exists in it.
+    clones, _ = brood.children(parents[:1], 60, generator, 0.7, (0.01, 1 / 3))
+    changed = (clones != parents[0]).any(axis=0)
+    assert not (changed & ~brood.active(parents[:1])[0]).any()
+
+
+def test_integers_and_their_conditions_are_those_of_the_space():
+    space = hpo.SearchSpace(
+        n=hpo.Int(1, 1000, log=True), m=hpo.Int(-3, 4), inner=hpo.Float(0, 1, when={"m": (0, 2)})
+    )
+    brood = VectorisedGenomes(space)
+    genomes = brood.drawn(400, np.random.default_rng(0))
+    exists = brood.active(genomes)
+    for genome, there in zip(genomes.tolist(), exists[:, 2]):
+        params = space.decode(tuple(genome))
+        assert there == (params["m"] in (0, 2))
+    stand_in = np.array([space.encode(space.decode(tuple(genome))) for genome in genomes.tolist()])
+    assert brood.rows(genomes)[:, :2] == pytest.approx(stand_in[:, :2], abs=1e-12)
+
+
+def test_some_choices_only():
+    space = hpo.SearchSpace(c=hpo.Categorical(*"abcd"), o=hpo.Ordinal(1, 2, 3), x=hpo.Float(0, 1))
+    brood = VectorisedGenomes(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
+    generator = np.random.default_rng(0)
+    parents = VectorisedGenomes(space).drawn(50, generator)
+    for genomes in (brood.drawn(50, generator), brood.children(parents, 50, generator, 0.7, (0.01, 0.3))[0]):
+        assert set(genomes[:, 0]) == {0, 2} and set(genomes[:, 1]) == {0, 2}
+
+
+def test_scores_know_ranks_only():
+    assert normal_scores([3.0, 1.0, 2.0]) == pytest.approx(norm.ppf([5 / 6, 1 / 6, 3 / 6]))
+    losses = [random.Random(0).gauss(0, 1) for _ in range(50)]
+    assert (normal_scores(losses) == normal_scores([math.exp(50 * one) for one in losses])).all()
+    assert normal_scores([1.0, 1.0, math.inf, math.inf]) == pytest.approx(norm.ppf([0.25, 0.25, 0.75, 0.75]))
+
+
+def test_values_count_below_the_median_only_and_in_its_units():
+    rng = random.Random(0)
+    losses = [rng.random() for _ in range(60)]
+    plain = value_scores(losses)
+    assert value_scores([1e6 * one - 3 for one in losses]) == pytest.approx(plain, abs=1e-6)
+    assert list(np.argsort(plain)) == list(np.argsort(losses))
+    bad = sorted(losses)[35]
+    assert value_scores([one if one < bad else 1e200 * one for one in losses]) == pytest.approx(
+        plain, abs=1e-6
+    )
+    assert np.isfinite(value_scores([-1e300, 1e300, 0.0, 1e-300])).all()
+    assert value_scores([2.0] * 5) == pytest.approx([0.0] * 5)
+    lucky = value_scores([*losses, -1e9])
+    assert -40 < lucky[-1] < lucky[:-1].min()
+
+
+def test_scale_and_outliers_change_no_proposal():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), c=hpo.Categorical("a", "b", "c"))
+    rng = random.Random(1)
+    losses = [rng.random() for _ in range(40)]
+    bad = sorted(losses)[35]
+
+    def proposed(losses):
+        return SurrogateBreeder(space).breed(populated(space, losses), random.Random(5))
+
+    plain = proposed(losses)
+    assert proposed([1024 * one for one in losses]) == plain
+    assert proposed([one if one < bad else 1e200 * one for one in losses]) == plain
+
+
+def test_a_forest_alone_knows_ranks_only():
+    rng = random.Random(1)
+    rows = np.array([[rng.random()] for _ in range(40)])
+    losses = [rng.random() for _ in range(40)]
+    said = [
+        Forest(rows, normal_scores(one), random.Random(0))(rows)[0]
+        for one in (losses, [1e9**one for one in losses])
+    ]
+    assert (said[0] == said[1]).all()
+
+
+@pytest.mark.parametrize("columns", [[(0, 1), (1, 1)], [(0, 1), (1, 3)]])
+def test_a_gaussian_process_is_the_textbooks(columns):
+    """Against the posterior written out (Rasmussen and Williams 2006, equations 2.25 and 2.26)."""
+    generator = np.random.default_rng(0)
+    width = sum(count for _, count in columns)
+    rows, asked = generator.random((30, width)), generator.random((7, width))
+    goals = np.sin(5 * rows[:, 0]) + rows[:, 1]
+    process = Gaussian(rows, goals, columns)
+    *lengths, scale, noise = np.exp(process.parameters)
+
+    def kernel(a, b):
+        squares = sum(
+            ((a[:, None, start : start + count] - b[None, :, start : start + count]) ** 2).sum(2)
+            / (min(2, count) * length**2)
+            for (start, count), length in zip(columns, lengths)
+        )
+        r = np.sqrt(5 * squares)
+        return scale * (1 + r + r**2 / 3) * np.exp(-r)
+
+    inverse = np.linalg.inv(kernel(rows, rows) + noise * np.eye(30))
+    cross = kernel(asked, rows)
+    mean, deviation = process(asked)
+    assert mean == pytest.approx(goals.mean() + cross @ inverse @ (goals - goals.mean()), abs=1e-5)
+    variance = scale - np.einsum("ij,jk,ik->i", cross, inverse, cross)
+    assert deviation == pytest.approx(np.sqrt(np.maximum(variance, 1e-12)), abs=1e-3)
+    truth = np.sin(5 * asked[:, 0]) + asked[:, 1]
+    assert np.corrcoef(mean, truth)[0, 1] > 0.97
+
+
+def test_lengths_tell_what_matters():
+    generator = np.random.default_rng(1)
+    rows = generator.random((60, 4))
+    process = Gaussian(rows, normal_scores(list(np.sin(6 * rows[:, 2]))), [(i, 1) for i in range(4)])
+    assert int(np.argmin(process.parameters[:4])) == 2
+
+
+def test_the_model_that_foretells_judges():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    panel = ModelEnsemble(VectorisedGenomes(space))
+    assert panel.shares() == [0.5, 0.5]
+    losses = [random.Random(~number).random() for number in range(40)]
+    panel._predicted = [(one, [one, random.Random(i).random()]) for i, one in enumerate(losses)]
+    assert panel.shares()[0] > 0.95
+    panel._predicted = [(one, [-one, one**3]) for one in losses]
+    assert panel.shares()[1] > 0.99
+
+
+def test_pruned_ones_are_no_better_than_the_median_and_count_anew_when_they_go_on():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    population, known = Population(), Observations(VectorisedGenomes(space))
+    for number in range(5):
+        population.add(Member(f"0-0-{number}", (number / 5,), (float(number),), COMPLETED))
+    population.add(Member("0-1-0", (0.9,), None, PRUNED, progress=(2, 0.5)))
+    population.add(Member("0-1-1", (0.95,), None, PRUNED, progress=(2, math.inf)))
+    assert len(known.observe(population)) == 5
+    assert [loss for _, loss in known.with_losses()] == [2.0, 4.0, 0.0, 1.0, 2.0, 3.0, 4.0]
+    population.add(Member("0-1-0", (0.9,), (0.25,), COMPLETED))
+    assert [loss for _, loss in known.observe(population)] == [0.25]
+    assert sorted(loss for _, loss in known.with_losses()) == [0.0, 0.25, 1.0, 2.0, 3.0, 4.0, 4.0]
+    assert known.observe(population) == []
+
+
+def test_several_objectives_are_bred_by_evolution():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+    rng = random.Random(1)
+    population = populated(space, [(rng.random(), rng.random()) for _ in range(30)])
+    bred = {SurrogateBreeder(space).breed(population, random.Random(n)).operator for n in range(30)}
+    assert bred <= {"random", "evolution"}
+
+
+def test_nothing_is_proposed_twice_before_the_space_is_used_up():
+    space = hpo.SearchSpace(a=hpo.Categorical(*"abcd"), b=hpo.Int(0, 3))
+    population = populated(space, [float(n) for n in range(12)])
+    breeder = SurrogateBreeder(space)
+    evaluated = {space.key(space.decode(member.genome)) for member in population}
+    proposed = [
+        space.key(space.decode(breeder.breed(population, random.Random(n)).genome))
+        for n in range(16 - len(evaluated))
+    ]
+    assert len(set(proposed)) == len(proposed) and not evaluated & set(proposed)
+    breeder.breed(population, random.Random(99))  # nothing is left, and Proposals looks further
+
+
+def test_failures_guide_away():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    losses = [None if (n % 2) else 1.0 for n in range(60)]
+    population = Population()
+    rng = random.Random(3)
+    for number, value in enumerate(losses):
+        x = 0.5 + rng.random() / 2 if value is None else rng.random() / 2
+        told = None if value is None else (abs(x - 0.5),)
+        population.add(Member(f"0-0-{number}", (x,), told, FAILED if value is None else COMPLETED))
+    breeder = SurrogateBreeder(space)
+    proposed = [breeder.breed(population, random.Random(n)).genome[0] for n in range(20)]
+    assert sum(x < 0.52 for x in proposed) >= 15
+
+
+def test_what_is_remembered_is_bounded_and_holds_the_best():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+    known, population, rng = Observations(VectorisedGenomes(space)), Population(), random.Random(0)
+    for number in range(3000):
+        genome = space.sample(rng)
+        failed = number % 3 == 0
+        told = None if failed else (sum(genome),)
+        population.add(Member(f"0-0-{number}", genome, told, FAILED if failed else COMPLETED))
+        if number % 40 == 39:
+            known.observe(population)
+    assert len(known.completed) <= 480 and len(known.failed) <= 80
+    assert {one.id for one in population.best} <= known.completed.keys()
+    assert known.observe(population) == [], "what was forgotten came again"
+
+
+def bred_by_default(seconds, individuals, **settings):
+    """Operators of individuals that take so many seconds, where screening one takes 0.02 s."""
+    space = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(3)})
+    now = [0.0]
+
+    def clock():
+        now[0] += 0.01
+        return now[0]
+
+    breeder, population, bred = TimeBudgetedSurrogate(space, clock=clock, **settings), Population(), []
+    for number in range(individuals):
+        child = breeder.breed(population, random.Random(number))
+        bred.append(child.operator)
+        now[0] += seconds
+        told = (sum(x * x for x in child.genome),)
+        population.add(Member(f"0-0-{number}", child.genome, told, COMPLETED))
+    return bred
+
+
+def test_the_default_screens_only_as_long_as_evaluations_allow():
+    assert "surrogate" not in bred_by_default(1e-4, 200, first=0)
+    assert bred_by_default(60.0, 200, first=0)[60:].count("evolution") == 0
+    some = bred_by_default(0.2, 200, first=0)
+    assert 10 < some.count("surrogate") < 150 < some.count("surrogate") + some.count("evolution")
+
+
+def test_the_default_screens_the_first_200_however_short_evaluations_are():
+    bred = bred_by_default(1e-6, 300)
+    assert bred[10:200] == ["surrogate"] * 190
+    assert "surrogate" not in bred[200:] and "evolution" in bred[200:]
+
+
+def test_workers_share_the_first_200_unless_too_many_share_a_core():
+    def first(leader, leaders, hosts, cores):
+        return first_of_worker(SearchContext(leader=leader, leaders=leaders, hosts=hosts, cores=cores))
+
+    one = ["a"] * 4
+    assert first(0, [0], one, 1) == 200
+    assert first(2, [0, 1, 2], one, 2) == 67
+    assert [first(rank, range(4), one, cores) for rank, cores in ((0, 2), (3, 1))] == [50, 0]
+    # Workers of four ranks, of which only the leader screens, and hosts that differ.
+    assert first(4, [0, 4], ["a"] * 8, 1) == 100
+    assert first(3, range(4), ["a", "a", "a", "b"], 1) == 50
+    assert first(0, range(4), ["a", "a", "a", "b"], 1) == 0
+
+
+class Import:
+    """Stands for the thread that imports what models need."""
+
+    def __init__(self):
+        self.over, self.waited = False, []
+
+    def join(self, timeout):
+        self.waited.append(timeout)
+
+    def is_alive(self):
+        return not self.over
+
+
+def test_an_import_that_takes_too_long_is_waited_for_once(monkeypatch):
+    thread = Import()
+    monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", lambda: thread)
+    space = hpo.SearchSpace(x=hpo.Float(-1, 1))
+    population = populated(space, range(9))
+    breeder = TimeBudgetedSurrogate(space, NEVER_RANDOM, clock=lambda: 0.0, background=True)
+    assert breeder.breed(population, random.Random(0)).operator == "random"
+    assert thread.waited == [], "nothing is to be judged yet"
+    population.add(Member("0-1-0", (0.5,), (0.0,), COMPLETED))
+    assert [breeder.breed(population, random.Random(n)).operator for n in range(3)] == ["evolution"] * 3
+    assert thread.waited[0] > 0 and set(thread.waited[1:]) == {0.0}
+    thread.over = True
+    assert breeder.breed(population, random.Random(0)).operator == "surrogate"
+
+
+BOWL = hpo.Task(
+    hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5)),
+    lambda trial: trial.params["x"] ** 2 + trial.params["y"] ** 2,
+)
+
+
+@pytest.mark.parametrize("isolation", ["warm", "inline"])
+def test_a_first_campaign_is_screened(tmp_path, monkeypatch, isolation):
+    started = []
+
+    def spied():
+        started.append(1)
+        return import_in_background()
+
+    monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", spied)
+    settings = {"isolation": isolation, "random": 0.0}
+    result = hpo.Campaign(BOWL, directory=tmp_path / "toy", evaluations=40, **settings).run()
+    operators = Counter(one.operator for one in result.individuals)
+    assert operators == {"random": 10, "surrogate": 30}
+    assert result.best.value < 0.01
+    assert bool(started) == (isolation == "warm"), "inline, evaluations may import the same at the same time"
+    started.clear()
+    hpo.Campaign(BOWL, directory=tmp_path / "few", evaluations=10, **settings).run()
+    assert not started, "all of so few are random"
+
+
+def test_one_worker_finds_the_same_with_the_same_seed(tmp_path):
+    def found(name):
+        settings = {"evaluations": 60, "isolation": "inline", "seed": 3}
+        return [
+            one.params for one in hpo.Campaign(BOWL, directory=tmp_path / name, **settings).run().individuals
+        ]
+
+    assert found("first") == found("second")
+
+
+def test_a_campaign_that_goes_on_gets_no_second_200(tmp_path):
+    for evaluations in (205, 230):
+        result = hpo.Campaign(
+            BOWL, directory=tmp_path / "toy", evaluations=evaluations, isolation="inline"
+        ).run()
+    late = {one.operator for one in result.individuals if one.sequence >= 200}
+    assert len(result.individuals) == 230 and "evolution" in late and "surrogate" not in late
+
+
+def test_the_first_are_not_bred_ahead_of_what_they_could_know():
+    """Of four workers each draws ten at random, unless it hears of others before."""
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+
+    def run():
+        simulation = Simulation(
+            space,
+            lambda params: (params["x"] - 0.3) ** 2 + (params["y"] - 0.6) ** 2,
+            workers=4,
+            islands=1,
+            evaluations=60,
+            duration=lambda number: 0.001,
+            latency_s=0.002,
+            breeder=lambda rank: TimeBudgetedSurrogate(
+                space, NEVER_RANDOM, clock=lambda: simulation.time, first=50
+            ),
+        )
+        simulation.run()
+        return [
+            (one.operator, one.params)
+            for journal in simulation.journals
+            for one in journal.committed
+            if isinstance(one, Finished)
+        ]
+
+    bred = run()
+    assert len(bred) == 60 and [operator for operator, _ in bred].count("random") <= 40
+    assert run() == bred
+
+
+def test_other_choices_are_tried_while_the_best_stalls():
+    """All of "b" and "c" seen so far was bad; "a" has been tuned to the last digit."""
+    space = hpo.SearchSpace(c=hpo.Categorical("a", "b", "c"), x=hpo.Float(0, 1))
+
+    def of_the_leading(last):
+        population, rng = Population(), random.Random(0)
+        for number in range(18):
+            choice, x = number % 3, rng.random()
+            told = (0.1 + (x - 0.2) ** 2 if choice == 0 else 3.0 + x,)
+            population.add(Member(f"0-0-{number}", (choice, x), told, COMPLETED))
+        for number in range(6):
+            population.add(Member(f"0-1-{number}", (0, 0.2 + number / 1000), (last(number),), COMPLETED))
+        breeder = SurrogateBreeder(space)
+        return [breeder.breed(population, random.Random(n)).genome[0] for n in range(20)].count(0)
+
+    assert of_the_leading(lambda number: 0.1 + 1e-9 * number) <= 12
+    assert of_the_leading(lambda number: 0.1 - 0.1 * number) >= 15
+
+
+def test_it_needs_fewer_evaluations_than_evolution():
+    space = hpo.SearchSpace({f"c{i}": hpo.Categorical(*"abcde") for i in range(6)})
+    target = "abcdea"
+
+    def best(kind, seed):
+        search, least = hpo.Search(space, seed=seed, kind=kind), math.inf
+        for _ in range(60):
+            one = search.ask()
+            value = sum(a != b for a, b in zip(one.params.values(), target))
+            search.tell(one, value)
+            least = min(least, value)
+        return least
+
+    assert sum(best("surrogate", seed) for seed in range(6)) < sum(
+        best("evolution", seed) for seed in range(6)
+    )

@@ -1,0 +1,273 @@
+"""Storage that fails: full, read-only, gone, or wanted by two. What was recorded stays, and the campaign goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from skips import not_possible_here
+from terminal import Terminal, wait_until
+
+Mount = Callable[..., Path]
+
+
+@pytest.fixture
+def mount(terminal: Terminal) -> Iterator[Mount]:
+    """Mounts at run/; a test is skipped where nobody may."""
+    path = terminal.directory / "run"
+    path.mkdir()
+    done = 0
+
+    def mount(*arguments: object) -> Path:
+        nonlocal done
+        line = ["mount", *map(str, arguments), str(path)]
+        mounted = subprocess.run(line, capture_output=True, text=True, check=False, timeout=20)
+        if mounted.returncode:
+            not_possible_here(f"this user may not mount: {mounted.stderr.strip()}")
+        done += "remount" not in str(arguments)
+        return path
+
+    yield mount
+    terminal.kill()
+    for _ in range(done):
+        subprocess.run(["umount", "-l", str(path)], check=True, timeout=20)
+
+
+def recorded(terminal: Terminal) -> dict[str, tuple[object, ...]]:
+    found: dict[str, tuple[object, ...]] = {}
+    for record in terminal.records("finished"):
+        assert record["id"] not in found, f"{record['id']} is recorded twice"
+        found[record["id"]] = (record["status"], record["objectives"], record["params"])
+    return found
+
+
+def mounted(done: subprocess.CompletedProcess[str], code: int, *words: str, most: int = 1) -> None:
+    """It ended with ``code`` and one sentence of ours that holds ``words``; or ``most``, of a rank each."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    # mpirun may leave a byte of its own before a rank's last line.
+    lines = [line.lstrip("\0 ") for line in done.stderr.splitlines()]
+    sentences = [line for line in lines if line.startswith("hpo: ")]
+    assert 1 <= len(sentences) <= most, done.stderr
+    for sentence in sentences:
+        for word in words:
+            assert word in sentence, f"{word!r} is not in: {sentence}"
+
+
+def goes_on(terminal: Terminal, more: int = 10, ranks: int = 1) -> None:
+    """With the same command, to exactly its budget; what was on record before is unchanged."""
+    before = recorded(terminal)
+    pending = json.loads(terminal.hpo("check", "run", "--json").stdout)["unfinished"]
+    budget = len(before) + len(pending) + more
+    terminal.campaign(evaluations=budget)
+    done = terminal.hpo("run", "c.toml", "--ranks", ranks)
+    assert done.returncode == 0, done.stderr
+    after = recorded(terminal)
+    assert {name: after.get(name) for name in before} == before, "a record is lost or changed"
+    assert len(after) == budget
+    assert len({str(params) for _, _, params in after.values()}) == budget, "a configuration was done twice"
+    checked = terminal.hpo("check", "run")
+    assert checked.returncode == 0, checked.stdout
+
+
+# Full -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_disk_that_fills_up(terminal: Terminal, mount: Mount, ranks: int) -> None:
+    mount("-t", "tmpfs", "-o", "size=100k", "tmpfs")
+    terminal.task(0.0)
+    terminal.campaign(evaluations=100_000)
+    done = terminal.hpo("run", "c.toml", "--ranks", ranks)
+    full = "cannot be written (No space left on device)"
+    mounted(done, 1, "run/journal/0001-i000-w000", full, "Make room", most=ranks)
+    wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=10)
+    before, side = recorded(terminal), terminal.side()
+    assert len(before) > 10 and set(before) <= set(side)
+    checked = terminal.hpo("check", "run")
+    assert checked.returncode == 0 and "goes on" in checked.stdout, checked.stdout
+    assert terminal.hpo("status", "run").returncode == 0
+    mount("-o", "remount,size=20M")
+    goes_on(terminal, ranks=ranks)
+
+
+def test_a_disk_that_is_full_to_the_last_byte(terminal: Terminal, mount: Mount) -> None:
+    path = mount("-t", "tmpfs", "-o", "size=200k", "tmpfs")
+    terminal.task(0.0)
+    terminal.campaign(evaluations=10)
+    assert terminal.hpo("run", "c.toml").returncode == 0
+    before = recorded(terminal)
+    filler = path / "filler"
+    with pytest.raises(OSError, match="No space"), open(filler, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    terminal.campaign(evaluations=20)
+    mounted(terminal.hpo("run", "c.toml"), 1, "run", "No space left on device")
+    assert recorded(terminal) == before
+    filler.unlink()
+    if (path / "lock").exists():  # it could be made and not be filled
+        os.utime(path / "lock", (0, 0))
+    goes_on(terminal)
+
+
+def test_a_repair_on_a_full_disk_changes_nothing(terminal: Terminal, mount: Mount) -> None:
+    path = mount("-t", "tmpfs", "-o", "size=300k", "tmpfs")
+    terminal.task(0.0)
+    terminal.campaign(evaluations=40)
+    assert terminal.hpo("run", "c.toml").returncode == 0
+    journal = next((path / "journal").iterdir())
+    content = journal.read_bytes().replace(b'"finished"', b'"finishes"', 1)
+    journal.write_bytes(content)
+    filler = path / "filler"
+    with pytest.raises(OSError, match="No space"), open(filler, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    os.truncate(filler, filler.stat().st_size - 8192)  # room for the lock
+    mounted(terminal.hpo("check", "run", "--repair"), 1, "run cannot be repaired (No space left", "make room")
+    assert journal.read_bytes() == content
+    filler.unlink()
+    assert terminal.hpo("check", "run", "--repair").returncode == 0
+    assert [one.read_bytes() for one in (path / "damaged").iterdir()] == [content]
+    goes_on(terminal)
+
+
+# Read-only and gone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_directory_that_is_read_only(terminal: Terminal, mount: Mount, ranks: int) -> None:
+    terminal.task(0.0)
+    terminal.campaign(evaluations=10)
+    assert terminal.hpo("run", "c.toml").returncode == 0
+    before = recorded(terminal)
+    path = mount("--bind", terminal.directory / "run")
+    mount("-o", "remount,ro,bind")
+    terminal.campaign(evaluations=20)
+    done = terminal.hpo("run", "c.toml", "--ranks", ranks)
+    mounted(done, 1, "run cannot be used as a campaign's directory (Read-only file system)", "you may write")
+    mounted(terminal.hpo("check", "run", "--repair"), 1, "Read-only file system")
+    for command in ("status", "best", "check"):
+        assert terminal.hpo(command, "run").returncode == 0
+    assert recorded(terminal) == before
+    subprocess.run(["mount", "-o", "remount,rw,bind", str(path)], check=True, timeout=20)
+    goes_on(terminal, ranks=ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_directory_that_goes_away_while_it_runs(terminal: Terminal, ranks: int) -> None:
+    terminal.task(0.02)
+    terminal.campaign(evaluations=100_000)
+    command = terminal.start("run", "c.toml", "--ranks", ranks)
+    wait_until(lambda: len(terminal.side()) >= 20, "a few evaluations")
+    run, gone = terminal.directory / "run", terminal.directory / "gone"
+    run.rename(gone)
+    done = command.wait(30)
+    mounted(done, 1, "run")
+    wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=10)
+    if run.exists():  # evaluations make their directories
+        assert not (run / "journal").exists()
+        run.rename(terminal.directory / "remains")
+    gone.rename(run)
+    before, side = recorded(terminal), set(terminal.side())
+    assert set(before) <= side and len(side - set(before)) <= ranks
+    goes_on(terminal, ranks=ranks)
+
+
+# Wanted by two ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_of_two_that_start_at_once_one_is_refused(terminal: Terminal, ranks: int) -> None:
+    terminal.task(0.05)
+    terminal.campaign(evaluations=40)
+    both = [terminal.start("run", "c.toml", "--ranks", ranks) for _ in range(2)]
+    ends = sorted((command.wait() for command in both), key=lambda done: done.returncode)
+    assert ends[0].returncode == 0, ends[0].stderr
+    mounted(ends[1], 1, "run is in use by", "Let it finish", "hpo stop run")
+    assert len(recorded(terminal)) == len(terminal.side()) == 40
+    goes_on(terminal)
+
+
+def test_the_lock_of_a_dead_process_is_not_in_the_way(terminal: Terminal) -> None:
+    terminal.task(0.02)
+    terminal.campaign(evaluations=100_000)
+    command = terminal.start("run", "c.toml")
+    wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
+    assert '"lock": "live"' in terminal.hpo("check", "run", "--json").stdout
+    mounted(terminal.hpo("check", "run", "--repair"), 1, "run is in use by process", "hpo stop run")
+    terminal.kill()
+    command.wait()
+    assert (terminal.directory / "run" / "lock").exists()
+    assert "stale and not in the way" in terminal.hpo("check", "run").stdout
+    goes_on(terminal)
+
+
+def test_the_lock_of_another_host_is_kept_until_it_is_too_old(terminal: Terminal) -> None:
+    terminal.task(0.0)
+    terminal.campaign(evaluations=5)
+    assert terminal.hpo("run", "c.toml").returncode == 0
+    lock = terminal.directory / "run" / "lock"
+    fields = {"host": "node17", "machine": "node17 boot", "pid": 1, "process_started": 1, "token": "t"}
+    lock.write_text(json.dumps({**fields, "time": time.time()}))
+    terminal.campaign(evaluations=15)
+    mounted(terminal.hpo("run", "c.toml"), 1, "in use by process 1 on node17", "hpo stop run")
+    assert "at work: process 1 on node17" in terminal.hpo("check", "run").stdout
+    long_ago = time.time() - 61
+    os.utime(lock, (long_ago, long_ago))
+    goes_on(terminal)
+    assert not lock.exists()
+
+
+# Slow ------------------------------------------------------------------------------------------------------------
+
+SLOW = """
+import os, random, time
+
+_fsync, _open, _rng = os.fsync, os.open, random.Random(os.getpid())
+
+
+def fsync(file):
+    time.sleep(_rng.uniform(0.0, 0.6))
+    return _fsync(file)
+
+
+def open_(path, flags, *rest, **keywords):
+    if str(path).endswith(".jsonl"):
+        time.sleep(_rng.uniform(0.0, 0.3))
+    return _open(path, flags, *rest, **keywords)
+
+
+os.fsync, os.open = fsync, open_
+"""
+
+
+def test_a_storage_that_takes_its_time_as_nfs_does(terminal: Terminal) -> None:
+    """Each sync of a journal takes up to 0.6 s: nobody is taken for dead, and all is on record in the end."""
+    slow = terminal.directory / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW)
+    path = os.pathsep.join([str(slow), terminal.environment["PYTHONPATH"]])
+    terminal.task(0.02)
+    terminal.campaign("[layout]\nislands = 2", evaluations=100_000)
+    command = terminal.start("run", "c.toml", "--ranks", 4, environment={"PYTHONPATH": path})
+    wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
+    stopped = terminal.hpo("stop", "run")
+    assert stopped.returncode == 0, stopped.stderr
+    done = command.wait()
+    assert done.returncode == 75, done.stderr
+    before = recorded(terminal)
+    # What was done is on record, though it took longer to write it down than to do it.
+    assert set(before) == set(terminal.side())
+    budget = len(before) + 20
+    terminal.campaign("[layout]\nislands = 2", evaluations=budget)
+    command = terminal.start("run", "c.toml", "--ranks", 4, environment={"PYTHONPATH": path})
+    assert command.wait(100).returncode == 0
+    after = recorded(terminal)
+    assert len(after) == budget and {name: after[name] for name in before} == before
+    assert Counter(terminal.side()) == Counter(list(after))

@@ -1,0 +1,291 @@
+"""Every kind of breeder proposes valid offspring, repeatably, and gets better than chance; Propulate composes
+as its users do."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+import hpo
+from hpo.config.settings import Kind, SearchSettings
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED, FAILED
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.pareto import dominates
+from hpo.search.population import Member, Population
+from hpo.search.registry import make_breeder
+
+KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
+"""What breeds from losses alone; population-based training needs checkpoints."""
+SLOW = {"surrogate": 40, "portfolio": 40, "tpe": 40, "gp": 24, "optuna-cmaes": 40}
+"""Individuals that are bred of kinds that take milliseconds or more for one."""
+MIXED = hpo.SearchSpace(
+    x=hpo.Float(-5, 5),
+    rate=hpo.Float(1e-5, 1e-1, log=True),
+    depth=hpo.Int(1, 8),
+    width=hpo.Ordinal(16, 32, 64, 128),
+    optimizer=hpo.Categorical("sgd", "adam", "rmsprop"),
+    momentum=hpo.Float(0.0, 0.99, when={"optimizer": "sgd"}),
+)
+SPHERE = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(4)})
+
+
+def settings(kind, **changes):
+    return SearchSettings(kind=kind, **changes)
+
+
+def loss(params):
+    return (
+        params["x"] ** 2
+        + (math.log10(params["rate"]) + 3) ** 2
+        + abs(params["depth"] - 5)
+        + (params["width"] != 64)
+        + {"sgd": params.get("momentum", 0), "adam": 0.5, "rmsprop": 2}[params["optimizer"]]
+    )
+
+
+def sphere(params):
+    return sum((value - 0.3) ** 2 for value in params.values())
+
+
+def search(kind, space, goal, evaluations, seed):
+    """A serial search by one worker; returns the offspring and the best loss."""
+    population = Population()
+    breeder = make_breeder(space, settings(kind))
+    bred, best = [], math.inf
+    for number in range(evaluations):
+        child = breeder.breed(population, random.Random(f"{seed}/{number}"))
+        params = space.decode(child.genome)
+        value = goal(params)
+        best = min(best, value)
+        bred.append(child)
+        member = Member(f"0-0-{number}", tuple(child.genome), (value,), COMPLETED, operator=child.operator)
+        population.add(member)
+        breeder.learn(member)
+    return bred, best
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_offspring_are_genomes_of_the_space_and_the_same_seeds_breed_the_same(kind):
+    size = SLOW.get(kind, 80)
+    bred, _ = search(kind, MIXED, loss, size, seed=1)
+    for child in bred:
+        assert len(child.genome) == len(MIXED)
+        for gene, (low, high) in zip(child.genome, MIXED.limits.values()):
+            assert low <= gene <= high
+            assert isinstance(gene, int) == isinstance(low, int)
+        assert MIXED.validate(MIXED.decode(child.genome)) == MIXED.decode(child.genome)
+    again, _ = search(kind, MIXED, loss, size, seed=1)
+    assert bred == again
+    assert bred != search(kind, MIXED, loss, size, seed=2)[0]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("random", "grid", "gp")])
+def test_every_kind_beats_chance_on_a_smooth_function(kind):
+    size, seeds = (60, 5) if kind in SLOW else (150, 9)
+    wins = 0
+    for seed in range(seeds):
+        wins += search(kind, SPHERE, sphere, size, seed)[1] < search("random", SPHERE, sphere, size, seed)[1]
+    assert wins >= seeds - 2
+
+
+def test_parents_are_named():
+    for kind in ("default", "genetic"):
+        bred, _ = search(kind, MIXED, loss, 60, seed=3)
+        named = [child for child in bred if child.operator != "random"]
+        assert named
+        for child in named:
+            assert 1 <= len(child.parents) <= 2
+            assert all(parent.startswith("0-0-") for parent in child.parents)
+
+
+def test_genetic_is_propulates_default_propagator():
+    """The same population and generator state: the same child as from ``get_default_propagator`` (its own
+    composition)."""
+    code = """
+import random, sys
+from propulate.utils import get_default_propagator
+from propulate.population import Individual
+import hpo
+from hpo.search.kinds.propulate_kinds import GeneticBreeder
+from hpo.search.population import Member, Population
+space = hpo.SearchSpace(a=hpo.Float(0, 1), b=hpo.Int(0, 9), c=hpo.Categorical("x", "y", "z"))
+rng = random.Random(5)
+population = Population()
+for number in range(12):
+    population.add(Member(f"0-0-{number}", space.sample(rng), (rng.random(),), "completed"))
+breeder = GeneticBreeder(space, pool=8, crossover=0.7, mutation=0.4, random_rate=0.1)
+theirs = random.Random()
+reference = get_default_propagator(8, space.limits, rng=theirs)
+for number in range(50):
+    mine = breeder.breed(population, random.Random(number))
+    theirs.seed(random.Random(number).getrandbits(64))
+    inds = []
+    for member in population:
+        one = Individual(dict(zip(space.names, member.genome)), space.limits)
+        one.loss = member.losses[0]
+        inds.append(one)
+    child = reference(inds)
+    assert mine.genome == tuple(child[name] for name in space.names), number
+print("equal")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "equal\n", done.stderr
+
+
+def test_propulate_is_loaded_without_what_no_propagator_needs_and_stays_usable():
+    code = """
+import sys
+from hpo.search.kinds.propulate_kinds import _propagators
+assert _propagators() is _propagators()
+assert "GPy" not in sys.modules and "propulate" not in sys.modules
+import propulate
+assert propulate.propagators is _propagators()
+assert propulate.Propulator
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_without_propulate_kinds_that_need_it_are_refused_and_the_others_run(monkeypatch, tmp_path):
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+    there = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "propulate" else there(name))
+    for kind in ("genetic", "cmaes", "pso", "nelder-mead"):
+        with pytest.raises(UsageError) as refusal:
+            make_breeder(space, settings(kind))
+        text = str(refusal.value)
+        assert f'kind = "{kind}" needs propulate' in text
+        assert "pip install --no-deps propulate==1.2.2" in text
+        assert '"default"' in text and '"surrogate"' in text and text.count(f'"{kind}"') == 1
+        with pytest.raises(UsageError, match="needs propulate"):
+            hpo.Campaign(
+                hpo.Task(space, lambda trial: 0.0), directory=tmp_path / "never", evaluations=1, kind=kind
+            ).check()
+    assert not (tmp_path / "never").exists()
+    for kind in get_args(Kind):
+        if kind not in ("genetic", "cmaes", "pso", "nelder-mead", "pbt", "grid"):
+            assert make_breeder(space, settings(kind)).breed(Population(), random.Random(0)).operator
+    assert "cmaes" not in make_breeder(space, settings("portfolio"))._breeders
+
+
+def test_mutation_changes_only_what_exists_and_steps_to_neighbours():
+    space = hpo.SearchSpace(
+        kind=hpo.Categorical("a", "b"),
+        inner=hpo.Float(0, 1, when={"kind": "b"}),
+        size=hpo.Ordinal(1, 2, 4, 8, 16),
+    )
+    population = Population()
+    for number in range(20):
+        population.add(Member(f"0-0-{number}", (0, 0.25, 2), (float(number),), COMPLETED))
+    breeder = EvolutionBreeder(space)
+    steps = Counter()
+    for number in range(300):
+        child = breeder.breed(population, random.Random(number))
+        if child.operator == "random":
+            continue
+        kind, inner, size = child.genome
+        steps[size - 2] += 1
+        if kind == 0:
+            assert inner == 0.25, "a gene of a parameter that does not exist was mutated"
+    assert min(steps[-1], steps[1]) > 1.5 * max(steps[-2], steps[2]), "all sizes are as likely"
+
+
+def test_the_neighbourhood_of_failures_is_avoided():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    population = Population()
+    for number in range(20):
+        population.add(Member(f"0-0-{number}", (0.5 + number / 1000,), (0.0 + number,), COMPLETED))
+    share = {}
+    for label in ("without", "with"):
+        if label == "with":
+            for number in range(20):
+                population.add(Member(f"0-1-{number}", (0.55 + number / 50,), None, FAILED))
+        breeder = EvolutionBreeder(space)
+        children = [breeder.breed(population, random.Random(n)) for n in range(400)]
+        genes = [child.genome[0] for child in children if child.operator != "random"]
+        share[label] = sum(gene > 0.55 for gene in genes) / len(genes)
+    assert share["with"] < share["without"] / 3
+
+
+def test_cmaes_refuses_one_parameter():
+    with pytest.raises(UsageError, match="at least two"):
+        make_breeder(hpo.SearchSpace(x=hpo.Float(0, 1)), settings("cmaes"))
+
+
+def test_the_population_is_bounded_and_keeps_the_best():
+    rng = random.Random(0)
+    population = Population(best=10, recent=20, failures=5)
+    values = [rng.random() for _ in range(1000)]
+    for number, value in enumerate(values):
+        population.add(Member(str(number), (0.0,), (value,), COMPLETED))
+        population.add(Member(f"f{number}", (0.0,), None, FAILED))
+    assert [member.losses[0] for member in population.best] == sorted(values)[:10]
+    assert [member.id for member in population.recent] == [str(n) for n in range(980, 1000)]
+    assert [member.id for member in population.failures] == [f"f{n}" for n in range(995, 1000)]
+    assert len(population) <= 30
+
+
+def test_several_objectives_rank_by_domination():
+    population = Population(best=4)
+    points = {"a": (1.0, 4.0), "b": (2.0, 2.0), "c": (4.0, 1.0), "d": (3.0, 3.0), "e": (5.0, 5.0)}
+    for identity, losses in points.items():
+        population.add(Member(identity, (0.0,), losses, COMPLETED))
+    assert [member.id for member in population.best] == ["a", "c", "b", "d"]  # the ends before the middle
+    assert dominates((1.0, 1.0), (1.0, 2.0)) and not dominates((1.0, 1.0), (1.0, 1.0))
+    assert not dominates((1.0, 3.0), (2.0, 2.0))
+
+
+FIXED = hpo.SearchSpace(
+    x=hpo.Float(0, 1),
+    y=hpo.Float(0, 1),
+    fixed=hpo.Float(0.1, 0.1),
+    rate=hpo.Float(1e-3, 1e-3, log=True),
+    number=hpo.Int(3, 3),
+    choice=hpo.Categorical("only"),
+)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_parameters_of_one_value_do_no_harm(kind: str, tmp_path: Path) -> None:
+    task = hpo.Task(FIXED, lambda trial: trial.params["x"] ** 2 + trial.params["y"])
+    for evaluations in 25, 30:
+        result = hpo.Campaign(
+            task, directory=tmp_path / "run", evaluations=evaluations, kind=kind, isolation="inline"
+        ).run()
+    assert len(result.individuals) == 30
+    assert {one.status for one in result.individuals} == {"completed"}
+    fixed = {"fixed": 0.1, "rate": 1e-3, "number": 3, "choice": "only"}
+    for one in result.individuals:
+        assert {name: one.params[name] for name in fixed} == fixed
+    assert len({one.params["x"] for one in result.individuals}) > 4
+    if kind == "random":
+        assert result.importance().shares["fixed"].total < 0.1
+
+
+def test_a_space_of_fixed_floats_is_finite(tmp_path: Path) -> None:
+    space = hpo.SearchSpace(a=hpo.Float(2, 2), b=hpo.Int(1, 3), c=hpo.Float(-1, -1, when={"b": 2}))
+    assert space.size == 3
+    assert list(space.enumerate()) == [{"a": 2.0, "b": 1}, {"a": 2.0, "b": 2, "c": -1.0}, {"a": 2.0, "b": 3}]
+    task = hpo.Task(space, lambda trial: trial.params["b"])
+    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=10, isolation="inline").run()
+    assert result.reason == "exhausted" and len(result.individuals) == 3
+    assert list(result.dataframe()["params.a"]) == [2.0] * 3
+
+
+def test_the_same_configuration_is_the_same_row_to_a_model() -> None:
+    brood = VectorisedGenomes(FIXED)
+    genomes = np.array([[0.5, 0.5, 0.1, 0.9, 0.2, 0], [0.5, 0.5, 0.8, 0.3, 0.7, 0]])
+    rows = brood.rows(genomes)
+    assert (rows[0] == rows[1]).all()

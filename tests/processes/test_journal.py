@@ -1,0 +1,403 @@
+"""A journal gives back what was committed, drops a torn end, and never takes damage for data."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import journals
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpo.errors import CampaignError, JournalDamaged
+from hpo.journal.files import JournalWriter, journal_path, last_launch, read_directory, read_file
+from hpo.journal.records import Finished, Header, Record, Stopping, encode
+
+
+def _finished(sequence: int = 0, **fields: Any) -> Finished:
+    whole: dict[str, Any] = {
+        "id": f"0-2-{sequence}",
+        "island": 0,
+        "worker": 2,
+        "sequence": sequence,
+        "operator": "random",
+        "parents": (),
+        "retries": 0,
+        "started": 1.0,
+        "finished": 2.0,
+        "status": "completed",
+        "params": {"lr": 1e-3 / (sequence + 1), "optimizer": "sgd", "nesterov": True, "depth": sequence},
+        "objectives": {"value": 0.5 + sequence},
+        "metrics": {"note": "ünïcode \n", "epochs": 3},
+        "error": None,
+        **fields,
+    }
+    return Finished(**whole)
+
+
+_RECORDS = [_finished(sequence) for sequence in range(3)]
+
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+)
+_names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+def _path(directory: Path, launch: int = 1, worker: int = 2) -> Path:
+    return journal_path(directory, launch=launch, island=0, worker=worker)
+
+
+def _header(launch: int = 1, worker: int = 2) -> Header:
+    return Header.of_this_process(launch=launch, island=0, worker=worker)
+
+
+def _write(directory: Path, records: Sequence[Record] = _RECORDS, launch: int = 1, worker: int = 2) -> Path:
+    path = _path(directory, launch, worker)
+    with JournalWriter(path, _header(launch, worker)) as writer:
+        for record in records:
+            writer.append(record)
+    return path
+
+
+def _after_header(path: Path, torn: list[Path] | None = None) -> list[Any]:
+    return list(read_file(path, torn))[1:]
+
+
+# Exactness ------------------------------------------------------------------------------------------------
+
+
+@given(
+    params=st.dictionaries(_names, _scalars, max_size=5),
+    metrics=st.dictionaries(
+        _names, _scalars.filter(lambda value: value not in ("nan", "inf", "-inf")), max_size=5
+    ),
+    error=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+)
+def test_a_record_comes_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory,
+    params: dict[str, object],
+    metrics: dict[str, object],
+    error: str | None,
+) -> None:
+    record = _finished(params=params, metrics=metrics, error=error)
+    path = _write(tmp_path_factory.mktemp("exact"), [record])
+    (read,) = _after_header(path)
+    # repr tells 1 from 1.0 and True, and 0.0 from -0.0; it keeps the order of keys.
+    assert repr(read) == repr(record)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), np.float32("nan")])
+def test_numbers_that_json_lacks_survive_among_metrics(tmp_path: Path, value: float) -> None:
+    path = _write(
+        tmp_path, [_finished(metrics={"loss": value, "epochs": 3, "curve": [1.0, value]}, error="x")]
+    )
+    (read,) = _after_header(path)
+    assert repr(read.metrics) == repr({"loss": float(value), "epochs": 3, "curve": [1.0, float(value)]})
+    assert b"null" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (2**70, str(2**70)),
+        ("caf\udce9", "caf\\udce9"),
+        (np.float64(0.25), 0.25),
+        (np.int64(7), 7),
+        (Path("/tmp"), "PosixPath('/tmp')"),
+    ],
+)
+def test_strange_values_cost_no_record(tmp_path: Path, value: object, stored: object) -> None:
+    path = _write(tmp_path, [_finished(metrics={"strange": value}, error="caf\udce9")])
+    (read,) = _after_header(path)
+    assert read == _finished(metrics={"strange": stored}, error="caf\\udce9")
+
+
+def test_a_line_is_plain_json_with_its_checksum_last(tmp_path: Path) -> None:
+    import json
+    import zlib
+
+    line = _write(tmp_path).read_bytes().splitlines()[1]
+    parsed = json.loads(line)
+    assert list(parsed)[-1] == "crc"
+    assert int(parsed["crc"], 16) == zlib.crc32(line[: line.index(b',"crc":')])
+    assert b" " not in line.replace("ünïcode \\n".encode(), b"")
+
+
+# Torn and damaged files -----------------------------------------------------------------------------------
+
+
+def test_truncated_anywhere_in_its_last_record_it_drops_that_record_alone(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    whole = path.read_bytes()
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for length in range(start, len(whole)):
+        path.write_bytes(whole[:length])
+        torn: list[Path] = []
+        assert _after_header(path, torn) == _RECORDS[:-1]
+        assert torn == ([path] if length > start else []), length
+    path.write_bytes(whole)
+    torn = []
+    assert _after_header(path, torn) == _RECORDS
+    assert torn == []
+
+
+def test_truncated_in_its_header_it_holds_nothing(tmp_path: Path) -> None:
+    path = _write(tmp_path, [])
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        torn: list[Path] = []
+        assert list(read_file(path, torn)) == []
+        assert torn == ([path] if length else [])
+
+
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0xFF])
+def test_a_flipped_byte_before_the_last_line_is_damage(tmp_path: Path, flip: int) -> None:
+    path = _write(tmp_path)
+    whole = path.read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for position in range(last):
+        damaged = bytearray(whole)
+        damaged[position] ^= flip
+        path.write_bytes(damaged)
+        with pytest.raises(JournalDamaged) as caught:
+            list(read_file(path))
+        assert caught.value.path == path
+        assert caught.value.line == whole[:position].count(b"\n") + 1, position
+        assert f"{path}, line {caught.value.line}:" in str(caught.value)
+
+
+def test_a_flipped_byte_in_the_last_line_is_never_taken_for_data(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    whole = path.read_bytes()
+    for position in range(whole.rindex(b"\n", 0, -1) + 1, len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x01
+        path.write_bytes(damaged)
+        torn: list[Path] = []
+        try:
+            read = _after_header(path, torn)
+        except JournalDamaged as error:
+            assert error.line == len(_RECORDS) + 1
+        else:
+            assert read == _RECORDS[:-1]
+            assert torn == [path]
+
+
+def test_a_missing_line_at_the_start_is_damage(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
+    with pytest.raises(JournalDamaged, match="line 1: another record stands where the header belongs"):
+        list(read_file(path))
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "0001-i000-w0000.jsonl"
+    path.write_bytes(journals.line({"type": "header", "version": 2}))
+    with pytest.raises(CampaignError, match=r"version 2 .* reads version 1"):
+        list(read_file(path))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"type": 3},
+        {"id": "0-0-1"},
+        {"type": "migrated", "id": "../../elsewhere"},
+        {"type": "reported", "id": "0-0-1", "island": -1, "step": 1, "loss": 0.5, "time": 1.0},
+        {"type": "ended", "reason": "done", "exit": "0", "time": 1.0},
+    ],
+)
+def test_a_whole_line_that_is_no_record_is_damage_wherever_it_stands(
+    tmp_path: Path, table: dict[str, object]
+) -> None:
+    path = _write(tmp_path)
+    path.write_bytes(path.read_bytes() + journals.line(table))
+    with pytest.raises(JournalDamaged, match=f"line {len(_RECORDS) + 2}:"):
+        list(read_file(path))
+
+
+def test_a_type_of_a_later_version_is_left_out(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    path.write_bytes(path.read_bytes() + journals.line({"type": "news", "id": 3}))
+    assert _after_header(path) == _RECORDS
+
+
+def test_what_is_appended_while_it_is_read_is_not_taken_for_damage(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    torn: list[Path] = []
+    reader = read_file(path, torn)
+    assert isinstance(next(reader), Header)
+    path.write_bytes(whole + journals.line({"type": "news"}))
+    assert [*reader] == _RECORDS[:2]
+    assert torn == [path]
+
+
+# Writing --------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_on_disk_after_commit_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs: list[int] = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (syncs.append(handle), sync(handle)))
+    writer = JournalWriter(_path(tmp_path), _header())
+    assert len(syncs) == 2, "the header, and the name of the file in its directory"
+    for record in _RECORDS:
+        writer.append(record)
+    assert (writer.pending, len(_after_header(writer.path))) == (3, 0)
+    writer.commit()
+    assert (writer.pending, len(_after_header(writer.path)), len(syncs)) == (0, 3, 3)
+    writer.commit()
+    assert len(syncs) == 3, "nothing was pending"
+    writer.append(_RECORDS[0])
+    writer.close()
+    writer.close()
+    assert len(_after_header(writer.path)) == 4
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, bytes(data)[:100]))
+    assert _after_header(_write(tmp_path)) == _RECORDS
+
+
+@contextmanager
+def _file_size_limit(size: int) -> Iterator[None]:
+    """Writes beyond ``size`` bytes fail with EFBIG after the part that fits, as on a full disk."""
+    import signal
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, former)
+
+
+def test_a_disk_that_fills_up_leaves_a_torn_end_and_a_sentence(tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    writer = JournalWriter(path, _header())
+    for record in _RECORDS:
+        writer.append(record)
+    lines = [len(encode(record)) for record in _RECORDS]
+    room = path.stat().st_size + lines[0] + lines[1] // 2
+    with _file_size_limit(room), pytest.raises(CampaignError, match=r"cannot be written \(File too large\)"):
+        writer.commit()
+    assert path.stat().st_size == room, "the test is about a batch that was written in part"
+    torn: list[Path] = []
+    assert _after_header(path, torn) == _RECORDS[:1]
+    assert torn == [path]
+    # Room again: but a record behind a torn one would look like damage.
+    with pytest.raises(CampaignError, match="takes no more records"):
+        writer.commit()
+    writer.close()
+    assert _after_header(path) == _RECORDS[:1]
+
+
+def test_a_failed_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = JournalWriter(_path(tmp_path), _header())
+
+    def fail(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    writer.append(_RECORDS[0])
+    with pytest.raises(CampaignError, match="Input/output error"):
+        writer.commit()
+
+
+def test_a_journal_is_never_written_twice(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(CampaignError, match="exists already, and a journal is never rewritten"):
+        _write(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("a file where the directory belongs")
+    with pytest.raises(CampaignError, match="cannot be written"):
+        _write(tmp_path)
+
+
+def test_a_writer_killed_at_any_moment_leaves_all_it_committed(tmp_path: Path) -> None:
+    """The child says what it has committed; killed in the midst of it, no such record may be missing."""
+    child = (
+        "import sys, pathlib\n"
+        "from hpo.journal.files import JournalWriter, journal_path\n"
+        "from hpo.journal.records import Header, Stopping\n"
+        "path = journal_path(pathlib.Path(sys.argv[1]), launch=1, island=0, worker=0)\n"
+        "writer = JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0))\n"
+        "sequence = 0\n"
+        "while True:\n"
+        "    for _ in range(7):\n"
+        "        writer.append(Stopping(reason='x' * 3000, time=sequence))\n"
+        "        sequence += 1\n"
+        "    writer.commit()\n"
+        "    print(sequence, flush=True)\n"
+    )
+    for attempt in range(5):
+        directory = tmp_path / str(attempt)
+        with subprocess.Popen([sys.executable, "-c", child, directory], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for _ in range(10 + attempt):
+                process.stdout.readline()
+            process.kill()
+            said = process.stdout.read().split()
+        read = _after_header(journal_path(directory, launch=1, island=0, worker=0))
+        assert [record.time for record in read] == list(range(len(read)))
+        assert len(read) >= max([70 + 7 * attempt, *map(int, said)])
+
+
+# Directories ----------------------------------------------------------------------------------------------
+
+
+def _mark(name: str) -> Stopping:
+    return Stopping(reason=name, time=1.0)
+
+
+def test_directories_are_read_by_launch_and_worker_and_other_files_left_alone(tmp_path: Path) -> None:
+    assert last_launch(tmp_path) == 0
+    assert list(read_directory(tmp_path)) == []
+    for launch, worker in ((10, 0), (2, 10_000), (2, 1), (10_000, 0)):
+        _write(tmp_path, [_mark(f"{launch}/{worker}")], launch, worker)
+    (tmp_path / "journal" / "0001-i000-w0000.jsonl~").write_text("an editor's copy")
+    (tmp_path / "journal" / ".nfs0001").write_text("left by a network file system")
+    records = list(read_directory(tmp_path))
+    assert [one.reason for one in records if isinstance(one, Stopping)] == [
+        "2/1",
+        "2/10000",
+        "10/0",
+        "10000/0",
+    ]
+    assert [one.launch for one in records if isinstance(one, Header)] == [2, 2, 10, 10_000]
+    assert last_launch(tmp_path) == 10_000
+
+
+def test_each_torn_journal_is_reported(tmp_path: Path) -> None:
+    paths = [_write(tmp_path, worker=worker) for worker in range(3)]
+    for path in paths[:2]:
+        path.write_bytes(path.read_bytes()[:-1])
+    torn: list[Path] = []
+    finished = [one for one in read_directory(tmp_path, torn) if isinstance(one, Finished)]
+    assert torn == paths[:2]
+    assert len(finished) == 2 + 2 + 3

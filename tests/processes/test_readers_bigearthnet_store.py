@@ -1,0 +1,522 @@
+"""BigEarthNet's file for training: made from an archive, through any death; read; verified."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+pytest.importorskip("rasterio", reason="needs the extra bigearthnet")
+
+from search_spaces.readers.bigearthnet import load_bigearthnet, main
+from search_spaces.readers.bigearthnet_archive import made_up_store, make_archive
+from search_spaces.readers.bigearthnet_files import convert as converting
+from search_spaces.readers.bigearthnet_files.convert import convert, verify
+from search_spaces.readers.bigearthnet_files.dataset import Grid, RawBigEarthNet
+from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, MEAN_AND_DEVIATION, SIDES, Version
+from search_spaces.readers.bigearthnet_files.processes import in_processes
+from search_spaces.readers.bigearthnet_files.sources import open_archive
+from search_spaces.readers.bigearthnet_files.store import Layout, Stored
+from search_spaces.readers.bigearthnet_files.writer import Writer
+
+PATCHES = 24
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("archive")
+    make_archive(root, patches=PATCHES, processes=1, show=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def store(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store")
+    convert(archive, path, processes=1, show=False)
+    return path
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converting, "_CHUNK", 5)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The files' bytes; the index's arrays, since a zip holds the time."""
+    with np.load(path / "index.npz", allow_pickle=False) as index:
+        arrays = {name: index[name].tobytes() for name in index.files}
+    return {"pixels": (path / "pixels.bin").read_bytes(), **arrays}
+
+
+# --- what is read -------------------------------------------------------------------------------------------
+
+
+def reference(
+    bands: dict[str, np.ndarray], version: Version, chosen: tuple[str, ...], size: int, normalise: bool
+) -> np.ndarray:
+    """One patch on one grid, the slow way; sizes that divide, or are multiples of, each band's."""
+    image = []
+    for band in chosen:
+        native, side = bands[band].astype(np.float64), SIDES[band]
+        if size >= side:
+            on_grid = native.repeat(size // side, 0).repeat(size // side, 1)
+        else:
+            on_grid = native.reshape(size, side // size, size, side // size).mean((1, 3))
+        mean, deviation = MEAN_AND_DEVIATION[version][band] if normalise else (0, 1)
+        image.append((on_grid - mean) / deviation)
+    return np.array(image)
+
+
+@pytest.mark.parametrize(
+    ("size", "bands", "normalise"),
+    [(120, None, True), (60, None, True), (20, ("B02", "B05", "B01"), False), (120, ("B8A", "B09"), True)],
+)
+def test_items_are_the_archives_patches(
+    archive: Path, store: Path, size: int, bands: tuple[str, ...] | None, normalise: bool
+) -> None:
+    opened = open_archive(archive)
+    samples = load_bigearthnet(store, "validation", size=size, bands=bands, normalise=normalise)
+    patches = {patch.name: patch for patch in opened.patches if patch.split == "validation"}
+    assert samples.names() == list(patches)
+    assert len(samples) == PATCHES // 4
+    assert samples.bands == (bands or BANDS)
+    assert samples.classes == CLASSES
+    for name, (image, target) in zip(samples.names(), samples, strict=True):
+        sample = opened.reader.read(patches[name])
+        expected = reference(dict(sample.bands), "v2", bands or BANDS, size, normalise)
+        assert image.dtype == target.dtype == torch.float32
+        torch.testing.assert_close(image.double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-4)
+        assert target.nonzero().flatten().tolist() == list(sample.classes)
+
+
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear"])
+@pytest.mark.parametrize("size", [120, 60, 32])
+def test_the_archive_itself_gives_the_same_items(
+    archive: Path, store: Path, size: int, upsampling: str
+) -> None:
+    samples = load_bigearthnet(store, "test", size=size, upsampling=upsampling)
+    opened = open_archive(archive)
+    grid = Grid("v2", bands=BANDS, size=size, upsampling=upsampling, normalise=True)
+    raw = RawBigEarthNet(opened.reader, [patch for patch in opened.patches if patch.split == "test"], grid)
+    assert len(raw) == len(samples)
+    for (image, target), (raw_image, raw_target) in zip(
+        samples, (raw[i] for i in range(len(raw))), strict=True
+    ):
+        torch.testing.assert_close(image, raw_image)
+        assert torch.equal(target, raw_target)
+
+
+def test_bilinear_upsampling_keeps_a_gradient_straight() -> None:
+    """A ramp stays one between the outer pixels' centres; nearest gives steps."""
+    ramp = np.tile(np.arange(0, 600, 10, dtype=np.uint16), (60, 1))
+    grids = {
+        kind: Grid("v2", bands=["B05"], size=120, upsampling=kind, normalise=False)({"B05": ramp[None]})[
+            0, 0, 7
+        ]
+        for kind in ("nearest", "bilinear")
+    }
+    assert grids["bilinear"][1:-1].diff().tolist() == pytest.approx([5.0] * 117)
+    assert grids["nearest"].diff().tolist() == [0.0, 10.0] * 59 + [0.0]
+
+
+@settings(max_examples=25)
+@given(indices=st.lists(st.integers(0, PATCHES // 2 - 1), min_size=1, max_size=20))
+def test_batches_are_the_items(store: Path, indices: list[int]) -> None:
+    samples = load_bigearthnet(store, "train", size=20)
+    images, targets = samples.read_batch(torch.tensor(indices))
+    for items in ([samples[i] for i in indices], samples.__getitems__(indices)):
+        assert torch.equal(images, torch.stack([image for image, _ in items]))
+        assert torch.equal(targets, torch.stack([target for _, target in items]))
+    assert torch.equal(samples.targets()[indices], targets)
+
+
+def test_splits_and_some_patches_of_them(store: Path) -> None:
+    parts = {split: load_bigearthnet(store, split).names() for split in ("train", "validation", "test")}
+    assert [len(names) for names in parts.values()] == [12, 6, 6]
+    assert len(set().union(*parts.values())) == PATCHES
+    few, more = (load_bigearthnet(store, "train", patches=count).names() for count in (4, 9))
+    assert len(few) == 4
+    assert set(few) < set(more) < set(parts["train"])
+    assert few == load_bigearthnet(store, "train", patches=4).names()
+    assert few != parts["train"][:4]  # drawn from all of it
+
+
+def test_it_pickles_without_its_pixels_and_several_processes_read_it(store: Path) -> None:
+    samples = load_bigearthnet(store, "train", size=20)
+    alone = samples.read_batch(range(len(samples)))
+    assert len(pickle.dumps(samples)) < 10_000
+    copied = pickle.loads(pickle.dumps(samples)).read_batch(range(len(samples)))
+    loaded = list(DataLoader(samples, batch_size=5, num_workers=2))
+    for position in range(2):
+        assert torch.equal(alone[position], copied[position])
+        assert torch.equal(alone[position], torch.cat([batch[position] for batch in loaded]))
+
+
+@pytest.mark.parametrize(
+    ("split", "options", "said"),
+    [
+        ("val", {}, r"split = 'val': must be train, validation, test\."),
+        ("train", {"size": 0}, r"size = 0: must be from 1 to 120 pixels\."),
+        ("train", {"size": 240}, r"size = 240: must be from 1 to 120 pixels\."),
+        ("train", {"upsampling": "cubic"}, r"upsampling = 'cubic': must be nearest or bilinear\."),
+        ("train", {"bands": ["B02", "B10"]}, r"bands = B02, B10: must be different ones of B01, "),
+        ("train", {"bands": ["B02", "B02"]}, r"bands = B02, B02: must be different ones of B01, "),
+        ("train", {"bands": []}, r"bands = none: must be different ones of B01, "),
+        ("test", {"patches": 7}, r"patches = 7: .* has 6 for test\."),
+        ("test", {"patches": 0}, r"patches = 0: .* has 6 for test\."),
+    ],
+)
+def test_wrong_choices_are_refused(store: Path, split: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_bigearthnet(store, split, **options)
+
+
+# Reads an epoch in small batches and prints how its resident memory changed from batch to batch, in MB.
+EPOCH = """
+import sys, psutil, torch
+from search_spaces.readers.bigearthnet import load_bigearthnet
+samples = load_bigearthnet(sys.argv[1], "train")
+order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).split(16)
+resident = []
+for indices in order:
+    samples.read_batch(indices)
+    resident.append(psutil.Process().memory_info().rss / 1e6)
+print(len(samples) * 0.16, max(resident) - resident[3], min(resident[3:]) - resident[3])
+"""
+
+
+def test_memory_is_flat_over_an_epoch(tmp_path: Path) -> None:
+    """The file is much larger than what may stay of it in memory."""
+    layout = Layout(version="v2", bands=BANDS)
+    content = np.random.default_rng(0).integers(0, 9000, layout.values, dtype=np.uint16).tobytes()
+    with Writer(tmp_path, layout) as writer:
+        for start in range(0, 1600, 200):
+            part = [
+                (Stored(name=f"S2_{i}", split="train", classes=(i % 19,), checksum=0), content)
+                for i in range(start, start + 200)
+            ]
+            writer.append(part, {})
+        writer.finish()
+    told = subprocess.run(
+        [sys.executable, "-c", EPOCH, tmp_path], capture_output=True, text=True, timeout=100, check=True
+    )
+    file_mb, grown_mb, shrunk_mb = map(float, told.stdout.split())
+    assert file_mb == pytest.approx(256)
+    assert grown_mb < 25, told.stdout
+    assert shrunk_mb > -40, told.stdout
+
+
+# --- how it is made -----------------------------------------------------------------------------------------
+
+
+def test_a_conversion_killed_at_any_point_goes_on(
+    archive: Path, store: Path, tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write, and each flush to disk, is once the last thing that happens."""
+
+    class Killed(BaseException):
+        pass
+
+    out = tmp_path / "out"
+    write = Writer._write
+    left = 0
+
+    def counted(kept: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return kept(*arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(os, "replace", counted(os.replace))
+    monkeypatch.setattr(Writer, "_write", counted(write))
+    deaths = 0
+    for allowed in range(2, 40):
+        left = allowed
+        try:
+            convert(archive, out, processes=1, show=False)
+        except Killed:
+            deaths += 1
+            assert not (out / "index.npz").exists()
+            with pytest.raises(ValueError, match=r"is not complete\. Start the command that makes it again"):
+                load_bigearthnet(out, "train")
+            # What the system had not yet been asked to write is lost in part.
+            for name in ("pixels.bin", "patches.jsonl"):
+                with open(out / name, "ab") as file:
+                    file.write(b'{"patch": "S2')
+        else:
+            break
+    assert deaths > 4
+    assert contents(out) == contents(store)
+
+
+def test_a_killed_command_goes_on_and_leaves_no_process(archive: Path, store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    program = (
+        "import sys; from search_spaces.readers import bigearthnet as b\n"
+        "from search_spaces.readers.bigearthnet_files import convert as c; c._CHUNK = 2; "
+        "sys.exit(b.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, str(archive), str(out), "--processes", "2"]
+    running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    journal = out / "patches.jsonl"
+    while not (journal.exists() and journal.read_bytes().count(b"\n") > 4):
+        assert running.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    children = psutil.Process(running.pid).children(recursive=True)
+    assert len(children) >= 2
+    with pytest.raises(ValueError, match="Another process is writing"):
+        convert(archive, out, processes=1, show=False)
+    running.kill()
+    running.wait(10)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    before = journal.read_bytes().count(b"\n") - 1
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert f"{out}: 12 train, 6 validation, 6 test patches, 4 MB" in done.stdout
+    assert "left out: 1, seasonal snow" in done.stdout
+    assert journal.read_bytes().count(b"\n") - 1 == PATCHES  # nothing was read twice
+    assert 0 < before <= PATCHES
+    assert contents(out) == contents(store)
+
+
+def test_a_repaired_patch_is_added(archive: Path, tmp_path: Path, small_chunks: None) -> None:
+    opened = open_archive(archive)
+    name = opened.patches[7].name
+    (folder,) = (path for path in archive.rglob(name) if path.is_dir())
+    path = folder / f"{name}_B03.tif"
+    path.rename(folder / "elsewhere")
+    try:
+        summary = convert(archive, tmp_path / "out", on_error="skip", processes=1, show=False)
+    finally:
+        (folder / "elsewhere").rename(path)
+    assert summary.skipped == {name: f"{name}_B03.tif is missing."}
+    assert (
+        sum(len(load_bigearthnet(tmp_path / "out", part)) for part in ("train", "validation", "test")) == 23
+    )
+    summary = convert(archive, tmp_path / "out", processes=1, show=False)
+    assert not summary.skipped
+    names = [load_bigearthnet(tmp_path / "out", part).names() for part in ("train", "validation", "test")]
+    assert {one for part in names for one in part} == {patch.name for patch in opened.patches}
+    assert not verify(tmp_path / "out", show=False)
+
+
+def test_another_archive_or_other_choices_do_not_go_on(archive: Path, store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"was begun with v2 and the bands B01, .*\. Go on with the same"):
+        convert(archive, store, bands=["B02"], processes=1, show=False)
+    make_archive(tmp_path / "other", patches=4, seed=1, processes=1, show=False)
+    with pytest.raises(ValueError, match=r"holds S2.* which this archive's lists do not\. Name the archive"):
+        convert(tmp_path / "other", store, processes=1, show=False)
+    with pytest.raises(ValueError, match=r"on_error = 'ignore': must be refuse or skip\."):
+        convert(archive, store, on_error="ignore")
+    assert not verify(store, show=False)
+
+
+def test_some_bands_and_some_patches(archive: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    summary = convert(archive, out, bands=["B04", "B01"], patches=10, processes=1, show=False)
+    assert sum(summary.stored.values()) == 10
+    assert summary.left_out["not asked for"] == PATCHES - 10
+    assert (out / "pixels.bin").stat().st_size == 10 * 2 * (120**2 + 20**2)
+    samples = load_bigearthnet(out, "train")
+    assert samples.bands == ("B04", "B01")
+    with pytest.raises(
+        ValueError, match=r"holds the bands B04, B01, not B02\. Ask for those, or make it anew"
+    ):
+        load_bigearthnet(out, "train", bands=["B02"])
+    first = {name for part in ("train", "validation", "test") for name in load_bigearthnet(out, part).names()}
+    convert(archive, out, bands=["B04", "B01"], patches=15, processes=1, show=False)  # more of them later
+    more = {name for part in ("train", "validation", "test") for name in load_bigearthnet(out, part).names()}
+    assert first < more
+    assert len(more) == 15
+
+
+def test_a_disk_that_is_too_small_is_told_before(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match=r"needs 0\.0 GB, and 0\.0 GB are free\. Make room"):
+        convert(archive, tmp_path / "out", processes=1, show=False)
+    assert not (tmp_path / "out" / "pixels.bin").stat().st_size
+
+
+# --- what became of it --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(store: Path, tmp_path: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(store, tmp_path / "own"))
+
+
+def test_a_changed_byte_is_found(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--verify", str(own)]) == 0
+    assert f"{own}: every patch is whole" in capsys.readouterr().out
+    with open(own / "pixels.bin", "r+b") as file:
+        file.seek(3 * 160_000 + 7)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    lines = (own / "patches.jsonl").read_text().splitlines()
+    name = json.loads(lines[1 + 3])["patch"]
+    assert main(["--verify", str(own)]) == 1
+    assert f"Patch {name}: its pixels are not what was stored." in capsys.readouterr().out
+
+
+def test_damaged_files_are_refused(own: Path, archive: Path) -> None:
+    pixels, journal, index = own / "pixels.bin", own / "patches.jsonl", own / "index.npz"
+    whole = pixels.read_bytes()
+    pixels.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=r"pixels.bin has 3839999 bytes, and its index names 3840000\."):
+        load_bigearthnet(own, "train")
+    with pytest.raises(ValueError, match=r"pixels.bin has 3839999 bytes, and patches.jsonl names 3840000\."):
+        convert(archive, own, processes=1, show=False)
+    pixels.write_bytes(whole)
+    index.write_bytes(index.read_bytes()[:500])
+    with pytest.raises(
+        ValueError, match=r"index.npz is damaged .*\. Start the command that makes it again\."
+    ):
+        load_bigearthnet(own, "train")
+    convert(archive, own, processes=1, show=False)  # as it says
+    assert len(load_bigearthnet(own, "train")) == 12
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:4], b"{]\n", *lines[5:]]))
+    with pytest.raises(ValueError, match=r"patches.jsonl, line 5 is damaged .*\. Remove .* and begin anew\."):
+        convert(archive, own, processes=1, show=False)
+    journal.write_bytes(lines[0].replace(b'"format": 1', b'"format": 2'))
+    with pytest.raises(ValueError, match=r"patches.jsonl is not of format 1\. Remove .* and begin anew\."):
+        convert(archive, own, processes=1, show=False)
+
+
+def test_an_index_with_pickles_is_not_read(own: Path) -> None:
+    np.savez(own / "index.npz", header=np.array([{"format": 1}], dtype=object))
+    with pytest.raises(ValueError, match=r"allow_pickle=False"):
+        load_bigearthnet(own, "train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nowhere", "out"], 1, "nowhere is no directory. Name the one that holds BigEarthNet's patches."),
+        (["--verify", "nowhere"], 1, "nowhere holds no BigEarthNet for training. Make it: python -m "),
+        (["only"], 2, "name ARCHIVE and OUT, or --verify and OUT alone."),
+        (["a", "b", "--verify"], 2, "name ARCHIVE and OUT, or --verify and OUT alone."),
+        (["a", "b", "--processes", "0"], 2, "--processes 0: must be 1 or more."),
+        (["ARCHIVE", "out", "--bands", "B2"], 1, "bands = B2: must be different ones of B01, "),
+        (["ARCHIVE", "out", "--patches", "0"], 1, "patches = 0: must be 1 or more."),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    archive: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        found = main([str(archive) if one == "ARCHIVE" else one for one in arguments])
+    except SystemExit as ended:
+        found = ended.code  # type: ignore[assignment]
+    assert found == code
+    assert said in capsys.readouterr().err
+
+
+# --- work shared by processes, and made-up stores -------------------------------------------------------------
+
+
+def test_results_come_in_order_and_few_wait() -> None:
+    taken: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(50):
+            taken.append(number)
+            yield number
+
+    results = in_processes(operator.neg, numbers(), processes=2)
+    assert [next(results) for _ in range(3)] == [0, -1, -2]
+    assert len(taken) < 10
+    assert list(results) == [-number for number in range(3, 50)]
+
+
+def test_a_process_that_dies_is_told_of() -> None:
+    with pytest.raises(ChildProcessError, match="A process that shared the work was killed"):
+        list(in_processes(os._exit, [3, 3], processes=2))
+
+
+def test_those_who_come_at_once_get_one_made_up_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from search_spaces.readers import bigearthnet_archive as module
+
+    made: list[Path] = []
+    make = module.make_archive
+
+    def counted(path: Path, **options: Any) -> None:
+        made.append(path)
+        make(path, **options)
+
+    monkeypatch.setattr(module, "make_archive", counted)
+    got: list[Path] = []
+    threads = [
+        threading.Thread(
+            target=lambda: got.append(made_up_store(tmp_path, patches=8, processes=1, show=False))
+        )
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(got) == 3
+    assert len(set(got)) == len(made) == 1
+    assert len(load_bigearthnet(got[0], "train")) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {got[0].name, f".{got[0].name}.lock"}
+    assert made_up_store(tmp_path, patches=8) == got[0]
+    assert len(made) == 1
+
+
+def test_what_is_made_does_not_lie_in_the_archive(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(archive.rglob("*"))
+    for out in (archive, archive / "BigEarthNet-S2", archive / "BigEarthNet-S2" / ".."):
+        assert main([str(archive), str(out)]) == 1
+        assert f"OUT is {out}, which holds the archive itself. Name another" in capsys.readouterr().err
+    assert sorted(archive.rglob("*")) == before
+
+
+def test_more_patches_than_there_are_is_said(archive: Path, tmp_path: Path) -> None:
+    listed = len(open_archive(archive).patches)
+    for asked, told in ((listed, False), (listed + 7, True)):
+        summary = convert(archive, tmp_path / str(asked), patches=asked, processes=1, show=False)
+        sentence = (
+            f"{listed + 7} patches were asked for, and the lists name {listed}: those are all there are"
+        )
+        assert (sentence in str(summary)) is told

@@ -1,0 +1,337 @@
+"""OIALR on Autoformer: each configuration trains, and what it is trained with is the source's."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import math
+import random
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from places import JOBS
+from stand_ins import series
+
+pytest.importorskip("transformers")
+
+import hpo
+import trainers
+from search_spaces import autoformer
+from search_spaces.networks.autoformer import correlated
+from search_spaces.readers.ett import FEATURES, load_parts
+from search_spaces.standalone import command_line
+
+TINY: dict[str, Any] = {
+    "stride": 4,
+    "horizon": 4,
+    "context": 8,
+    "start_token": 4,
+    "epochs": 2,
+    "batch_size": 8,
+    "dim": 16,
+    "linear_dim": 16,
+    "encoder_layers": 1,
+    "heads": 2,
+    "moving_average": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Waves of the length of a day and noise, hourly, of ETT's features: 25 windows to train with."""
+    lines, rng = [f"date,{','.join(FEATURES)}"], random.Random(0)
+    for hour in range(180):
+        values = [math.sin(2 * math.pi * (hour + 3 * i) / 24) + 0.1 * rng.gauss(0, 1) for i in range(7)]
+        time = datetime(2016, 7, 1) + timedelta(hours=hour)
+        lines.append(",".join((str(time), *map(str, values))))
+    path = tmp_path_factory.mktemp("data") / "waves.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def tiny(data: str, **changed: Any) -> autoformer.ForecastTask:
+    return autoformer.make_task(**{**TINY, "data": data, **changed})
+
+
+def test_random_configurations_train(data: str, tmp_path: Path) -> None:
+    task, rng = tiny(data), random.Random(1)
+    assert not task.constraints
+    configurations = [autoformer.default, autoformer.TUNED]
+    configurations += [task.space.decode(task.space.sample(rng)) for _ in range(5)]
+    for number, params in enumerate(configurations):
+        trial = hpo.Trial.alone(task.space.validate(params), directory=tmp_path / str(number), seed=number)
+        found = task.evaluate(trial)
+        assert isinstance(found, dict)
+        assert math.isfinite(found["value"]), params
+        assert set(found) == {"value", *autoformer.RECORDED}
+
+
+def test_the_fitness_is_the_smallest_error_and_the_model_is_the_one_that_had_it(data: str) -> None:
+    task = tiny(data, epochs=6)
+    # Learns, then is spoilt.
+    params = {**autoformer.default, "warmup_lr": 3e-3, "warmup_epochs": 10, "lr": 1.0, "min_lr": 1.0}
+    model, result = task.fit(params, seed=0, ranks=1, device="cpu")
+    errors = [entry["validation_loss"] for entry in result.history]
+    assert result.metrics["validation_loss"] == min(errors) < errors[-1]
+    scores = trainers.evaluate(
+        model,
+        load_parts(data, context=8, horizon=4, stride=4).validation,
+        metrics={"mse": lambda outputs, targets: ((outputs - targets) ** 2).mean()},
+        batch_size=5,
+    )
+    assert scores["mse"] == pytest.approx(min(errors), abs=1e-5)
+
+
+def test_it_learns(data: str) -> None:
+    """Forecasting the mean has an error of about 1; waves of a day can be told from one day."""
+    task = tiny(data, epochs=8, stride=1, context=24, start_token=12)
+    params = {**autoformer.default, "lr": 0.02, "warmup_lr": 5e-3, "sigma_cutoff": 0.01}
+    _, result = task.fit(params, seed=0, ranks=1, device="cpu")
+    assert result.metrics["validation_loss"] < 0.6
+
+
+def test_what_diverges_is_invalid(data: str, tmp_path: Path) -> None:
+    params = {**autoformer.default, "lr": 1e30, "warmup_lr": 1e30, "min_lr": 1e30}
+    found = tiny(data).evaluate(hpo.Trial.alone(params, directory=tmp_path))
+    assert isinstance(found, dict)
+    assert not math.isfinite(found["value"])
+
+
+@pytest.mark.parametrize(("first", "last"), [(False, False), (True, False), (False, True)])
+def test_first_and_last_layer_are_the_embedding_and_the_projection(
+    data: str, first: bool, last: bool
+) -> None:
+    params = {**autoformer.default, "full_rank_first_layer": first, "full_rank_last_layer": last}
+    _, result = tiny(data, epochs=1).fit(params, seed=0, ranks=1, device="cpu")
+    low = {name.removeprefix("rank/model.") for name in result.metrics if name.startswith("rank/")}
+    assert ("encoder.value_embedding.value_projection" in low) == (not first)
+    assert ("decoder.seasonality_projection" in low) == (not last)
+    attention = {f"self_attn.{name}_proj" for name in "qkv"} | {"self_attn.out_proj", "fc1", "fc2"}
+    assert {f"encoder.layers.0.{name}" for name in attention} <= low
+    assert {"decoder.value_embedding.value_projection", "decoder.layers.0.trend_projection"} <= low
+
+
+def test_settings_of_the_source_reach_the_trainer(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    result = trainers.Result(metrics={}, history=(), reason="finished")
+    monkeypatch.setattr(trainers, "train", lambda *given, **named: seen.append(named) or result)
+    tiny(data, epochs=10).fit(autoformer.default, seed=0, ranks=4, device="cpu")
+    (named,) = seen
+    assert named["batch_size"] == 2
+    assert named["schedule"].warmup_epochs == pytest.approx(2 * 10 / 20)
+    method = named["method"]
+    assert not method.full_rank_warmup
+    assert method.delay == pytest.approx(600 / 21_500)
+    assert method.update_every == pytest.approx(400 / 21_500)
+    assert named["early_stopping"].patience == 3
+    assert named["early_stopping"].restore_best
+    outputs, targets = torch.tensor([[0.0, 4.0]]), torch.tensor([[1.0, 1.0]])
+    assert named["loss"](outputs, targets) == 5.0
+    assert named["metrics"]["mae"](outputs, targets) == 2.0
+
+
+class Stopping(hpo.Trial):
+    """Is asked to stop before the given step."""
+
+    __slots__ = ("left",)
+
+    def should_checkpoint(self) -> bool:
+        self.left -= 1
+        return bool(self.left < 0)
+
+
+def test_an_interrupted_evaluation_goes_on_bit_for_bit(data: str, tmp_path: Path) -> None:
+    task = tiny(data)
+    params = {**autoformer.default, "update_every": 2000, "sigma_cutoff": 0.7, "full_rank_first_layer": False}
+    expected = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "whole"))
+    stopped = Stopping.alone(params, directory=tmp_path / "pieces")
+    assert isinstance(stopped, Stopping)
+    stopped.left = 5
+    with pytest.raises(trainers.Interrupted):
+        task.evaluate(stopped)
+    found = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "pieces"))
+    assert isinstance(found, dict)
+    assert isinstance(expected, dict)
+    assert expected["trainable_fraction"] < 0.95
+    assert {k: v for k, v in found.items() if k != "train_s"} == {
+        k: v for k, v in expected.items() if k != "train_s"
+    }
+
+
+def test_the_network_is_of_the_published_size(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables A.4 and A.5; parameters counted from the layers of transformers' model at these widths."""
+    monkeypatch.chdir(tmp_path)
+    series(tmp_path / "data" / "ETTm2.csv")
+    campaign = hpo.Campaign.from_file(JOBS / "autoformer.toml")
+    search, options = campaign.settings.search_of(0), campaign.settings.task_options
+    assert (search.crossover, search.mutation, search.random, search.migration) == (0.7, 0.4, 0.1, 0.9)
+    assert campaign.settings.layout.islands == 4
+    assert {k: options[k] for k in ("start_token", "batch_size", "epochs", "patience", "dropout")} == {
+        "start_token": 48, "batch_size": 32, "epochs": 20, "patience": 3, "dropout": 0.05,
+    }  # fmt: skip
+    model = autoformer.untrained(autoformer.default, **{**options, "data": data, "horizon": 4})
+    # Seven values and their two scales, and four features of an hour.
+    inputs, norm = 7 * 3 + 4, 2 * 512
+    attention = 4 * (512**2 + 512)
+    linear = 2 * 512 * 2048 + 2048 + 512
+    embedding = inputs * 512 + norm
+    encoder = embedding + 2 * (attention + linear + 2 * norm)
+    decoder = embedding + 2 * attention + linear + 3 * norm + 3 * 512 * inputs + 512 * inputs + inputs
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == encoder + decoder
+
+
+def test_a_forecast_is_seasonal_part_and_trend_of_the_points_asked_for(data: str) -> None:
+    model = tiny(data).network().eval()
+    inputs, targets = load_parts(data, context=8, horizon=4, stride=4).test.read_batch(torch.arange(3))
+    with torch.no_grad():
+        found = model(**inputs)
+        # Of transformers' own pieces, and with the real future where zeros were given.
+        whole = model.model(
+            **inputs,
+            past_observed_mask=torch.ones_like(inputs["past_values"]),
+            future_values=targets,
+            use_cache=False,
+        )
+    assert found.shape == targets.shape == (3, 4, 7)
+    assert torch.equal(found, (whole.trend + whole.last_hidden_state)[:, 4:, :7])
+
+
+def by_definition(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, delays: int
+) -> torch.Tensor:
+    """Wu et al., Eqs. 4 to 6, of one sample (points, channels), with loops."""
+    points = len(queries)
+    agreement = torch.zeros(points, dtype=torch.float64)
+    for delay in range(points):
+        for point in range(points):
+            agreement[delay] += (queries[(point + delay) % points] * keys[point]).mean()
+    chosen = agreement.argsort(descending=True)[:delays]
+    weights = agreement[chosen].softmax(0)
+    result = torch.zeros(points, values.shape[1], dtype=torch.float64)
+    for delay, weight in zip(chosen.tolist(), weights, strict=True):
+        for point in range(points):
+            result[point] += weight * values[(point + delay) % points]
+    return result
+
+
+@pytest.mark.parametrize("seen", [5, 12, 20])
+def test_auto_correlation_is_the_published_one(seen: int) -> None:
+    queries = torch.randn(3, 12, 4, dtype=torch.float64)
+    keys, values = (torch.randn(3, seen, 4, dtype=torch.float64) for _ in range(2))
+    zeros = torch.zeros(3, max(0, 12 - seen), 4, dtype=torch.float64)
+    found = correlated(queries, keys, values, factor=1, shared=False)
+    for sample in range(3):
+        full = [torch.cat([part[sample, :12], zeros[sample]]) for part in (keys, values)]
+        # ln 12 is 2.48.
+        assert torch.allclose(found[sample], by_definition(queries[sample], *full, delays=2))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_one_window_is_attended_to_as_by_transformers(data: str, training: bool) -> None:
+    from transformers.models.autoformer.modeling_autoformer import AutoformerAttention
+
+    model = tiny(data).network().train(training)
+    found = [module for module in model.modules() if isinstance(module, AutoformerAttention)]
+    assert len(found) == 3
+    inputs, others = torch.randn(1, 12, 16), torch.randn(1, 30, 16)
+    for layer in found:
+        for source in (None, others):
+            expected = AutoformerAttention.forward(layer, inputs, key_value_states=source)[0]
+            assert torch.allclose(layer(inputs, key_value_states=source)[0], expected, atol=1e-6)
+
+
+def test_a_forecast_does_not_depend_on_what_else_is_in_the_batch(data: str) -> None:
+    torch.manual_seed(0)
+    model = tiny(data).network().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    inputs, _ = load_parts(data, context=8, horizon=4, stride=4).test.read_batch(torch.arange(5))
+    with torch.no_grad():
+        together = model(**inputs)
+        apart = [model(**{name: part[i : i + 1] for name, part in inputs.items()}) for i in range(5)]
+    assert torch.allclose(together, torch.cat(apart), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"horizon": 0}, "horizon = 0: must be a whole number of at least 1"),
+        ({"start_token": 9}, "start_token = 9: must be from 1 to context = 8"),
+        ({"heads": 3}, "heads = 3: must be a divisor of dim = 16"),
+        ({"moving_average": 24}, "moving_average = 24: must be odd"),
+        ({"dropout": 1.0}, "dropout = 1.0: must be a number of at least 0 and below 1"),
+        ({"patience": 0}, "patience = 0: must be a whole number of at least 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(data: str, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(hpo.UsageError, match=told):
+        tiny(data, **options)
+
+
+def test_without_transformers_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(autoformer, "find_spec", lambda name: None if name == "transformers" else real(name))
+    assert main("--epochs", "1") == 2
+    assert "Run: bash jobs/setup.sh forecasting" in capsys.readouterr().err
+
+
+def test_campaign_files_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    series(tmp_path / "data" / "ETTm2.csv")
+    for name in ("autoformer", "autoformer_small"):
+        campaign = hpo.Campaign.from_file(JOBS / f"{name}.toml")
+        assert isinstance(campaign.task, autoformer.ForecastTask)
+
+
+def test_options_are_plain_values_that_a_file_and_a_command_line_can_give() -> None:
+    for keyword in inspect.signature(autoformer.make_task).parameters.values():
+        assert type(keyword.default) in (str, int, float), keyword
+
+
+def main(*arguments: str) -> int:
+    return command_line.main(
+        "search_spaces.autoformer",
+        autoformer.make_task,
+        autoformer.test_error,
+        arguments,
+        network=autoformer.untrained,
+    )
+
+
+def test_one_configuration_is_trained_tested_and_written(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, path = tmp_path / "best.json", tmp_path / "model.safetensors"
+    config.write_text(json.dumps({"id": "0-0-0", "params": autoformer.default}))
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**TINY, "epochs": 1}.items()]
+    assert (
+        main(
+            f"--config={config}",
+            f"--data={data}",
+            *flags,
+            "--export",
+            str(path),
+            "--merge",
+            f"--directory={tmp_path}",
+        )
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    # Standardised waves: near 1 before anything is learnt.
+    assert 0.3 < found["test"] < 3
+    model = trainers.load_model(tiny(data).network(), path)
+    scores = trainers.evaluate(
+        model,
+        load_parts(data, context=8, horizon=4, stride=4).validation,
+        metrics={"mse": torch.nn.functional.mse_loss},
+        batch_size=64,
+    )
+    assert scores["mse"] == pytest.approx(found["value"], abs=1e-4)

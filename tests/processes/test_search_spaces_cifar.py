@@ -1,0 +1,487 @@
+"""The campaigns on CIFAR: each of their configurations trains, or is rejected by a stated constraint."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+import random
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gloo import run_ranks
+from places import JOBS
+from stand_ins import cifar_archive
+
+import hpo
+import trainers
+from hpo.config import reader as config
+from search_spaces import assignment, daso_intervals, vit_ab, vit_oialr
+from search_spaces.building_blocks.image_task import ImageTask
+from search_spaces.standalone import command_line
+from search_spaces.standalone.trained_models import Trained, export
+
+MODULES = [vit_oialr, vit_ab, daso_intervals, assignment]
+
+# Two epochs of ten steps.
+FAST: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 2,
+    "train_samples": 20,
+    "validation_part": 0.05,
+    "augmentation": "rand-augment",
+}
+SMALL: dict[ModuleType, dict[str, Any]] = {
+    vit_oialr: {"dim": 24, "depth": 1},
+    vit_ab: {"dim": 24, "depth": 1},
+    daso_intervals: {
+        "network": "resnet20",
+        "width": 2,
+        "warmup_epochs": 0,
+        "cooldown_epochs": 0,
+        "ranks_per_node": 1,
+    },
+    assignment: {"width": 2},
+}
+
+
+def fast(module: ModuleType, **changed: Any) -> ImageTask:
+    return module.make_task(**{**FAST, **SMALL[module], **changed})
+
+
+def drawn(task: hpo.Task, count: int, seed: int) -> list[dict[str, Any]]:
+    """Random configurations that the constraints allow."""
+    rng, found = random.Random(seed), []
+    while len(found) < count:
+        params = task.space.decode(task.space.sample(rng))
+        if all(constraint(params) for constraint in task.constraints):
+            found.append(dict(params))
+    return found
+
+
+def trained(rank: int, name: str, options: dict[str, Any], configurations: list[Any], root: str) -> list[Any]:
+    """Of each configuration the objectives and the metrics, on the ranks of the group."""
+    torch.set_num_threads(1)
+    module = importlib.import_module(name)
+    task = module.make_task(**options)
+    size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    results = []
+    for number, params in enumerate(configurations):
+        trial = hpo.Trial.alone(params, directory=f"{root}/{number}", rank=rank, size=size, seed=number)
+        results.append(task.evaluate(trial))
+    return results
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_random_configurations_train(module: ModuleType, tmp_path: Path) -> None:
+    options = {**FAST, **SMALL[module]}
+    task = module.make_task(**options)
+    configurations = [dict(task.default), *drawn(task, 6, seed=1)]
+    if module is vit_oialr:
+        found = trained(0, module.__name__, options, configurations, str(tmp_path))
+    else:
+        ranks = 4 if module is assignment else 2
+        each = run_ranks(ranks, trained, module.__name__, options, configurations, str(tmp_path))
+        found = each[0]
+    assert len(found) == 7
+    for params, metrics in zip(configurations, found, strict=True):
+        for name in task.objectives:
+            assert math.isfinite(metrics[name]), (params, metrics)
+
+
+def test_vgg16_trains_too(tmp_path: Path) -> None:
+    options = {**FAST, "network": "vgg16", "width": 4, "epochs": 1}
+    configurations = drawn(vit_ab.make_task(**options), 1, seed=2)
+    found = run_ranks(2, trained, "search_spaces.vit_ab", options, configurations, str(tmp_path))[0]
+    assert all(math.isfinite(metrics["value"]) for metrics in found)
+
+
+def refusals(
+    rank: int, name: str, options: dict[str, Any], configurations: list[Any], root: str
+) -> list[bool]:
+    """Of each configuration whether training it is refused, asked of the task itself."""
+    found = []
+    for params in configurations:
+        try:
+            trained(rank, name, options, [params], root)
+        except (ValueError, hpo.UsageError):
+            found.append(True)
+        else:
+            found.append(False)
+    return found
+
+
+def said_otherwise(params: dict[str, Any], ranks: int = 4) -> bool:
+    """Whether a simpler configuration means the same: copies on all ranks, or one part that is all ranks."""
+    return ranks in (params.get("copies"), params["household"], params["household"] * params["neighbourhood"])
+
+
+@pytest.mark.parametrize("module", [vit_oialr, daso_intervals, assignment])
+def test_constraints_refuse_what_would_not_train(module: ModuleType, tmp_path: Path) -> None:
+    options = {**FAST, **SMALL[module]}
+    task = module.make_task(**options)
+    rng, refused = random.Random(3), []
+    for _ in range(200):
+        params = task.space.decode(task.space.sample(rng))
+        if not all(constraint(params) for constraint in task.constraints):
+            refused.append(dict(params))
+    assert 0 < len(refused) < 200
+    if module is assignment:
+        several = [params for params in refused if not said_otherwise(params)]
+        found = run_ranks(4, refusals, module.__name__, options, several, str(tmp_path))
+        assert found == [[True] * len(several)] * 4
+    else:
+        assert refusals(0, module.__name__, options, refused[:10], str(tmp_path)) == [True] * 10
+
+
+def test_vit_ab_needs_no_constraint() -> None:
+    assert not fast(vit_ab).constraints
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_campaign_files_are_valid(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for archive in ("cifar-10", "cifar-100"):
+        cifar_archive(tmp_path / "data" / f"{archive}-binary.tar.gz")
+    name = module.__name__.split(".")[1]
+    files = sorted(JOBS.glob(f"{name}*.toml"))
+    assert {f"{name}.toml", f"{name}_small.toml"} <= {file.name for file in files}
+    for file in [*files, *(JOBS.glob("vgg_ab*.toml") if module is vit_ab else ())]:
+        settings = config.read_file(file)
+        campaign = hpo.Campaign.from_file(file)
+        assert isinstance(campaign.task, ImageTask)
+        assert settings.task == f"{module.__name__}:make_task"
+        ranks = campaign.task._ranks
+        assert ranks in (None, settings.layout.ranks_per_worker)
+
+
+def test_the_sources_settings_are_in_the_campaign_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables A.2 and A.3."""
+    monkeypatch.chdir(tmp_path)
+    cifar_archive(tmp_path / "data" / "cifar-10-binary.tar.gz")
+    campaign = hpo.Campaign.from_file(JOBS / "vit_oialr.toml")
+    search, options = campaign.settings.search_of(0), campaign.settings.task_options
+    assert (search.crossover, search.mutation, search.random, search.migration) == (0.7, 0.4, 0.1, 0.9)
+    assert campaign.settings.layout.islands == 8
+    assert options["batch_size"] == 1024
+    assert options["precision"] == "bf16"
+    model = vit_oialr.untrained(vit_oialr.default, **{**options, "data": "digits"})
+    blocks = 6 * (4 * 768**2 + 768 + 2 * 768 * 3072 + 3072 + 768 + 4 * 768)
+    around = 3 * 64 * 768 + 768 + 768 + 17 * 768 + 2 * 768 + 7690
+    assert sum(parameter.numel() for parameter in model.parameters()) == blocks + around
+
+
+def test_steps_are_parts_of_the_source_s_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(trainers, "train", lambda *given, **named: seen.append(named) or _Nothing())
+    task = fast(vit_oialr, epochs=25)
+    task.fit(
+        {**vit_oialr.default, "delay": 1225, "update_every": 245},
+        task.options.parts(),
+        seed=0,
+        ranks=1,
+        device="cpu",
+    )
+    assert seen[0]["method"].delay == pytest.approx(0.2)
+    assert seen[0]["method"].update_every == pytest.approx(0.04)
+    assert seen[0]["schedule"].warmup_epochs == pytest.approx(10 * 25 / 125)
+
+
+class _Nothing:
+    metrics: dict[str, float] = {}  # noqa: RUF012
+
+
+def test_seconds_leave_out_what_held_up_some_epochs() -> None:
+    totals = [2.0, 3.0, 4.0, 14.0, 15.0]
+    history = tuple({"train_s": total, "accuracy": 0.5} for total in totals)
+    result = trainers.Result(metrics=dict(history[-1]), history=history, reason="finished")
+    assert daso_intervals.time_and_accuracy(result, 100) == {"seconds": 5.0, "accuracy": 0.5}
+
+
+def fitted(rank: int, params: list[dict[str, int]], options: dict[str, Any]) -> list[Any]:
+    """Of each run the result, and its judgement by counting."""
+    torch.set_num_threads(1)
+    task = daso_intervals.make_task(**options)
+    parts = task.options.parts()
+    runs = [task.fit(one, parts, seed=0, ranks=2, device="cpu")[1] for one in params]
+    return [(run.metrics["synchronisations"], task.judge(run, task.optimizer_steps(parts))) for run in runs]
+
+
+def test_steps_count_what_the_link_makes_wait() -> None:
+    # Three epochs of 20 steps; the first and the last synchronise at each step and wait for all of it.
+    options: dict[str, Any] = {
+        "epochs": 3, "batch_size": 2, "train_samples": 40, "validation_part": 0.05, "width": 4,
+        "ranks_per_node": 1, "steps_on_link": 3.0,
+    }  # fmt: skip
+    # B, S and, of the cycling epoch, how often nodes synchronise and the steps waited: at its end always all three.
+    expected = [(1, 0, 20, 60), (1, 1, 20, 41), (4, 1, 5, 11), (4, 4, 5, 3), (8, 2, 3, 5), (32, 0, 1, 3)]
+    params = [{"sync_every": every, "sync_delay": delay} for every, delay, _, _ in expected]
+    found = run_ranks(2, fitted, params, options)[0]
+    for (every, delay, synchronisations, waited), (counted, judged) in zip(expected, found, strict=True):
+        assert counted == 40 + synchronisations, (every, delay)
+        assert judged["steps"] == 60 + 40 * 3 + waited, (every, delay)
+
+
+def test_time_of_daso_is_measured_or_counted() -> None:
+    assert [*daso_intervals.make_task(steps_on_link=0.0).objectives] == ["seconds", "accuracy"]
+    assert [*daso_intervals.make_task(steps_on_link=2.0).objectives] == ["steps", "accuracy"]
+
+
+def test_a_task_for_four_ranks_says_so() -> None:
+    with pytest.raises(
+        hpo.UsageError, match=r"ranks_per_worker = 4 is what this task is for, and there are 1"
+    ):
+        task = fast(assignment)
+        task.fit(assignment.default, task.options.parts(), seed=0, ranks=1, device="cpu")
+
+
+class Stopping(hpo.Trial):
+    """Is asked to stop before the given step."""
+
+    __slots__ = ("left",)
+
+    def should_checkpoint(self) -> bool:
+        self.left -= 1
+        return bool(self.left < 0)
+
+
+def test_an_interrupted_evaluation_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    task = fast(vit_oialr)
+    params = {**vit_oialr.default, "lr": 1e-3, "warmup_epochs": 1, "delay": 1500}
+    expected = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "whole"))
+    stopped = Stopping.alone(params, directory=tmp_path / "pieces")
+    assert isinstance(stopped, Stopping)
+    stopped.left = 13
+    with pytest.raises(trainers.Interrupted):
+        task.evaluate(stopped)
+    found = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "pieces"))
+    assert {k: v for k, v in found.items() if k[-2:] != "_s"} == {
+        k: v for k, v in expected.items() if k[-2:] != "_s"
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_options_are_plain_values_that_a_file_and_a_command_line_can_give(module: ModuleType) -> None:
+    for keyword in inspect.signature(module.make_task).parameters.values():
+        assert keyword.default is None or type(keyword.default) in (str, int, float), keyword
+
+
+def test_the_best_beside_a_default_is_the_most_accurate_that_costs_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(JOBS))
+    compare = importlib.import_module("compare")
+    objectives = {"steps": "minimize", "accuracy": "maximize"}
+    front = [
+        SimpleNamespace(objectives={"steps": steps, "accuracy": accuracy})
+        for steps, accuracy in ((1.0, 0.5), (2.0, 0.7), (3.0, 0.8), (4.0, 0.9))
+    ]
+
+    def chosen(steps: float, accuracy: float) -> float:
+        default = SimpleNamespace(objectives={"steps": steps, "accuracy": accuracy})
+        found = compare.best_beside(SimpleNamespace(front=front), default, objectives)
+        return float(found.objectives["steps"])
+
+    assert chosen(3.5, 0.6) == 3.0
+    assert chosen(2.0, 0.6) == 2.0  # costs as much and is more accurate
+    assert chosen(3.0, 0.8) == 4.0  # is on the front itself: nothing dominates it
+    assert compare.tested(objectives) == ("accuracy", "maximize")
+    best = SimpleNamespace()
+    assert compare.best_beside(SimpleNamespace(best=best), None, {"value": "maximize"}) is best
+
+
+# K folds
+
+
+def test_the_fitness_is_the_mean_over_folds_of_all_training_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"train_samples": 41, "epochs": 1, "augmentation": "none", "width": 4, "network": "perceptron"}
+    task = fast(daso_intervals, folds=3, **options)
+    seen: list[tuple[list[bytes], list[int]]] = []
+    whole, train = task.options.parts(), trainers.train
+
+    def spied(model: Any, train_set: Any, validation_set: Any, **named: Any) -> Any:
+        back = (validation_set.tensors[0] * whole.deviation + whole.mean).round().to(torch.uint8)
+        seen.append(([image.numpy().tobytes() for image in back], validation_set.tensors[1].tolist()))
+        assert len(train_set) + len(validation_set) == 41
+        return train(model, train_set, validation_set, **named)
+
+    monkeypatch.setattr(trainers, "train", spied)
+    trial = hpo.Trial.alone(dict(task.default), directory=tmp_path)
+    found = task.evaluate(trial)
+    # Each image is held back once, with its own class.
+    held = sorted(
+        (image, one) for images, classes in seen for image, one in zip(images, classes, strict=True)
+    )
+    pixels, classes = whole.train.pixels, whole.train.classes.tolist()
+    assert held == sorted((image.numpy().tobytes(), one) for image, one in zip(pixels, classes, strict=True))
+    # Steps of two images each, of 27 or 28 images; alone no two nodes synchronise.
+    assert found["steps"] == 14
+    assert found["accuracy_deviation"] > 0
+    assert [len(images) for images, _ in seen] == [14, 14, 13]
+    each = [json.loads((tmp_path / f"fold-{one}" / "result.json").read_text()) for one in range(3)]
+    assert found["accuracy"] == pytest.approx(sum(one["accuracy"] for one in each) / 3)
+
+
+def test_with_folds_the_test_part_is_met_by_a_network_trained_on_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = fast(vit_oialr, folds=2, train_samples=None)
+    seen: list[tuple[int, object, object]] = []
+
+    def nothing(model: Any, train_set: Any, validation_set: Any, **named: Any) -> Any:
+        seen.append((len(train_set), validation_set, named["seed"]))
+        return _Nothing()
+
+    monkeypatch.setattr(trainers, "train", nothing)
+    assert 0 <= task.test(task.default, seeds=range(2)) <= 1
+    assert seen == [(900, None, 0), (900, None, 1)]
+
+
+# From search to use
+
+QUICK = ["--epochs", "2", "--batch-size", "4", "--train-samples", "32", "--dim", "24", "--depth", "2"]
+LOW = ["--delay", "1000", "--update-every", "300", "--sigma-cutoff", "0.5", "--lr", "1e-3"]
+
+
+def main(*arguments: str) -> int:
+    return command_line.main(
+        "search_spaces.vit_oialr",
+        vit_oialr.make_task,
+        vit_oialr.test_accuracy,
+        arguments,
+        network=vit_oialr.untrained,
+    )
+
+
+@pytest.mark.parametrize("merge", [[], ["--merge"]])
+def test_one_configuration_is_trained_and_its_model_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], merge: list[str]
+) -> None:
+    path = tmp_path / "model.safetensors"
+    where = ["--directory", str(tmp_path / "run"), "--export", str(path)]
+    assert main(*QUICK, *LOW, *where, *merge) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exported"] == str(path)
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata, names = file.metadata(), set(file.keys())
+    params, options = json.loads(metadata["params"]), json.loads(metadata["options"])
+    assert params == found["params"]
+    plain = vit_oialr.untrained(params, **options)
+    assert (names == plain.state_dict().keys()) == bool(merge)
+    model = trainers.load_model(plain, path)
+    # The oracle: the accuracy that the run itself ended with.
+    again = trainers.evaluate(
+        model,
+        vit_oialr.make_task(**options).options.parts().validation,
+        metrics={"loss": torch.nn.functional.cross_entropy},
+        batch_size=256,
+    )
+    assert again["loss"] == pytest.approx(found["validation_loss"], abs=1e-4)
+
+
+def test_the_best_of_a_campaign_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "campaign.toml"
+    directory = tmp_path / "run"
+    file.write_text(
+        f"""
+        task = "search_spaces.vit_oialr:make_task"
+        directory = "{directory}"
+        evaluations = 2
+        [search]
+        kind = "random"
+        [task_options]
+        epochs = 2
+        batch_size = 4
+        train_samples = 32
+        dim = 24
+        depth = 2
+        """
+    )
+    hpo.Campaign.from_file(file).run()
+    best = hpo.Result(directory).best
+    path = tmp_path / "best.safetensors"
+    assert main("--campaign", str(directory), "--export", str(path), "--merge") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == best.id
+    options = {"epochs": 2, "batch_size": 4, "train_samples": 32, "dim": 24, "depth": 2}
+    model = trainers.load_model(vit_oialr.untrained(best.params, **options), path)
+    scores = trainers.evaluate(
+        model,
+        vit_oialr.make_task(**options).options.parts().validation,
+        metrics={"loss": torch.nn.functional.cross_entropy},
+        batch_size=256,
+    )
+    assert scores["loss"] == pytest.approx(best.metrics["validation_loss"], abs=1e-4)
+    assert main("--campaign", str(directory), "--export", str(path), "--id", "9-9-9") == 2
+    assert "has no individual 9-9-9" in capsys.readouterr().err
+    (checkpoint,) = (directory / "evaluations" / best.id).glob("checkpoint-*")
+    checkpoint.rename(tmp_path / "away")
+    assert main("--campaign", str(directory), "--export", str(path)) == 2
+    assert "has no checkpoint" in capsys.readouterr().err
+    wrong = command_line.main(
+        "search_spaces.vit_ab",
+        vit_ab.make_task,
+        None,
+        ["--campaign", str(directory), "--export", str(path)],
+        network=vit_ab.untrained,
+    )
+    assert wrong == 2
+    assert "python -m search_spaces.vit_oialr" in capsys.readouterr().err
+
+
+def test_the_test_is_the_mean_of_as_many_trainings_as_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(vit_oialr.default))
+    config = ["--config", str(file)]
+    assert main(*QUICK, *config, "--test-seeds", "2") == 0
+    found = json.loads(capsys.readouterr().out)["test"]
+    options = {"epochs": 2, "batch_size": 4, "train_samples": 32, "dim": 24, "depth": 2}
+    each = [
+        vit_oialr.test_accuracy(vit_oialr.default, ranks=1, device="cpu", seeds=[seed], **options)
+        for seed in range(2)
+    ]
+    assert found == pytest.approx(sum(each) / 2)
+    for wrong in ("0", "-1", "many"):
+        assert main(*QUICK, *config, "--test-seeds", wrong) == 2
+        assert f"{wrong}: must be a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_folds_leave_a_model_each_and_say_how_to_come_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--directory", str(tmp_path / "run"), "--export", str(tmp_path / "model.safetensors")]
+    assert main(*QUICK, "--folds", "2", *where) == 2
+    assert "trains a model for each fold, and --export writes one. Add --folds 0" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main(*QUICK, "--folds", "2", *where[:2]) == 0
+    with pytest.raises(hpo.UsageError, match="holds a model of each fold"):
+        export(
+            Trained(params={}, options={}, directory=tmp_path / "run"),
+            tmp_path / "model.safetensors",
+            module="search_spaces.vit_oialr",
+            network=vit_oialr.untrained,
+            merge=False,
+        )
+    assert main("--test-seeds", "2") == 2
+    assert "add --config FILE" in capsys.readouterr().err
+
+
+def test_the_rate_drops_at_half_and_three_quarters() -> None:
+    schedule = trainers.Drops(at=(0.5, 0.75), factor=0.1)
+    rates = [schedule.rate(0.1, epoch=epoch, epochs=182.0) for epoch in (0, 90.99, 91, 136.4, 136.5, 181)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    with pytest.raises(ValueError, match="at must be parts of the run"):
+        trainers.Drops(at=(0.5, 1.0))

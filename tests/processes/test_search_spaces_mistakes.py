@@ -1,0 +1,556 @@
+"""A user's mistake is one sentence that names value, rule and remedy, before anything is trained; nothing is lost."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import stand_ins
+import torch
+
+import hpo
+import trainers
+from hpo.task.task import load_task
+from search_spaces import (
+    assignment,
+    autoformer,
+    bigearthnet,
+    daso_intervals,
+    digits,
+    sources,
+    vit_ab,
+    vit_oialr,
+)
+from search_spaces.building_blocks import image_task
+from search_spaces.readers import augmentation, cifar, published, small_images
+from search_spaces.standalone import command_line
+from search_spaces.standalone.torchrun import Place
+
+IMAGES: list[ModuleType] = [vit_oialr, vit_ab, daso_intervals, assignment]
+ALL: list[ModuleType] = [*IMAGES, digits, autoformer, bigearthnet]
+QUICK = ["--epochs", "2", "--batch-size", "4", "--train-samples", "32", "--dim", "24", "--depth", "1"]
+OPTIONS: dict[str, Any] = {"epochs": 2, "batch_size": 4, "train_samples": 32, "dim": 24, "depth": 1}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no data."""
+    monkeypatch.chdir(tmp_path)
+
+
+def main(module: ModuleType, *arguments: str) -> int:
+    """As ``python -m``."""
+    tests = {digits: "test_accuracy", autoformer: "test_error", bigearthnet: "test_f1"}
+    return command_line.main(
+        module.__name__,
+        module.make_task,
+        getattr(module, tests.get(module, "test_accuracy")),
+        arguments,
+        network=getattr(module, "untrained", None),
+    )
+
+
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
+    """The one sentence with which a command is refused; nothing is trained meanwhile."""
+
+    def trained(*_: object, **__: object) -> None:
+        pytest.fail("something was trained")
+
+    def refuse(module: ModuleType, *arguments: str) -> str:
+        monkeypatch.setattr(trainers, "train", trained)
+        assert main(module, *arguments) == 2
+        shown = capsys.readouterr()
+        assert not shown.out
+        assert shown.err.startswith(f"{module.__name__}: ")
+        assert shown.err.count("\n") == 1
+        return shown.err
+
+    yield refuse
+
+
+# Options
+
+
+def campaign_file(home: Path, module: ModuleType, options: dict[str, Any]) -> Path:
+    """Of two random configurations, in ``home``/run."""
+    lines = [
+        f'task = "{module.__name__}:make_task"',
+        f'directory = "{home / "run"}"',
+        "evaluations = 2",
+        '[search]\nkind = "random"\n[task_options]',
+        *(f"{name} = {json.dumps(value)}" for name, value in options.items()),
+    ]
+    path = home / "campaign.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [
+        ("epochs", 0, "a whole number of at least 1"),
+        ("epochs", "one", "a whole number of at least 1"),
+        ("epochs", True, "a whole number of at least 1"),
+        ("batch_size", 0, "a whole number of at least 1"),
+        ("batch_size", 2.5, "a whole number of at least 1"),
+        ("validation_part", 1.5, "a number above 0 and below 1"),
+        ("validation_part", 0, "a number above 0 and below 1"),
+        ("validation_part", float("nan"), "a number above 0 and below 1"),
+        ("folds", -1, "0, or a whole number of at least 2"),
+        ("augmentation", "zz", "'none' or 'crop' or 'crop-flip' or 'rand-augment'"),
+        ("precision", "fp8", "'fp32' or 'bf16'"),
+        ("precision", 32, "'fp32' or 'bf16'"),
+        ("loader_processes", -1, "a whole number of at least 0"),
+        ("train_samples", 0, "a whole number of at least 1, or left out"),
+        ("data", "", "a folder or an archive with CIFAR-10"),
+        ("data", 3, "a folder or an archive with CIFAR-10"),
+    ],
+)
+@pytest.mark.parametrize("module", IMAGES)
+def test_options_of_all_campaigns_on_images(
+    module: ModuleType, option: str, value: object, rule: str
+) -> None:
+    with pytest.raises(hpo.UsageError) as told:
+        module.make_task(**{option: value})
+    assert str(told.value).startswith(f"{option} = {value!r}: must be {rule}")
+    assert "Correct it." in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "told"),
+    [
+        (vit_oialr, {"dim": 50}, "heads = 6: must be a divisor of dim = 50"),
+        (vit_oialr, {"depth": 0}, "depth = 0: must be a whole number of at least 1"),
+        (vit_oialr, {"heads": True}, "heads = True: must be a whole number"),
+        (vit_oialr, {"train_samples": 451}, "train_samples = 451: digits has 450 to train with"),
+        (vit_oialr, {"folds": 400, "train_samples": 100}, "folds = 400: each needs a sample, and there are"),
+        (vit_ab, {"lr": 0.0}, "lr = 0.0: must be a number above 0"),
+        (vit_ab, {"lr": "fast"}, "lr = 'fast': must be a number above 0"),
+        (vit_ab, {"weight_decay": -1}, "weight_decay = -1: must be a number of at least 0"),
+        (vit_ab, {"group_size": 0}, "group_size = 0: must be a whole number of at least 1"),
+        (vit_ab, {"width": 0}, "width = 0: must be a whole number of at least 1"),
+        (vit_ab, {"network": ["vit"]}, "network = ['vit']: must be 'vit' or 'vgg16'"),
+        (vit_ab, {"folds": 1}, "folds = 1: must be 0, or a whole number of at least 2"),
+        (
+            vit_ab,
+            {"epochs": 2, "warmup_epochs": 10.0},
+            "warmup_epochs = 10.0: must be a number from 0 to the",
+        ),
+        (daso_intervals, {"steps_on_link": -1}, "steps_on_link = -1: must be"),
+        (daso_intervals, {"network": "vgg"}, "network = 'vgg': must be 'resnet20' or 'perceptron'"),
+        (daso_intervals, {"epochs": 2}, "warmup_epochs = 1 and cooldown_epochs = 1: must leave some"),
+        (daso_intervals, {"warmup_epochs": 0.5}, "warmup_epochs = 0.5: must be a whole number"),
+        (daso_intervals, {"ranks_per_node": 0}, "ranks_per_node = 0: must be a whole number"),
+        (assignment, {"ranks_per_worker": 0}, "ranks_per_worker = 0: must be a whole number of at least 1"),
+        (assignment, {"lr": float("inf")}, "lr = inf: must be a number above 0"),
+        (digits, {"data": "cifar"}, "data = 'cifar': must be 'digits' or 'fashion-mnist'"),
+        (digits, {"epochs": "one"}, "epochs = 'one': must be a whole number of at least 1"),
+        (digits, {"train_samples": 225}, "train_samples = 225: digits has 224 to train with"),
+        (digits, {"batch_size": False}, "batch_size = False: must be a whole number"),
+        (autoformer, {"horizon": 4.0}, "horizon = 4.0: must be a whole number of at least 1"),
+        (autoformer, {"dim": 0}, "dim = 0: must be a whole number of at least 1"),
+        (autoformer, {"dropout": "no"}, "dropout = 'no': must be a number of at least 0 and below 1"),
+        (autoformer, {"loader_processes": -1}, "loader_processes = -1: must be a whole number of at least 0"),
+        (bigearthnet, {"small": 1}, "small = 1: must be true or false"),
+        (bigearthnet, {"small": True, "epochs": 0}, "epochs = 0: must be a whole number of at least 1, or"),
+        (bigearthnet, {"small": True, "precision": "fp8"}, "precision = 'fp8': must be 'fp32' or 'bf16'"),
+        (bigearthnet, {"small": True, "patches": 601}, "patches = 601: there are 600 to train with"),
+        (bigearthnet, {}, "data = '': must be what python -m search_spaces.readers.bigearthnet ARCHIVE OUT"),
+    ],
+)
+def test_options_of_one_campaign(module: ModuleType, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(hpo.UsageError, match=re.escape(told)):
+        module.make_task(**options)
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong"),
+    [
+        *(
+            (module, {"epochs": "one", "folds": 1, "precision": 8, "lr": -1.0})
+            for module in (vit_ab, assignment)
+        ),
+        (vit_ab, {"network": "vit-b", "epochs": 0, "dim": 0, "heads": 0, "width": "w"}),
+        (vit_oialr, {"batch_size": 0, "dim": "wide", "depth": 0}),
+        (daso_intervals, {"epochs": 2.5, "network": "x", "warmup_epochs": "one", "ranks_per_node": 0}),
+        (digits, {"data": "cifar", "epochs": 0, "folds": -1, "train_samples": "all"}),
+        (autoformer, {"horizon": 0, "dim": 0, "dropout": 2, "moving_average": 0, "context": "long"}),
+        (autoformer, {"start_token": 97, "moving_average": 4}),
+        (bigearthnet, {"small": 1, "epochs": 0, "patches": 0, "precision": "fp8"}),
+    ],
+)
+def test_all_options_that_cannot_be_are_told_at_once(module: ModuleType, wrong: dict[str, Any]) -> None:
+    """And no other: what depends on one that is wrong is not held against the rest."""
+    with pytest.raises(hpo.UsageError) as told:
+        module.make_task(**wrong)
+    lines = str(told.value).splitlines()
+    assert sorted(line.split(": must be ")[0] for line in lines) == sorted(
+        f"{name} = {value!r}" for name, value in wrong.items()
+    )
+    with pytest.raises(hpo.UsageError) as told:
+        load_task(f"{module.__name__}:make_task", base=Path(), options=wrong)
+    assert str(told.value).splitlines() == [f'task = "{module.__name__}:make_task": {line}' for line in lines]
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_data_that_are_not_there_end_a_campaign_before_it_begins(module: ModuleType, tmp_path: Path) -> None:
+    file = campaign_file(tmp_path, module, {"data": "/nonexistent"})
+    with pytest.raises(hpo.UsageError, match=r"data = '/nonexistent': (is not there|must be)"):
+        hpo.Campaign.from_file(file)
+    assert not (tmp_path / "run").exists()
+
+
+def test_checks_need_no_torch() -> None:
+    code = "import sys, search_spaces.vit_ab as a, search_spaces.digits, search_spaces.autoformer; "
+    code += "search_spaces.autoformer.make_task(); a.make_task(folds=2); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_names_said_without_torch_are_those_of_the_readers() -> None:
+    assert tuple(augmentation.AUGMENTATIONS) == image_task.AUGMENTATIONS
+    assert tuple(small_images.SETS) == tuple(digits.TRAINING_IMAGES)
+    assert len(published.CIFAR_ARCHIVES_BYTES) == len(cifar.ARCHIVES)
+    assert tuple(form.names for form in cifar._FORMS) == published.CIFAR_FORMS
+    assert len(cifar.read_cifar("digits").train) == published.PACKAGED_IMAGES["digits"]
+    with pytest.raises(ValueError, match=f"digits has {digits.TRAINING_IMAGES['digits']} to train with"):
+        small_images.load_images("digits", train_samples=10_000)
+
+
+@pytest.mark.parametrize("form", range(4))
+def test_a_folder_must_have_all_files_whole(form: int, tmp_path: Path) -> None:
+    one = published.CIFAR_FORMS[form]
+    whole = stand_ins.cifar_folder(tmp_path / "data" / one.folder, form, images=4)
+    for named in (whole, whole.parent):
+        found = sources.training_images(str(named))
+        assert found == (4 * len(one.train) if one.record_bytes else None)
+    (whole / one.test).write_bytes(b"\0" * 3072 if one.record_bytes else b"")
+    with pytest.raises(hpo.UsageError, match=f"{one.test} has .* bytes, and must .* Extract it again"):
+        vit_ab.make_task(data=str(whole))
+    (whole / one.test).unlink()
+    with pytest.raises(hpo.UsageError, match=f"has no {one.test}, and the other files of {one.folder}"):
+        vit_ab.make_task(data=str(whole))
+    with pytest.raises(hpo.UsageError, match="has no files of CIFAR-10 or CIFAR-100"):
+        sources.training_images(str(tmp_path))
+
+
+def test_an_archive_must_have_a_published_size(tmp_path: Path) -> None:
+    archive = stand_ins.cifar_archive(tmp_path / "cifar.tar.gz")
+    assert vit_oialr.make_task(data=str(archive), train_samples=25_000)
+    with pytest.raises(hpo.UsageError, match="has 25000 to train with"):
+        vit_oialr.make_task(data=str(archive), train_samples=25_001)
+    os.truncate(archive, 170_052_170)
+    with pytest.raises(hpo.UsageError, match="has 170052170 bytes, and the published archives have"):
+        vit_oialr.make_task(data=str(archive))
+
+
+def test_a_csv_must_begin_as_one(tmp_path: Path) -> None:
+    stand_ins.series(tmp_path / "series.csv")
+    assert autoformer.make_task(data="series.csv")
+    (tmp_path / "series.csv").write_bytes(b"PK\3\4")
+    with pytest.raises(hpo.UsageError, match="its first line must be date"):
+        autoformer.make_task(data="series.csv")
+    with pytest.raises(hpo.UsageError, match=r"is a folder\. Name the csv in it"):
+        autoformer.make_task(data=".")
+
+
+def test_a_store_must_be_whole(tmp_path: Path) -> None:
+    data = str(stand_ins.bigearthnet(tmp_path / "store"))
+    assert bigearthnet.make_task(data=data, patches=2)
+    with pytest.raises(hpo.UsageError, match="patches = 3: there are 2 to train with"):
+        bigearthnet.make_task(data=data, patches=3)
+    os.truncate(tmp_path / "store" / "pixels.bin", 1000)
+    with pytest.raises(hpo.UsageError, match=r"pixels\.bin has 1000 bytes, and its index names"):
+        bigearthnet.make_task(data=data)
+    (tmp_path / "store" / "pixels.bin").unlink()
+    with pytest.raises(hpo.UsageError, match=r"has no pixels\.bin beside index\.npz"):
+        bigearthnet.make_task(data=data)
+    (tmp_path / "store" / "index.npz").unlink()
+    with pytest.raises(hpo.UsageError, match=r"is not complete\. Start the command that makes it again"):
+        bigearthnet.make_task(data=data)
+    with pytest.raises(hpo.UsageError, match=r"holds no BigEarthNet for training\. Make it"):
+        bigearthnet.make_task(data=str(tmp_path))
+    with pytest.raises(hpo.UsageError, match="has the bands B02, B03, and all twelve"):
+        bigearthnet.make_task(data=str(stand_ins.bigearthnet(tmp_path / "two", bands=("B02", "B03"))))
+    with pytest.raises(hpo.UsageError, match="has no patches for test"):
+        bigearthnet.make_task(data=str(stand_ins.bigearthnet(tmp_path / "none", patches=(1, 1, 0))))
+
+
+def test_fewer_patches_of_the_other_parts_are_no_mistake(tmp_path: Path) -> None:
+    data = str(stand_ins.bigearthnet(tmp_path / "store"))
+    options = bigearthnet._Options(data=data, patches=2)
+    assert [len(options.part(name)) for name in ("train", "validation", "test")] == [2, 1, 1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "real", ["index.npz", "patches.jsonl", "S2A_MSIL2A_20170613T101031_0_45/", "BigEarthNet-S2/"]
+)
+def test_small_makes_up_its_patches_where_there_are_no_real_ones(real: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "made-up-1200-seed-0").mkdir(parents=True)
+    assert bigearthnet.make_task(small=True, data=str(home))
+    (home / real).mkdir() if real[-1] == "/" else (home / real).touch()
+    with pytest.raises(hpo.UsageError, match=f"holds {real.strip('/')}, and small = true trains on patches"):
+        bigearthnet.make_task(small=True, data=str(home))
+    (tmp_path / "file").touch()
+    with pytest.raises(hpo.UsageError, match="is no folder for made-up patches"):
+        bigearthnet.make_task(small=True, data="file")
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "told"),
+    [
+        *((module, ["--data", "/nonexistent"], "data = '/nonexistent': ") for module in ALL),
+        *(
+            (module, ["--epochs", "0"], "epochs = 0: must be a whole number of at least 1")
+            for module in IMAGES
+        ),
+        (vit_oialr, ["--epochs", "few"], "argument --epochs: few: must be a whole number. "),
+        (vit_ab, ["--lr", "few"], "argument --lr: few: must be a number. "),
+        (daso_intervals, ["--sync-every", "3"], "3: must be one of 1, 2, 4, 8, 16, 32. `python"),
+        (daso_intervals, ["--directory", "a-file"], "--directory a-file: cannot be made"),
+        (vit_oialr, ["--export", "."], "--export .: is a folder. Name a file in it: model.safetensors"),
+        (vit_oialr, ["--export", "/proc/none/model"], "--export /proc/none/model: cannot be written"),
+        (vit_oialr, ["--export", "a-file/model"], "--export a-file/model: cannot be written"),
+        (vit_oialr, ["--export", "m" * 250], "cannot be written: [Errno 36]"),
+        (vit_oialr, ["--merge"], "--merge says how a model is written: add --export FILE"),
+        (vit_oialr, ["--id", "0-0-1"], "--id names an individual: add --campaign DIR"),
+        (digits, ["--id", "0-0-1"], "--id names an individual: add --campaign DIR"),
+        (vit_oialr, ["--anew"], "--anew trains a campaign's configuration again: add --campaign DIR"),
+        (vit_oialr, ["--test-seeds", "2"], "--test-seeds says how often a configuration is tested: add"),
+        (vit_oialr, ["--config", "a", "--campaign", "b"], "--config and --campaign both name"),
+        (vit_oialr, ["--campaign", "a", "--export", "b", "--epochs", "3"], "--epochs says how to train, and"),
+        (vit_oialr, ["--campaign", "a", "--export", "b", "--lr=0.1"], "--lr says how to train, and"),
+        (vit_oialr, ["--campaign", "a", "--export", "b", "--seed", "0"], "--seed says how to train, and"),
+        (vit_oialr, ["--delay", "10000"], "constraint drops_rank refuses {"),
+        (vit_oialr, ["--delay", "10000"], "'delay': 10000}: The first update comes before"),
+        (daso_intervals, ["--sync-every", "4", "--sync-delay", "8"], "one_at_a_time refuses"),
+        (daso_intervals, ["--sync-every", "4", "--sync-delay", "8"], "a result is merged before the next"),
+        (
+            assignment,
+            ["--ranks-per-worker", "1", "--assignment", "fine-grained"],
+            "and divide them. Change one of them, or of ranks_per_worker = 1.",
+        ),
+        (assignment, [], "ranks_per_worker = 4 is what this task is for, and there are 1"),
+    ],
+)
+def test_a_wrong_command_is_refused_in_one_sentence(
+    refused: Callable[..., str], tmp_path: Path, module: ModuleType, arguments: list[str], told: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    assert told in refused(module, *arguments)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a-file"]
+
+
+def test_a_command_is_told_all_of_its_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(vit_ab, "--epochs", "0", "--lr", "-1") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "search_spaces.vit_ab: epochs = 0: must be a whole number of at least 1. Correct it.",
+        "search_spaces.vit_ab: lr = -1.0: must be a number above 0. Correct it.",
+    ]
+
+
+def test_constraints_hold_for_a_file_too(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text(json.dumps({"params": {**vit_oialr.default, "delay": 10_000}}))
+    assert "constraint drops_rank refuses" in refused(vit_oialr, "--config", "one.json")
+
+
+def test_data_that_are_something_else_are_told_of_in_a_sentence(
+    refused: Callable[..., str], tmp_path: Path
+) -> None:
+    archive = stand_ins.cifar_archive(tmp_path / "cifar.tar.gz")
+    os.truncate(archive, published.CIFAR_ARCHIVES_BYTES[2])
+    assert "which is none of the published archives" in refused(vit_ab, "--data", str(archive))
+    # Whole by its size, and of a class that there is not.
+    folder = stand_ins.cifar_folder(tmp_path / "cifar")
+    (folder / "test_batch.bin").write_bytes(b"\x63" + b"\0" * 3072)
+    assert "test_batch.bin has the class 99" in refused(vit_ab, "--data", str(folder))
+    stand_ins.series(tmp_path / "series.csv")
+    assert "has no two rows" in refused(autoformer, "--data", "series.csv")
+    cifar.read_cifar.cache_clear()
+
+
+def test_a_directory_of_other_settings_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(vit_oialr, *QUICK, "--directory", "run") == 0
+    capsys.readouterr()
+    assert main(vit_oialr, *QUICK, "--directory", "run", "--seed", "1") == 2
+    told = capsys.readouterr().err
+    assert "is of other settings: seed was 0, is 1. Name another directory" in told
+    assert told.count("\n") == 1
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", wrong)
+    with pytest.raises(ValueError, match="a bug") as raised:
+        main(vit_oialr, *QUICK)
+    assert not isinstance(raised.value, hpo.HpoError)
+
+
+def test_a_run_of_few_steps_trains_what_the_constraint_allows(tmp_path: Path) -> None:
+    for epochs, samples in ((1, 4), (2, 8), (3, 4)):
+        task = vit_oialr.make_task(**{**OPTIONS, "epochs": epochs, "train_samples": samples})
+        params = {**vit_oialr.default, "delay": 5900, "update_every": 200}
+        assert task.allows(params)
+        trial = hpo.Trial.alone(params, directory=tmp_path / f"{epochs}-{samples}")
+        assert isinstance(task.evaluate(trial), dict)
+
+
+@pytest.mark.parametrize(
+    ("devices", "neighbours", "names", "backend"),
+    [
+        (0, 2, ["cpu", "cpu"], "gloo"),
+        (2, 2, ["cuda:0", "cuda:1"], "cpu:gloo,cuda:nccl"),
+        (4, 2, ["cuda:0", "cuda:1"], "cpu:gloo,cuda:nccl"),
+        (2, 5, ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"], "gloo"),
+    ],
+)
+def test_ranks_of_torchrun_take_their_nodes_devices_in_turn(
+    devices: int, neighbours: int, names: list[str], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(neighbours))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
+    store = torch.distributed.HashStore()
+    places = [Place(rank=rank, size=neighbours, local_rank=rank, store=store) for rank in range(neighbours)]
+    assert [place.device for place in places] == names
+    assert {place.backend for place in places} == {backend}
+    assert Place().device == ("cuda:0" if devices else "cpu")
+
+
+def test_under_torchrun_it_is_said_once_and_first() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "search_spaces.digits", "--epochs", "0"]
+    root = Path(digits.__file__).parents[1]
+    done = subprocess.run(
+        command,
+        timeout=100,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.returncode != 0
+    sentence = "search_spaces.digits: epochs = 0: must be a whole number of at least 1. Correct it.\n"
+    assert done.stderr.count(sentence) == 1
+    assert done.stderr.index(sentence) < done.stderr.index("ChildFailedError")
+    # The only traceback is that of torchrun itself.
+    assert done.stderr.count("Traceback (most") == 1
+
+
+# From a campaign to a model
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """VGG16 searched for with data of its own: three folders' worth of digits."""
+    home = tmp_path_factory.mktemp("campaign")
+    data = home / "data"
+    data.mkdir()
+    for name, content in cifar.as_cifar("digits").items():
+        (data / name).write_bytes(content)
+    options = {"network": "vgg16", "width": 4, "epochs": 1, "batch_size": 8, "train_samples": 24}
+    hpo.Campaign.from_file(campaign_file(home, vit_ab, {"data": str(data), **options})).run()
+    shutil.rmtree(data)
+    return home / "run"
+
+
+def exported(path: Path) -> tuple[dict[str, Any], torch.nn.Module]:
+    """As README's use_best.py."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        found = {name: json.loads(file.metadata()[name]) for name in ("params", "options", "network")}
+        module = importlib.import_module(file.metadata()["module"])
+    network = module.untrained(found["params"], **found["options"], **found["network"])
+    return found, trainers.load_model(network, path).eval()
+
+
+def test_a_model_is_used_without_its_data(
+    campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "model.safetensors"
+    assert main(vit_ab, "--campaign", str(campaign), "--export", str(path)) == 0
+    found, model = exported(path)
+    assert found["network"] == {"classes": 10}
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    # What was trained before that was noted asks for the data.
+    best = campaign / "evaluations" / hpo.Result(campaign).best.id
+    (best / "network.json").rename(best / "away.json")
+    capsys.readouterr()
+    assert main(vit_ab, "--campaign", str(campaign), "--export", str(path)) == 2
+    assert f"data = {found['options']['data']!r}: is not there" in capsys.readouterr().err
+    (best / "away.json").rename(best / "network.json")
+
+
+def test_the_options_of_a_campaign_come_along(
+    campaign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = hpo.Result(campaign).best
+    path = tmp_path / "model.safetensors"
+    more = ["--data", "digits", "--test-seeds", "1"]
+    assert main(vit_ab, "--campaign", str(campaign), *more, "--anew", "--export", str(path)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["params"] == best.params
+    assert {"network": "vgg16", "width": 4, "data": "digits", "heads": 6}.items() <= found["options"].items()
+    assert 0 <= found["test"] <= 1
+    assert "VGG" in repr(exported(path)[1])
+    # As `hpo best --json` might write it.
+    entry = {"id": best.id, "params": best.params, "options": {"network": "vgg16", "width": 4}}
+    (tmp_path / "best.json").write_text(json.dumps([entry]))
+    small = ["--train-samples", "16", "--epochs", "1", "--test-seeds", "1"]
+    assert main(vit_ab, "--config", "best.json", *small, "--width", "2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"network": "vgg16", "width": 2, "train_samples": 16}.items() <= found["options"].items()
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"options": {"colour": "red"}}, "has the option colour, which search_spaces.vit_ab does not know"),
+        (
+            {"task": "search_spaces.vit_oialr:make_task"},
+            "Name that module: python -m search_spaces.vit_oialr",
+        ),
+        ({"options": {"epochs": "one"}}, "epochs = 'one': must be a whole number"),
+    ],
+)
+def test_options_of_a_file_that_do_not_fit(
+    refused: Callable[..., str], tmp_path: Path, entry: dict[str, Any], told: str
+) -> None:
+    (tmp_path / "best.json").write_text(json.dumps({"params": vit_ab.default, **entry}))
+    assert told in refused(vit_ab, "--config", "best.json")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "text"])
+def test_a_damaged_checkpoint_is_said_to_be_so(
+    refused: Callable[..., str], campaign: Path, tmp_path: Path, damage: str
+) -> None:
+    copy = shutil.copytree(campaign, tmp_path / "copy")
+    (shared,) = (copy / "evaluations" / hpo.Result(copy).best.id).glob("checkpoint-*/step-*/shared.pt")
+    if damage == "gone":
+        shared.unlink()
+    elif damage == "text":
+        shared.write_text("no tensors")
+    else:
+        os.truncate(shared, shared.stat().st_size // 2 if damage == "cut" else 0)
+    told = refused(vit_ab, "--campaign", str(copy), "--export", "model.safetensors")
+    assert ("is missing" if damage == "gone" else "is damaged") in told
+    assert "rain the configuration again" in told
+    assert not list(tmp_path.glob("model*"))

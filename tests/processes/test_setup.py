@@ -1,0 +1,105 @@
+"""jobs/setup.sh takes the torch and numpy that are there, from a copy of the repository and without an index."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from skips import NOT_POSSIBLE
+
+SITE = Path(sysconfig.get_path("purelib"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    copy = tmp_path / "repository"
+    leave = shutil.ignore_patterns("__pycache__", ".*", "tests", "runs", "build", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=leave)
+    return copy
+
+
+def set_up(
+    repository: Path, *arguments: object, path: tuple[Path, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """setup.sh with ``path`` as PYTHONPATH, as a cluster's modules set it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    # What is installed has to do: nothing can be fetched, nor is setuptools to build with.
+    environment |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_CONFIG_FILE": os.devnull}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    # A Python that has no packages of its own, first on PATH.
+    binaries = repository.parent / "bin"
+    binaries.mkdir(exist_ok=True)
+    (binaries / "python3").unlink(missing_ok=True)
+    (binaries / "python3").symlink_to(Path(sys.base_prefix, "bin", "python3"))
+    environment["PATH"] = f"{binaries}{os.pathsep}{environment['PATH']}"
+    return subprocess.run(
+        ["bash", repository / "jobs" / "setup.sh", *map(str, arguments)],
+        cwd=repository.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def pretend(folder: Path, **versions: str) -> Path:
+    """A folder in which packages of these versions seem to be installed."""
+    for name, number in versions.items():
+        info = folder / f"{name}-{number}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    return folder
+
+
+def test_the_torch_of_the_system_stays_and_is_seen(repository: Path) -> None:
+    done = set_up(repository, "--system-torch", path=(SITE,))
+    assert done.returncode == 0, done.stderr
+    venv = repository / ".venv"
+    assert "include-system-site-packages = true" in (venv / "pyvenv.cfg").read_text()
+    (own,) = venv.glob("lib/python*/site-packages")
+    added = {one.name.split("-")[0].lower() for one in own.glob("*.dist-info")} - {"pip", "setuptools"}
+    assert added == {"hpo_mpi"}, "all else was there"
+    stamp = (venv / ".setup").read_text()
+    assert "--system-torch" in stamp
+    # Later calls need not say so again, and change nothing.
+    again = set_up(repository, path=(SITE,))
+    assert (again.returncode, again.stderr, (venv / ".setup").read_text()) == (0, "", stamp)
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason=f"{NOT_POSSIBLE}propulate's pins do not apply from Python 3.13 on"
+)
+def test_where_numpy_2_is_propulate_goes_without_its_pins(repository: Path, tmp_path: Path) -> None:
+    newer = pretend(
+        tmp_path / "newer", numpy="2.4.6", scipy="1.17.1", matplotlib="3.11.2", GPy="1.15.0", pandas="3.0.0"
+    )
+    environment = tmp_path / "theirs"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=100)
+    done = set_up(repository, "--into", "theirs", path=(newer, SITE))
+    assert done.returncode == 0, done.stderr
+    assert (
+        "propulate's pins (propulate==1.2.2 numpy<2 scipy==1.12.* matplotlib==3.8.*) do not hold"
+        in done.stderr
+    )
+    assert f"torch=={version('torch')} numpy==2.4.6" in done.stderr
+    assert (environment / "bin" / "hpo").exists() and not (repository / ".venv").exists()
+
+
+def test_what_cannot_be_is_said(repository: Path, tmp_path: Path) -> None:
+    done = set_up(repository, "--systemtorch")
+    assert done.returncode == 2 and "--systemtorch: there is no such option" in done.stderr
+    done = set_up(repository, "--into", "nowhere")
+    assert (
+        done.returncode == 2 and "--into nowhere: must be an environment that has bin/python" in done.stderr
+    )
+    (tmp_path / "bin" / "python3").unlink()
+    done = set_up(repository, "--system-torch", path=(pretend(tmp_path / "old", torch="2.5.1"), SITE))
+    assert done.returncode == 1 and "torch==2.5.1 is there, and hpo needs torch>=2.6,<3" in done.stderr

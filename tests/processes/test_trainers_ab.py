@@ -1,0 +1,883 @@
+"""AB training against a serial simulation of its groups, in double precision, and against its equations."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+from models import adamw, network
+from resuming import After, assert_identical, state_of, without_times
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+import trainers
+import trainers.methods.ab
+from trainers.communication.communicator import Communicator
+from trainers.data.loading import Disjoint
+from trainers.lowrank.layers import matrix_weights
+from trainers.methods.ab_merge import groups_of, merged_matrix, shares_by_loss
+
+SAMPLES = 48
+RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-3
+WARMUP, PHASE, REBOUND, LR_REBOUND = 3, 4, 2, 3
+FACTORED = ("2.weight", "4.weight")
+
+
+def model() -> nn.Module:
+    return network(6, 16, 24, 16, 1)
+
+
+def data(samples: int = SAMPLES) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 6, dtype=torch.float64, generator=generator)
+    return TensorDataset(x, torch.sin(x[:, :3].sum(1, keepdim=True)))
+
+
+def with_statistics() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 16),
+        nn.BatchNorm1d(16),
+        nn.Linear(16, 24),
+        nn.BatchNorm1d(24),
+        nn.ReLU(),
+        nn.Linear(24, 1),
+    ).double()
+
+
+class Mixed(nn.Module):
+    """Convolutions, attention, a frozen layer and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(6, 32)
+        self.conv = nn.Conv2d(2, 16, 3, padding=1)
+        self.wide = nn.Conv2d(16, 16, 3, padding=1)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+        self.frozen = nn.Linear(16, 16).requires_grad_(False)
+        self.out = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.into(x).view(-1, 2, 4, 4)
+        tokens = self.wide(torch.tanh(self.conv(image))).flatten(2).transpose(1, 2)
+        attended = self.attention(tokens, tokens, tokens, need_weights=False)[0]
+        result: Tensor = self.out(self.frozen(self.norm(tokens + attended)).mean(1))
+        return result
+
+
+def mixed() -> nn.Module:
+    torch.manual_seed(0)
+    return Mixed().double()
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+
+
+def method(**changed: Any) -> trainers.AB:
+    settings: dict[str, Any] = {
+        "warmup_steps": WARMUP,
+        "ab_steps": PHASE,
+        "rebound_steps": REBOUND,
+        "lr_rebound_steps": LR_REBOUND,
+    }
+    return trainers.AB(**{**settings, **changed})
+
+
+def train(net: nn.Module, per_node: int | None = None, **changed: Any) -> trainers.Result:
+    settings: dict[str, Any] = {
+        "train_set": data(),
+        "validation_set": data(16),
+        "loss": mse_loss,
+        "optimizer": sgd,
+        "method": method(),
+        "epochs": 3,
+        "batch_size": 2,
+        "topology": trainers.Topology(ranks_per_node=per_node),
+    }
+    return trainers.train(net, **{**settings, **changed})
+
+
+def moved(a: Tensor, b: Tensor) -> float:
+    return (a - b).abs().max().item()
+
+
+# The whole method beside a simulation that knows no ranks
+
+
+class Simulated:
+    """All groups one after the other in one process: SGD by hand, W built from its factors by a product."""
+
+    def __init__(self, groups: list[list[int]], settings: dict[str, Any], *, epochs: int, batch_size: int):
+        self.groups, self.ranks, self.settings = groups, sorted(chain(*groups)), settings
+        self.net = model()
+        self.batches = [
+            [
+                [
+                    step[0]
+                    for step in Disjoint().epoch(
+                        samples=SAMPLES,
+                        epoch=epoch,
+                        seed=0,
+                        rank=rank,
+                        ranks=len(self.ranks),
+                        batch_size=batch_size,
+                        accumulate=1,
+                    )
+                ]
+                for epoch in range(epochs)
+            ]
+            for rank in self.ranks
+        ]
+        self.per_rank = [list(chain(*of_rank)) for of_rank in self.batches]
+        self.total = len(self.per_rank[0])
+
+    def run(self) -> dict[str, Tensor]:
+        p = {name: value.detach().clone() for name, value in self.net.named_parameters()}
+        v = {name: torch.zeros_like(value) for name, value in p.items()}
+        step, changed = 0, -1000
+        warmup = self.settings.get("warmup_steps", WARMUP)
+        for _ in range(warmup):
+            self.descend(p, v, self.ranks, step, changed, list(p))
+            step += 1
+        while step < self.total:
+            changed, taken = step, min(PHASE, self.total - step)
+            self.phase(p, v, step, taken)
+            step += taken
+            changed = step
+            for _ in range(min(REBOUND, self.total - step)):
+                self.descend(p, v, self.ranks, step, changed, list(p))
+                step += 1
+        return p
+
+    def phase(self, p: dict[str, Tensor], v: dict[str, Tensor], step: int, taken: int) -> None:
+        old = {}
+        for name in FACTORED:
+            u, s, vt = torch.linalg.svd(p[name], full_matrices=False)
+            k = int((s > s[0] * self.settings.get("sigma_cutoff", 0.15)).sum())
+            old[name] = (u[:, :k] * s[:k].sqrt(), s[:k].sqrt()[:, None] * vt[:k])
+        count, ends, losses = len(self.groups), [], []
+        for index, ranks in enumerate(self.groups):
+            of_a = index < count // 2
+            q, w = copy.deepcopy(p), copy.deepcopy(v)
+            for name, (a, b) in old.items():
+                q[name + "_a"], q[name + "_b"] = a.clone(), b.clone()
+                del q[name]
+                momentum = w.pop(name)
+                w[name + ("_a" if of_a else "_b")] = momentum @ b.T if of_a else a.T @ momentum
+            trained = [name for name in q if not name.endswith("_b" if of_a else "_a")]
+            loss = [self.descend(q, w, ranks, step + i, step, trained) for i in range(taken)]
+            ends.append((q, w))
+            losses.append(sum(loss) / taken)
+        self.merge(p, v, old, ends, losses)
+
+    def merge(self, p: Any, v: Any, old: Any, ends: Any, losses: list[float]) -> None:
+        count, of_a, kind = len(ends), len(ends) // 2, self.settings.get("merge", "factors")
+
+        def mean(tensors: list[Tensor], of: list[float]) -> Tensor:
+            shares = [1.0] * len(of)
+            if kind == "loss-weighted":
+                shares = [math.exp(-loss) for loss in of]
+            return sum(share * tensor for share, tensor in zip(shares, tensors)) / sum(shares)  # type: ignore[return-value]
+
+        for name in p:
+            if name in FACTORED:
+                a, b = old[name]
+                products = [q[name + "_a"] @ q[name + "_b"] for q, _ in ends]
+                gain = self.settings.get("merge_gain", 0.5)
+                mean_a = mean([q[name + "_a"] for q, _ in ends[:of_a]], losses[:of_a])
+                mean_b = mean([q[name + "_b"] for q, _ in ends[of_a:]], losses[of_a:])
+                p[name] = (a + gain * (mean_a - a)) @ (b + gain * (mean_b - b))
+                if kind == "products":
+                    p[name] = sum(products) / count
+                v[name] = torch.zeros_like(p[name])
+            else:
+                p[name] = mean([q[name] for q, _ in ends], losses)
+                v[name] = mean([w[name] for _, w in ends], losses)
+
+    def descend(self, p: Any, v: Any, ranks: list[int], step: int, changed: int, trained: list[str]) -> float:
+        """A step with the mean gradient of ``ranks``; their mean loss."""
+        leaves = {name: value.detach().requires_grad_(name in trained) for name, value in p.items()}
+        whole = {name: value for name, value in leaves.items() if not name.endswith(("_a", "_b"))}
+        for name in FACTORED:
+            if name not in whole:
+                whole[name] = leaves[name + "_a"] @ leaves[name + "_b"]
+        x, y = data().tensors
+        loss = torch.zeros((), dtype=torch.float64)
+        for rank in ranks:
+            batch = self.per_rank[rank][step]
+            found = functional_call(self.net, whole, (x[batch.indices],))
+            loss = loss + batch.weight * mse_loss(found, y[batch.indices]) / len(ranks)
+        gradients = torch.autograd.grad(loss, [leaves[name] for name in trained])
+        rate = RATE * min(1.0, (step - changed + 1) / (LR_REBOUND + 1))
+        for name, gradient in zip(trained, gradients):
+            v[name] = MOMENTUM * v[name] + gradient + DECAY * p[name]
+            p[name] = p[name].detach() - rate * v[name]
+        return loss.item()
+
+
+def of_rank(rank: int, per_node: int | None, settings: dict[str, Any], epochs: int) -> dict[str, Tensor]:
+    net = model()
+    result = train(net, per_node, method=method(**settings), epochs=epochs)
+    assert result.metrics["synchronisations"] >= 2
+    assert len(dist.distributed_c10d._world.pg_map) == 1
+    return state_of(net)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "groups", "settings"),
+    [
+        (2, None, [[0], [1]], {}),
+        (2, 1, [[0], [1]], {"warmup_steps": 0, "merge_gain": 1.0}),
+        (4, 2, [[0, 1], [2, 3]], {"merge": "products"}),
+        (4, 1, [[0], [1], [2], [3]], {"merge": "loss-weighted", "sigma_cutoff": 0.3}),
+        (8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]], {"group_size": 2}),
+        (3, None, [[0], [1], [2]], {"group_size": 1, "merge": "products"}),
+        (6, 2, [[0, 1], [2, 3], [4, 5]], {"merge": "loss-weighted", "merge_gain": 0.8}),
+    ],
+    ids=str,
+)
+def test_equals_groups_that_are_trained_one_after_the_other(
+    ranks: int, per_node: int | None, groups: list[list[int]], settings: dict[str, Any]
+) -> None:
+    epochs = -(-2 * ranks * 16 // SAMPLES)
+    expected = Simulated(groups, settings, epochs=epochs, batch_size=2).run()
+    one, *others = run_ranks(ranks, of_rank, per_node, settings, epochs)
+    for name, value in expected.items():
+        torch.testing.assert_close(one[name], value, rtol=1e-9, atol=1e-10)
+    assert moved(one["2.weight"], model().state_dict()["2.weight"]) > 1e-2
+    for other in others:
+        assert_identical(other, one)
+
+
+def no_groups(rank: int, batch_size: int) -> dict[str, Tensor]:
+    net = model()
+    result = train(net, method=method(groups=False, sigma_cutoff=0.3), batch_size=batch_size)
+    # The last phase is cut off by the end.
+    assert result.metrics["synchronisations"] == 6
+    return state_of(net)
+
+
+def test_without_groups_ranks_equal_one_with_the_joint_batch() -> None:
+    expected = no_groups(0, 4)
+    one, other = run_ranks(2, no_groups, 2)
+    assert_identical(one, other)
+    for name, value in expected.items():
+        torch.testing.assert_close(one[name], value, rtol=1e-10, atol=1e-11)
+
+
+# Equations
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_merge_of_four_groups_is_the_expansion_of_the_equations() -> None:
+    a0, b0 = random(20, 5, seed=0), random(5, 17, seed=1)
+    a1, a2, b3, b4 = (t + 0.1 * random(*t.shape, seed=2 + i) for i, t in enumerate((a0, a0, b0, b0)))
+    delta_a, delta_b = (a1 + a2) / 2 - a0, (b3 + b4) / 2 - b0
+    stale = 4 * a0 @ b0
+    learned = 2 * (a1 @ b0 + a2 @ b0 + a0 @ b3 + a0 @ b4)
+    states = a1 @ b3 + a1 @ b4 + a2 @ b3 + a2 @ b4
+    factors = merged_matrix(a0, b0, delta_a, delta_b, gain=(0.5, 0.5), mixed=True)
+    products = merged_matrix(a0, b0, delta_a, delta_b, gain=(0.5, 0.5), mixed=False)
+    torch.testing.assert_close(factors, (stale + learned + states) / 16)
+    torch.testing.assert_close(products, (a1 @ b0 + a2 @ b0 + a0 @ b3 + a0 @ b4) / 4)
+    torch.testing.assert_close(factors - products, delta_a @ delta_b / 4)
+    full = merged_matrix(a0, b0, delta_a, delta_b, gain=(1.0, 1.0), mixed=True)
+    torch.testing.assert_close(full, (a1 + a2) @ (b3 + b4) / 4)
+
+
+def test_shares_by_loss() -> None:
+    assert shares_by_loss([2.0, 2.0]) == [0.5, 0.5]
+    low, high = shares_by_loss([1.0, 2.0])
+    assert low / high == pytest.approx(math.e)
+    assert all(map(math.isnan, shares_by_loss([1.0, math.nan])))
+
+
+class Driven:
+    """A strategy under a loop of its own, so that a test can look between steps."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        settings: trainers.AB,
+        *,
+        per_node: int | None = None,
+        steps: int = 15,
+        optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
+    ):
+        self.net = net
+        self.communicator = Communicator(
+            topology=trainers.Topology(ranks_per_node=per_node),
+            timeout=timedelta(seconds=30),
+            device=torch.device("cpu"),
+        )
+        self.optimizer = optimizer([p for p in net.parameters() if p.requires_grad])
+        self.strategy = settings.strategy(
+            trainers.Setup(
+                model=net,
+                optimizer=self.optimizer,
+                communicator=self.communicator,
+                epochs=1,
+                steps_per_epoch=steps,
+                batch_size=4,
+                seed=0,
+            )
+        )
+        self.taken = 0
+
+    def step(self, rate: float | None = None) -> None:
+        step, rank = self.taken, self.communicator.rank
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.strategy.learning_rate(step, 0.01 if rate is None else rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.strategy.before_pass(step, last=True)
+        x, y = data().tensors
+        first = (7 * step + 4 * rank) % 40
+        loss = mse_loss(self.net(x[first : first + 4]), y[first : first + 4])
+        torch.autograd.backward(loss)
+        self.strategy.reduce_gradients(step)
+        self.optimizer.step()
+        self.strategy.after_step(step, loss.detach().double())
+        self.taken += 1
+
+    def run(self, steps: int, rate: float | None = None) -> Driven:
+        for _ in range(steps):
+            self.step(rate)
+        return self
+
+    def sent(self, counter: str) -> float:
+        """By this rank's channels but the loop's."""
+        service = self.communicator.service
+        return sum(getattr(c, counter) for c in self.communicator.channels if c is not service)
+
+    def close(self) -> None:
+        self.strategy.close()
+        self.communicator.close()
+
+
+def test_factors_make_the_weight_and_share_its_singular_values() -> None:
+    net = mixed()
+    before = {w.name: w.matrix().detach().clone() for w in matrix_weights(net)}
+    driven = Driven(net, method(warmup_steps=0, groups=False, sigma_cutoff=1e-9))
+    driven.step(0.0)
+    weights = [weight for weight in matrix_weights(net) if weight.factors]
+    assert [w.name for w in weights] == [
+        "conv.weight",
+        "wide.weight",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+    ]
+    for weight in weights:
+        a, b = weight.factors.values()
+        values = torch.linalg.svdvals(before[weight.name])
+        torch.testing.assert_close(a @ b, before[weight.name])
+        torch.testing.assert_close(a.T @ a, torch.diag(values))
+        torch.testing.assert_close(b @ b.T, torch.diag(values))
+    driven.close()
+    # What is closed in the middle of a phase is an ordinary model.
+    assert net.state_dict().keys() == mixed().state_dict().keys()
+
+
+def test_the_cutoff_says_which_singular_values_stay() -> None:
+    net = model()
+    values = torch.linalg.svdvals(net.get_parameter("2.weight").detach())
+    driven = Driven(net, method(warmup_steps=0, groups=False, sigma_cutoff=0.4)).run(1)
+    expected = int((values > 0.4 * values[0]).sum())
+    metrics = driven.strategy.metrics()
+    assert metrics["rank/2"] == expected < 16
+    a, b = matrix_weights(net)[0].factors.values()
+    assert (a.shape, b.shape) == ((24, expected), (expected, 16))
+    ranks = expected + metrics["rank/4"]
+    assert metrics["mean_rank_fraction"] == ranks / 32
+    full = sum(p.numel() for p in model().parameters())
+    stored = sum(p.numel() for p in net.parameters())
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    assert metrics["compression_ratio"] == full / stored
+    assert metrics["trainable_fraction"] == trained / full
+    assert metrics["decomposition_s"] > 0
+    driven.close()
+
+
+def test_moments_follow_w_into_its_factor_and_start_anew_after_the_merge() -> None:
+    net = model()
+    driven = Driven(net, method(groups=False)).run(WARMUP)
+    weight = matrix_weights(net, first=False, last=False)[0]
+    before = dict(driven.optimizer.state[weight.whole])
+    driven.strategy.before_pass(WARMUP, last=True)
+    a, b = weight.factors.values()
+    state = driven.optimizer.state[b]
+    torch.testing.assert_close(state["exp_avg"], a.T @ before["exp_avg"])
+    torch.testing.assert_close(state["exp_avg_sq"], (a**2).T @ before["exp_avg_sq"])
+    assert state["step"] == WARMUP
+    assert a not in driven.optimizer.state
+    driven.run(PHASE)
+    assert weight.whole not in driven.optimizer.state
+    assert driven.run(1).optimizer.state[weight.whole]["step"] == 1
+    driven.close()
+
+
+# What groups do, and what crosses between them
+
+
+def untrained(rank: int) -> dict[str, Tensor]:
+    net = model()
+    driven = Driven(net, method(warmup_steps=0, sigma_cutoff=1e-9), per_node=1).run(15, rate=0.0)
+    assert driven.strategy.metrics()["synchronisations"] == 3
+    driven.close()
+    return state_of(net)
+
+
+def test_no_training_changes_nothing() -> None:
+    for found in run_ranks(4, untrained):
+        for name, value in model().state_dict().items():
+            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-13)
+
+
+def in_phases(rank: int, kind: Any, optimizer: Any) -> None:
+    """Two nodes of two ranks; checks each phase, bytes included."""
+    net, group = kind(), rank // 2
+    driven = Driven(net, method(), per_node=2, optimizer=optimizer)
+    communicator, strategy = driven.communicator, driven.strategy
+
+    def alike(ranks: list[int]) -> bool:
+        flat = torch.cat([p.detach().flatten() for p in net.parameters()])
+        sizes = communicator.service.all_gather(torch.tensor([flat.numel()]))
+        assert len(set(map(int, sizes))) == 1
+        parts = communicator.service.all_gather(flat)
+        return all(torch.equal(parts[r], parts[ranks[0]]) for r in ranks)
+
+    def trained_once() -> None:
+        held = [id(p) for g in driven.optimizer.param_groups for p in g["params"]]
+        assert len(held) == len(set(held))
+        assert set(held) == {id(p) for p in net.parameters() if p.requires_grad}
+
+    driven.run(WARMUP)
+    assert strategy.replicated
+    assert alike([0, 1, 2, 3])
+    before = driven.sent("bytes_between")
+    driven.step()
+    assert not strategy.replicated
+    sent = torch.tensor(driven.sent("bytes_between") - before)
+    communicator.service.all_reduce(sent).wait()
+    weights = [weight for weight in matrix_weights(net) if weight.factors]
+    own, other = ("a", "b") if group == 0 else ("b", "a")
+    starts = {w.name: {k: f.detach().clone() for k, f in w.factors.items()} for w in weights}
+    between, buffers = driven.sent("bytes_between"), len(list(net.buffers()))
+    driven.run(PHASE - 2)
+    strategy.end_epoch(0, 0.0)
+    assert driven.sent("bytes_between") == between
+    trained_once()
+    for weight in weights:
+        assert torch.equal(weight.factors[other], starts[weight.name][other])
+        assert moved(weight.factors[own], starts[weight.name][own]) > 1e-5
+    assert alike([2 * group, 2 * group + 1])
+    assert not alike([0, 1, 2, 3])
+    shared = [p for p in net.parameters() if p.requires_grad]
+    shared = [p for p in shared if all(p is not f for w in weights for f in w.factors.values())]
+    moments = 1 if optimizer is sgd else 2
+    rest = 8 * (1 + moments) * sum(p.numel() for p in shared)
+    sizes = {k: 8 * sum(w.factors[k].numel() for w in weights) for k in ("a", "b")}
+    # The other node got each decomposition once.
+    assert sent.item() == sum(sizes.values())
+    driven.step()
+    assert alike([0, 1, 2, 3])
+    trained_once()
+    if not buffers:
+        # A rank carries half of what its node has to tell. Of the factors either node sends its own; on the
+        # pair's channel each broadcast counts for both halves of the way.
+        carried = driven.sent("bytes_between") - between
+        assert carried == pytest.approx((sum(sizes.values()) / 2 + rest) / 2, abs=8 * 4)
+    driven.run(REBOUND)
+    assert strategy.replicated
+    assert alike([0, 1, 2, 3])
+    states = [s for p in net.parameters() for s in driven.optimizer.state[p].values() if s.dim()]
+    flat = torch.cat([state.flatten() for state in states])
+    parts = communicator.service.all_gather(flat)
+    assert all(torch.equal(part, parts[0]) for part in parts)
+    driven.close()
+
+
+@pytest.mark.parametrize(("kind", "optimizer"), [(model, sgd), (mixed, adamw), (with_statistics, adamw)])
+def test_groups_train_one_factor_each_and_send_nothing_until_they_merge(kind: Any, optimizer: Any) -> None:
+    run_ranks(4, in_phases, kind, optimizer)
+
+
+def with_flipped_signs(rank: int) -> list[dict[str, Tensor]]:
+    ordinary, found = trainers.methods.ab.svd, []
+
+    def flipped(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
+        u, values, vt = ordinary(matrix, cutoff=cutoff)
+        return -u, values, -vt
+
+    for svd in (ordinary, flipped if rank == 1 else ordinary):
+        trainers.methods.ab.svd = svd
+        net = model()
+        train(net, 1, optimizer=adamw)
+        found.append(state_of(net))
+    return found
+
+
+def test_signs_of_one_rank_s_vectors_change_nothing() -> None:
+    for expected, found in run_ranks(2, with_flipped_signs):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+
+
+# Training as users see it
+
+
+def mixed_on_ranks(rank: int) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    net = mixed()
+    result = train(net, 2, optimizer=adamw, clip_norm=1.0, accumulate=2, epochs=5, batch_size=1)
+    assert result.metrics["validation_loss"] < result.history[0]["validation_loss"]
+    return state_of(net), without_times(result)
+
+
+def test_attention_and_convolutions_train_and_frozen_layers_stay() -> None:
+    found = run_ranks(4, mixed_on_ranks)
+    before = mixed().state_dict()
+    for state, history in found:
+        assert_identical(state, found[0][0])
+        assert history == found[0][1]
+        assert [name for name in before if torch.equal(state[name], before[name])] == [
+            "frozen.weight",
+            "frozen.bias",
+        ]
+
+
+class Scaled(nn.Module):
+    """A number, one that is complex, and a layer of complex ones: none of these becomes factors; and a buffer of a type
+    without arithmetic.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = model()
+        self.scale = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+        self.phase = nn.Parameter(torch.tensor(1 + 0.5j, dtype=torch.complex128))
+        self.turned = nn.Linear(1, 3, dtype=torch.complex128)
+        self.register_buffer("stored", torch.ones(3).to(torch.float8_e4m3fn), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.scale * self.net(x)
+        return y + (self.turned(y.to(torch.complex128)) * self.phase).abs().mean(1, keepdim=True)
+
+
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.02})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["lr"] * self.direction(parameter.grad, self.state[parameter])
+
+    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        raise NotImplementedError
+
+
+class OfLists(Own):
+    """Takes the mean of the last two gradients, which it keeps in a list."""
+
+    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        last = state.setdefault("last", [])
+        last[:] = [*last[-1:], gradient.clone()]
+        return torch.stack(last).mean(0)
+
+
+class OfLayers(Own):
+    """Divides gradients by the norm that they had so far, one number a parameter, as NovoGrad does."""
+
+    name = "exp_avg_sq"
+
+    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        square = gradient.abs().square().sum()
+        mean = state.setdefault(self.name, square)
+        mean.lerp_(square, 0.3)
+        return gradient / (mean.sqrt() + 1e-8)
+
+
+class OfLayersByAnotherName(OfLayers):
+    name = "squares"
+
+
+def scaled_on_ranks(rank: int, optimizer: Any) -> dict[str, Tensor]:
+    net = Scaled()
+    # Of twelve steps the last five are a rebound, which begins with what the merge has left.
+    batch_size = 48 // (12 * dist.get_world_size())
+    train(net, 1, optimizer=optimizer, epochs=1, batch_size=batch_size, method=method(rebound_steps=5))
+    return state_of(net)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("optimizer", [sgd, adamw, OfLists, OfLayers, OfLayersByAnotherName])
+def test_what_the_optimizer_keeps_of_numbers_and_complex_parameters_merges_too(
+    ranks: int, optimizer: Any
+) -> None:
+    first, *others = run_ranks(ranks, scaled_on_ranks, optimizer)
+    for other in others:
+        assert_identical(first, other)
+
+
+def rates(rank: int) -> list[float]:
+    driven = Driven(model(), method())
+    found = []
+    for _ in range(15):
+        driven.step(1.0)
+        found.append(driven.optimizer.param_groups[0]["lr"])
+    driven.close()
+    return found
+
+
+def test_the_rate_rises_anew_after_each_change_of_shape() -> None:
+    phase, rebound = [0.25, 0.5, 0.75, 1.0], [0.25, 0.5]
+    assert run_ranks(2, rates)[0] == [1.0] * WARMUP + (phase + rebound) * 2
+
+
+def evaluated_or_not(rank: int) -> None:
+    found = []
+    # The first two epochs of twelve steps end inside group phases.
+    for validation_set in (data(16), None):
+        net = with_statistics()
+        result = train(net, 1, optimizer=adamw, validation_set=validation_set)
+        sent = result.metrics["bytes_between_nodes"]
+        found.append((state_of(net), [entry["train_loss"] for entry in result.history], sent))
+    assert_identical(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+
+
+def test_evaluations_in_a_group_phase_change_nothing_and_are_not_counted() -> None:
+    run_ranks(2, evaluated_or_not)
+
+
+def at_an_evaluation(rank: int) -> None:
+    net = with_statistics()
+    driven = Driven(net, method(warmup_steps=0), per_node=2).run(2)
+    strategy, communicator = driven.strategy, driven.communicator
+    before, held = state_of(net), [id(p) for p in net.parameters()]
+    sent = driven.sent("bytes_between"), driven.sent("bytes_inside"), driven.sent("operations")
+    with strategy.evaluating():
+        merged = state_of(net)
+        assert merged.keys() == with_statistics().state_dict().keys()
+        assert strategy.state()["factored"] is False
+    assert [id(p) for p in net.parameters()] == held
+    assert_identical(state_of(net), before)
+    assert sent == (driven.sent("bytes_between"), driven.sent("bytes_inside"), driven.sent("operations"))
+    assert communicator.service.bytes_between + communicator.service.bytes_inside > 0
+    # What was evaluated is what the merge makes.
+    strategy.synchronise()
+    assert_identical(state_of(net), merged)
+    for tensor in merged.values():
+        parts = communicator.service.all_gather(tensor.clone())
+        assert all(torch.equal(part, tensor) for part in parts)
+    # Synchronised by another method's wish, it decomposes again.
+    assert strategy.replicated
+    driven.step()
+    assert not strategy.replicated
+    strategy.finalise()
+    assert strategy.metrics()["synchronisations"] == 2
+    driven.close()
+
+
+def test_an_evaluation_sees_the_merged_model_the_same_on_all_ranks() -> None:
+    run_ranks(4, at_an_evaluation)
+
+
+def keeping_the_best(rank: int) -> None:
+    net, losses = model(), []
+
+    def report(epoch: int, metrics: dict[str, float]) -> None:
+        losses.append(metrics["validation_loss"])
+
+    # The rate is far too high later on, so that an early epoch is best.
+    result = train(
+        net,
+        epochs=6,
+        report=report,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.95),
+        early_stopping=trainers.EarlyStopping(patience=6, restore_best=True),
+    )
+    x, y = data(16).tensors
+    with torch.no_grad():
+        found = mse_loss(net(x), y).item()
+    assert net.state_dict().keys() == model().state_dict().keys()
+    assert min(losses) < losses[-1]
+    assert found == pytest.approx(min(losses), rel=1e-9)
+    assert result.metrics["validation_loss"] == min(losses)
+
+
+def test_the_best_epoch_is_kept_whole() -> None:
+    run_ranks(2, keeping_the_best)
+
+
+@pytest.mark.parametrize("stop", [2, 5, 8])
+def test_a_model_with_channels_last_resumes_bit_for_bit(tmp_path: Path, stop: int) -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [
+            nn.Conv2d(1, 32, 3),
+            nn.Tanh(),
+            nn.Conv2d(32, 64, 3),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(256, 1),
+        ]
+        made: nn.Module = nn.Sequential(nn.Unflatten(1, (1, 6, 6)), *layers)
+        return made.to(memory_format=torch.channels_last)
+
+    generator = torch.Generator().manual_seed(2)
+    images = TensorDataset(torch.randn(24, 36, generator=generator), torch.randn(24, 1, generator=generator))
+    # Of the gradient's norm the sum depends on its layout.
+    keywords: dict[str, Any] = {"train_set": images, "validation_set": None, "clip_norm": 0.1, "epochs": 2}
+    keywords["method"] = method(groups=False, rebound_steps=20)
+    whole, pieces = net(), net()
+    train(whole, **keywords)
+    with pytest.raises(trainers.Interrupted):
+        train(net(), checkpoint=tmp_path, interrupt=After(stop), **keywords)
+    train(pieces, checkpoint=tmp_path, **keywords)
+    assert_identical(state_of(whole), state_of(pieces))
+
+
+def stopped_in_a_group_phase(rank: int) -> tuple[dict[str, float], dict[str, float]]:
+    told: list[dict[str, float]] = []
+    result = train(
+        model(),
+        1,
+        train_set=data(20),
+        # Of five steps an epoch the first three are the warm-up; nothing is better by so much.
+        early_stopping=trainers.EarlyStopping(patience=1, min_delta=1e9),
+        report=lambda epoch, metrics: told.append(metrics),
+        epochs=9,
+    )
+    assert result.reason == "stopped early" and len(result.history) == 2
+    assert told[-1] == result.metrics == result.history[-1]
+    return result.history[0], result.metrics
+
+
+def test_what_the_last_merge_of_a_run_stopped_early_sends_is_counted() -> None:
+    for before, after in run_ranks(2, stopped_in_a_group_phase):
+        # Ten steps: 3 of warm-up, 4 in groups, a merge, 2 of rebound, 1 in groups, and the last merge.
+        assert (before["synchronisations"], after["synchronisations"]) == (0, 2)
+        assert before["trainable_fraction"] < after["trainable_fraction"] == 1
+        whole = sum(p.numel() for p in model().parameters()) * 8
+        warmup = before["bytes_between_nodes"] / 3
+        # Rebounds send all gradients, as the warm-up does, and merges what was trained.
+        assert after["bytes_between_nodes"] - before["bytes_between_nodes"] > 2 * warmup + 0.2 * whole
+
+
+# Interrupted, diverged, lost
+
+
+def not_finite(rank: int, merge: str) -> str:
+    net = model()
+    with torch.no_grad():
+        net.get_parameter("2.weight")[0, 0] = torch.nan
+    return train(net, 1, method=method(merge=merge)).reason
+
+
+@pytest.mark.parametrize("merge", ["factors", "loss-weighted"])
+def test_what_is_not_finite_ends_as_diverged_everywhere(merge: str) -> None:
+    assert run_ranks(2, not_finite, merge) == ["diverged"] * 2
+
+
+# Settings
+
+
+def test_groups_are_made_of_neighbours() -> None:
+    two_nodes = ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert groups_of(two_nodes, None) == two_nodes
+    assert groups_of(two_nodes, 2) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert groups_of(((0, 2), (1, 3)), None) == ((0, 2), (1, 3))
+    assert groups_of(((0, 1, 2, 3),), None) == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "message"),
+    [
+        (((0,),), None, "groups=False"),
+        (((0, 1, 2),), None, "no two halves"),
+        (((0, 1), (2,)), None, "groups are of one size"),
+        (((0, 1, 2, 3),), 3, "no multiple"),
+        (((0, 1, 2, 3),), 4, "one group only"),
+    ],
+)
+def test_refuses_ranks_that_make_no_groups(nodes: Any, size: int | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        groups_of(nodes, size)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sigma_cutoff": 0.0},
+        {"sigma_cutoff": 1.0},
+        {"merge": "mean"},
+        {"merge_gain": 0.0},
+        {"merge_gain": 1.1},
+        {"compression": "powersgd"},
+        {"group_size": 0},
+        {"group_size": 2, "groups": False},
+        {"ab_steps": 0},
+        {"warmup_steps": -1},
+        {"rebound_steps": 1.5},
+    ],
+    ids=str,
+)
+def test_refuses(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        trainers.AB(**wrong)
+
+
+def test_says_so_where_a_run_before_left_all_in_factors() -> None:
+    net, method_before = model(), trainers.OIALR(delay=2, update_every=2)
+    train(net, method=method_before, epochs=1)
+    with pytest.raises(
+        ValueError, match=r"AB: 2\.weight is a product of factors .* trainers\.merged\(model\)"
+    ):
+        train(net, method=method(groups=False))
+    train(trainers.merged(net), method=method(groups=False), epochs=1)
+
+
+def test_refuses_what_cannot_be_trained_so() -> None:
+    with pytest.raises(ValueError, match="use AB\\(groups=False\\)"):
+        train(model())
+    small = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 1)).double()
+    with pytest.raises(ValueError, match="no weight to factorise"):
+        train(small, method=method(groups=False))
+    with pytest.raises(ValueError, match="Leave steps for the group phases"):
+        train(model(), method=method(groups=False, warmup_steps=1.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "phases"),
+    [
+        ({}, (900, 200, 20, 50)),
+        ({"warmup_steps": 600, "ab_steps": 100}, (600, 100, 10, 25)),
+        ({"ab_steps": 0.1, "rebound_steps": 7, "lr_rebound_steps": 0.01}, (900, 300, 7, 30)),
+    ],
+    ids=["none", "a phase in groups", "all but the warm-up"],
+)
+def test_what_is_not_set_follows_from_the_run_and_the_phase_in_groups(
+    settings: dict[str, Any], phases: tuple[int, ...]
+) -> None:
+    driven = Driven(model(), trainers.AB(groups=False, **settings), steps=3000)
+    strategy: Any = driven.strategy
+    assert (strategy._warmup, strategy._ab, strategy._rebound, strategy._lr_rebound) == phases
+    driven.close()

@@ -1,0 +1,602 @@
+"""DASO against DDP and against a serial simulator of Eq. 3.2, mostly in double precision and with parameters
+sent as they are, where only roundings may differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+from models import EPOCHS, STEPS_PER_EPOCH, adamw, data, flat, labelled, network, noisy_model, sgd, train
+from resuming import After, without_times
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
+
+import trainers
+from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.channel import Channel
+from trainers.communication.communicator import Communicator
+from trainers.data.loading import Disjoint
+from trainers.methods.strategy import Method, Setup, Strategy
+
+SHORT = {"warmup_epochs": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtype": None}
+"""Cycling from the first step to the last, exact on the wire."""
+
+
+def model() -> nn.Module:
+    return network(6, 8, 8, 1)
+
+
+@dataclass
+class Peek:
+    """A method that shows what it works with."""
+
+    method: Method
+    setup: Setup = field(init=False, repr=False)
+    at_work: Strategy = field(init=False, repr=False)
+
+    def strategy(self, setup: Setup) -> Strategy:
+        self.setup = setup
+        self.at_work = self.method.strategy(setup)
+        return self.at_work
+
+
+def trained(rank: int, per_node: int, methods: list[Method]) -> list[Tensor]:
+    """The parameters that each method leaves."""
+    found = []
+    for method in methods:
+        net = model()
+        train(net, method, ranks=dist.get_world_size(), per_node=per_node)
+        found.append(flat(net))
+    return found
+
+
+def alone(ranks: int, **changed: Any) -> Tensor:
+    """The parameters that one rank with the batches of all leaves."""
+    net = model()
+    train(net, trainers.DDP(), ranks=ranks, per_node=1, batch_size=2 * ranks, **changed)
+    return flat(net)
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("ranks", "per_node"), [(3, 1), (4, 2)])
+def test_synchronising_at_each_step_equals_ddp(ranks: int, per_node: int) -> None:
+    methods: list[Method] = [
+        trainers.DASO(sync_every=1, sync_delay=0, **SHORT),
+        # Warm-up and cool-down; one step is left for cycling, the last of an epoch.
+        trainers.DASO(**{**SHORT, "warmup_epochs": 21 / 22}),
+        trainers.DASO(**{**SHORT, "warmup_epochs": 10 / 22, "cooldown_epochs": 1}),
+    ]
+    expected = alone(ranks)
+    for rank in run_ranks(ranks, trained, per_node, methods):
+        for found in rank:
+            assert_same(found, expected)
+            assert torch.equal(found, rank[0])
+
+
+def test_one_node_is_averaging_of_gradients_and_one_rank_plain_training() -> None:
+    one, other = run_ranks(2, trained, 2, [trainers.DASO(), trainers.DDP()])[0]
+    assert torch.equal(one, other)
+    net = model()
+    result = train(net, trainers.DASO(), ranks=1, per_node=1)
+    assert torch.equal(flat(net), alone(1))
+    assert result.metrics["synchronisations"] == 0
+
+
+def simulated(nodes: int, per_node: int, *, every: int, delay: int, warm: int = 0, cool: int = 0) -> Tensor:
+    """Eq. 3.2, in one process with a model a node; ``warm`` and ``cool`` in steps."""
+    ranks = nodes * per_node
+    nets = [model() for _ in range(nodes)]
+    optimizers = [sgd(net.parameters()) for net in nets]
+    x, y = data(STEPS_PER_EPOCH * 2 * ranks).tensors
+    plans = [
+        [
+            Disjoint().epoch(
+                samples=len(x), epoch=e, seed=0, rank=rank, ranks=ranks, batch_size=2, accumulate=1
+            )
+            for e in range(EPOCHS)
+        ]
+        for rank in range(ranks)
+    ]
+    sent: list[Tensor] | None = None
+    age = since = 0
+    for step in range(EPOCHS * STEPS_PER_EPOCH):
+        epoch, of_epoch = divmod(step, STEPS_PER_EPOCH)
+        for node, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            optimizer.zero_grad()
+            for rank in range(node * per_node, (node + 1) * per_node):
+                (batch,) = plans[rank][epoch][of_epoch]
+                (mse_loss(net(x[batch.indices]), y[batch.indices]) * batch.weight / per_node).backward()
+            optimizer.step()
+        weights = [flat(net) for net in nets]
+        age, since = age + 1, since + 1
+        blocking = step < warm or step >= EPOCHS * STEPS_PER_EPOCH - cool or of_epoch == STEPS_PER_EPOCH - 1
+        if sent is not None and (age == delay or blocking):
+            weights = [(2 * age * own + sum(sent)) / (2 * age + nodes) for own in weights]
+            sent = None
+        if blocking or (since == every and delay == 0):
+            weights, since = [sum(weights) / nodes] * nodes, 0
+        elif since == every:
+            sent, age, since = weights, 0, 0
+        for net, own in zip(nets, weights, strict=True):
+            nn.utils.vector_to_parameters(own.clone(), net.parameters())
+    return weights[0]
+
+
+# 32 bytes: each parameter is a message of its own.
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "periods"),
+    [
+        (4, 2, [(b, s) for b in (1, 2, 4) for s in range(b + 1)]),
+        (2, 1, [(3, 2)]),
+        (3, 1, [(4, 3), (5, 5)]),
+        (8, 4, [(1, 0), (3, 2)]),
+        (8, 2, [(4, 3)]),
+    ],
+)
+def test_equals_the_simulator_for_every_delay(
+    ranks: int, per_node: int, periods: list[tuple[int, int]]
+) -> None:
+    methods: list[Method] = [
+        trainers.DASO(sync_every=b, sync_delay=s, bucket_bytes=size, **SHORT)
+        for b, s in periods
+        for size in (32, 25 * 2**20)
+    ]
+    expected = [
+        simulated(ranks // per_node, per_node, every=b, delay=s) for b, s in periods for _ in range(2)
+    ]
+    results = run_ranks(ranks, trained, per_node, methods)
+    for rank in results:
+        for found, wanted, first in zip(rank, expected, results[0], strict=True):
+            assert_same(found, wanted)
+            assert torch.equal(found, first)
+
+
+def test_phases_meet_where_the_settings_say() -> None:
+    # Of 22 steps five of warm-up, and eleven of cool-down with a synchronisation under way before it.
+    method = trainers.DASO(
+        sync_every=3, sync_delay=2, **{**SHORT, "warmup_epochs": 5 / 22, "cooldown_epochs": 1}
+    )
+    later = trainers.DASO(sync_every=3, sync_delay=2, **{**SHORT, "cooldown_epochs": 8 / 22})
+    for found, other in run_ranks(4, trained, 2, [method, later]):
+        assert_same(found, simulated(2, 2, every=3, delay=2, warm=5, cool=11))
+        assert_same(other, simulated(2, 2, every=3, delay=2, cool=8))
+
+
+@dataclass
+class Trace:
+    """Called before each step: the parameters and what this rank sent between nodes and waited for."""
+
+    net: nn.Module
+    peek: Peek
+    parameters: list[Tensor] = field(default_factory=list)
+    sendings: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+
+    def __call__(self) -> bool:
+        self.parameters.append(flat(self.net).clone())
+        self.sendings.append(self.peek.setup.communicator.across.operations)
+        return False
+
+
+def watched(rank: int, per_node: int, delay: int) -> tuple[Any, ...]:
+    net = model()
+    peek = Peek(trainers.DASO(sync_every=4, sync_delay=delay, **{**SHORT, "wire_dtype": "bf16"}))
+    trace = Trace(net, peek)
+    original = Channel._wait
+
+    def wait(self: Channel, *arguments: Any) -> None:
+        if self.name == "across":
+            trace.waits.append(len(trace.parameters) - 1)
+        original(self, *arguments)
+
+    Channel._wait = wait
+    train(net, peek, ranks=dist.get_world_size(), per_node=per_node, interrupt=trace, optimizer=adamw)
+    return trace.parameters, trace.sendings, trace.waits, flat(net)
+
+
+def test_ranks_of_a_node_stay_equal_members_take_turns_and_nobody_waits_early() -> None:
+    delay = 3
+    ranks = run_ranks(4, watched, 2, delay)
+    starts, steps = (0, STEPS_PER_EPOCH), EPOCHS * STEPS_PER_EPOCH
+    for step in range(steps):
+        first, second, third, fourth = (rank[0][step] for rank in ranks)
+        assert torch.equal(first, second)
+        assert torch.equal(third, fourth)
+        # Nodes agree from each epoch's end to the next step.
+        assert torch.equal(first, third) == (step in starts)
+    assert all(torch.equal(rank[3], ranks[0][3]) for rank in ranks)
+    # An epoch's synchronisations are sent with the steps 3 and 7, and with the last one, 10.
+    sent_at = [start + step for start in starts for step in (3, 7, 10)]
+    for rank in range(4):
+        mine = [step for turn, step in enumerate(sent_at) if turn % 2 == rank % 2]
+        assert ranks[rank][1] == [sum(step < now for step in mine) for now in range(steps)]
+        due = {start + when for start in starts for when in (3 + delay, 7 + delay, 10)}
+        assert set(ranks[rank][2]) <= due
+
+
+def of_bytes(rank: int, wire_dtype: str) -> dict[str, float]:
+    net = nn.Linear(64, 32)
+    x = torch.randn(2 * 4 * 16, 64)
+    method = trainers.DASO(sync_every=4, sync_delay=1, **{**SHORT, "wire_dtype": wire_dtype})
+    return trainers.train(
+        net,
+        TensorDataset(x, x[:, :32]),
+        loss=mse_loss,
+        optimizer=sgd,
+        epochs=1,
+        batch_size=2,
+        method=method,
+        topology=trainers.Topology(ranks_per_node=2),
+    ).metrics
+
+
+@pytest.mark.parametrize(("wire_dtype", "bytes_"), [("bf16", 0.5), ("fp32", 1.0)])
+def test_bytes_between_nodes_are_as_predicted(wire_dtype: str, bytes_: float) -> None:
+    # Two nodes of two ranks, B = 4: so many bytes a node, parameter and step.
+    (metrics, *_) = run_ranks(4, of_bytes, wire_dtype)
+    assert metrics["bytes_between_nodes"] == 2 * 16 * bytes_ * (64 * 32 + 32)
+    assert metrics["synchronisations"] == 4
+
+
+def narrow(rank: int) -> list[Tensor]:
+    nets = [model(), model()]
+    for net, wire_dtype in zip(nets, (None, "bf16"), strict=True):
+        method = trainers.DASO(sync_every=4, **{**SHORT, "wire_dtype": wire_dtype})
+        train(net, method, ranks=2, per_node=1)
+    return [flat(net) for net in (*nets, model())]
+
+
+def test_bf16_on_the_wire_strays_little() -> None:
+    exact, rounded, start = run_ranks(2, narrow)[0]
+    strays = (rounded - exact).abs().max().item()
+    # Changes are rounded, to 8 bits, and not the parameters themselves.
+    assert 0 < strays < 2**-7 * (exact - start).abs().max().item()
+
+
+def by_hand(rank: int, delay: int, net: nn.Module) -> tuple[Strategy, Setup]:
+    communicator = Communicator(
+        topology=trainers.Topology(ranks_per_node=1),
+        timeout=timedelta(seconds=30),
+        device=torch.device("cpu"),
+    )
+    setup = Setup(
+        model=net,
+        optimizer=sgd(net.parameters()),
+        communicator=communicator,
+        epochs=1,
+        steps_per_epoch=1000,
+        batch_size=1,
+        seed=0,
+    )
+    return trainers.DASO(sync_every=3, sync_delay=delay, **SHORT).strategy(setup), setup
+
+
+def merged_alike(rank: int) -> list[float]:
+    """How far identical replicas are moved by merges of every delay."""
+    moved = []
+    for delay in range(4):
+        net = model()
+        strategy, setup = by_hand(rank, delay, net)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(1.37)
+        before = flat(net)
+        for step in range(3 + delay):
+            strategy.reduce_gradients(step)
+            strategy.after_step(step, torch.zeros(()))
+        assert strategy.metrics()["synchronisations"] == 1 + (delay == 3)
+        moved.append((flat(net) - before).abs().max().item())
+        strategy.synchronise()
+        setup.communicator.close()
+    return moved
+
+
+def test_identical_replicas_are_a_fixed_point_of_the_merge() -> None:
+    for moved in run_ranks(3, merged_alike):
+        assert max(moved) < 1e-15
+
+
+def with_another_layer(rank: int) -> list[Tensor]:
+    """As decompositions do: in the middle of a cycle, with a synchronisation under way."""
+    net = model()
+    strategy, setup = by_hand(rank, 2, net)
+    generator = torch.Generator().manual_seed(rank)
+
+    def step(number: int) -> None:
+        strategy.reduce_gradients(number)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        strategy.after_step(number, torch.zeros(()))
+
+    for number in range(4):
+        step(number)
+    # What the optimizer did counts even before ``after_step``.
+    strategy.synchronise()
+    strategy.reduce_gradients(4)
+    with torch.no_grad():
+        net[0].bias.add_(rank)
+    strategy.synchronise()
+    agreed = flat(net).clone()
+    net[2] = nn.Linear(8, 8, dtype=torch.float64)
+    broadcast_tensors(setup.communicator.world, list(net.parameters()))
+    net[0].weight.requires_grad_(False)
+    frozen = net[0].weight.clone()
+    strategy.parameters_changed()
+    for number in range(4, 12):
+        step(number)
+    strategy.synchronise()
+    assert torch.equal(net[0].weight, frozen)
+    setup.communicator.close()
+    return [agreed, flat(net)]
+
+
+def test_layers_may_be_exchanged_after_a_synchronisation() -> None:
+    (agreed, last), *others = run_ranks(3, with_another_layer)
+    for other_agreed, other_last in others:
+        assert torch.equal(agreed, other_agreed)
+        assert torch.equal(last, other_last)
+
+
+def half_frozen(rank: int) -> tuple[list[Tensor], list[Tensor], float]:
+    net = model()
+    net[0].weight.requires_grad_(False)
+    net[2].bias.requires_grad_(False)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    method = trainers.DASO(sync_every=2, sync_delay=1, bucket_bytes=32, **SHORT)
+    result = train(net, method, ranks=4, per_node=2, epochs=1)
+    return before, [p.detach() for p in net.parameters()], result.metrics["bytes_between_nodes"]
+
+
+def test_frozen_parameters_stay_and_are_not_sent() -> None:
+    before, after, sent = run_ranks(4, half_frozen)[0]
+    moved = [not torch.equal(a, b) for a, b in zip(after, before, strict=True)]
+    assert moved == [False, True, True, False, True, True]
+    count = sum(p.numel() for p, moves in zip(before, moved, strict=True) if moves)
+    # Eleven steps: five sendings and the one of the epoch's end, of each node's one rank.
+    assert sent == 2 * 6 * 8 * count
+
+
+def with_buffers(rank: int) -> tuple[list[Tensor], dict[str, float]]:
+    net = noisy_model()
+    result = trainers.train(
+        net,
+        labelled(160),
+        loss=cross_entropy,
+        optimizer=adamw,
+        epochs=5,
+        batch_size=4,
+        method=trainers.DASO(warmup_epochs=0.05),
+        topology=trainers.Topology(ranks_per_node=2),
+    )
+    return list(net.state_dict().values()), result.metrics
+
+
+def test_buffers_too_agree_in_the_end_and_metrics_are_complete() -> None:
+    (state, metrics), *others = run_ranks(4, with_buffers)
+    for other, _ in others:
+        assert all(torch.equal(a, b) for a, b in zip(other, state, strict=True))
+    # Of 50 steps two and three at the ends; of the five epochs of ten the last cycles for 7 steps.
+    assert (metrics["sync_every"], metrics["sync_delay"]) == (1, 0)
+    assert metrics["synchronisations"] == 2 + 2 + 3 * 3 + 1 + 3
+    assert metrics["bytes_inside_nodes"] > metrics["bytes_between_nodes"] > 0
+
+
+# B and S
+
+
+def periods_of(losses: list[float], **settings: Any) -> list[tuple[float, float]]:
+    """(B, S) of each epoch of three steps."""
+    communicator = Communicator(topology=None, timeout=timedelta(seconds=5), device=torch.device("cpu"))
+    net = model()
+    strategy = trainers.DASO(**settings).strategy(
+        Setup(
+            model=net,
+            optimizer=sgd(net.parameters()),
+            communicator=communicator,
+            epochs=len(losses),
+            steps_per_epoch=3,
+            batch_size=1,
+            seed=0,
+        )
+    )
+    trace = []
+    for epoch, loss in enumerate(losses):
+        for step in range(3):
+            strategy.after_step(3 * epoch + step, torch.zeros(()))
+        strategy.end_epoch(epoch, loss)
+        metrics = strategy.metrics()
+        trace.append((metrics["sync_every"], metrics["sync_delay"]))
+    return trace
+
+
+def test_periods_follow_the_training_loss() -> None:
+    cycling = {"warmup_epochs": 0, "cooldown_epochs": 0, "plateau_threshold": 0.1, "plateau_patience": 1}
+    # 0.95 is no better than 1 by a tenth; 0.85 is.
+    losses = [1.0, 0.95, 0.85, 0.84, 0.8, 0.8, 0.5, 0.5]
+    assert periods_of(losses, sync_every=8, sync_delay=3, **cycling) == [
+        (8, 3), (8, 3), (4, 1), (4, 1), (2, 1), (1, 1), (8, 3), (8, 3),
+    ]  # fmt: skip
+    assert periods_of(losses, sync_every=3, sync_delay=3, **cycling) == [
+        (3, 3), (3, 3), (1, 1), (1, 1), (3, 3), (1, 1), (3, 3), (3, 3),
+    ]  # fmt: skip
+    flat_ = [1.0] * 6
+    assert [s for _, s in periods_of(flat_, sync_every=4, sync_delay=0, **cycling)] == [0] * 6
+    assert periods_of(flat_, sync_every=4, **{**cycling, "plateau_patience": 2}) == [
+        (4, 1), (4, 1), (4, 1), (2, 1), (2, 1), (1, 1),
+    ]  # fmt: skip
+    assert set(periods_of(flat_, sync_every=4, adaptive=False, **cycling)) == {(4, 1)}
+    # A loss below zero plateaus like any other.
+    assert periods_of([-1.0, -1.05, -1.2, -1.2], sync_every=4, **cycling)[1:] == [(4, 1), (2, 1), (2, 1)]
+
+
+def test_only_cycling_epochs_count() -> None:
+    assert periods_of(
+        [1.0] * 8, sync_every=8, sync_delay=8, warmup_epochs=2, cooldown_epochs=1, plateau_patience=1
+    ) == [(1, 0), (1, 0), (8, 8), (8, 8), (4, 4), (2, 2), (1, 1), (1, 0)]
+    # A warm-up that ends inside an epoch: the first whole cycling one is the third.
+    trace = periods_of([1.0] * 5, sync_every=8, warmup_epochs=4 / 15, cooldown_epochs=0, plateau_patience=1)
+    assert trace == [(1, 0), (8, 1), (8, 1), (8, 1), (4, 1)]
+
+
+# Going on
+
+
+def resumed_and_not(
+    rank: int, directory: str, per_node: int, settings: dict[str, Any], optimizer: Any, stops: list[int]
+) -> None:
+    keywords: dict[str, Any] = {
+        "loss": cross_entropy,
+        "optimizer": optimizer,
+        "epochs": 4,
+        "batch_size": 2,
+        "clip_norm": 1.0,
+        "topology": trainers.Topology(ranks_per_node=per_node),
+        "schedule": trainers.Cosine(warmup_epochs=1),
+    }
+    pieces = 20 * dist.get_world_size() // 2
+    whole = noisy_model()
+    method = trainers.DASO(**settings)
+    expected = trainers.train(whole, labelled(pieces), labelled(), method=method, **keywords)
+    keywords["checkpoint"] = directory
+    in_flight = set()
+    for stop in stops:
+        peek = Peek(trainers.DASO(**settings))
+        with pytest.raises(trainers.Interrupted):
+            trainers.train(
+                noisy_model(), labelled(pieces), labelled(), method=peek, interrupt=After(stop), **keywords
+            )
+        sent = peek.at_work._sent
+        in_flight.add(None if sent is None else sent.steps)
+    again = noisy_model()
+    found = trainers.train(again, labelled(pieces), labelled(), method=Peek(method), **keywords)
+    assert without_times(found) == without_times(expected)
+    for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    if len(stops) > 2:
+        assert in_flight == {None, 0, 1}
+
+
+# Four epochs of five steps: warm-up to the middle of the first, cool-down in the last, B and S halved between.
+PHASES = {
+    "sync_every": 3,
+    "sync_delay": 2,
+    "warmup_epochs": 0.15,
+    "cooldown_epochs": 1,
+    "plateau_patience": 1,
+    "plateau_threshold": 0.9,
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "optimizer", "stops"),
+    [
+        (2, 1, adamw, [1] * 19),
+        (4, 2, sgd, [1, 2] * 6),
+        (4, 2, adamw, [8]),
+    ],
+)
+def test_resumes_bit_for_bit_in_every_phase(
+    tmp_path: Path, ranks: int, per_node: int, optimizer: Any, stops: list[int]
+) -> None:
+    run_ranks(ranks, resumed_and_not, str(tmp_path), per_node, PHASES, optimizer, stops)
+
+
+def left_with_a_sum_under_way(rank: int) -> int:
+    """Interrupted without a checkpoint, three times; process groups that are left."""
+    before = len(dist.distributed_c10d._world.pg_map)
+    for stop in (4, 5, 12):
+        method = trainers.DASO(sync_every=4, sync_delay=4, **SHORT)
+        with pytest.raises(trainers.Interrupted):
+            train(model(), method, ranks=4, per_node=2, interrupt=After(stop))
+    train(model(), trainers.DASO(), ranks=4, per_node=2)
+    return len(dist.distributed_c10d._world.pg_map) - before
+
+
+def test_no_process_group_is_left() -> None:
+    assert run_ranks(4, left_with_a_sum_under_way) == [0] * 4
+
+
+def compiled(rank: int) -> tuple[Tensor, Tensor]:
+    net, other = model(), model()
+    method = trainers.DASO(sync_every=3, sync_delay=2, **SHORT)
+    train(net, method, ranks=2, per_node=1)
+    train(torch.compile(other, backend="eager"), method, ranks=2, per_node=1)
+    return flat(net), flat(other)
+
+
+def test_a_compiled_model_trains_the_same() -> None:
+    for plain, other in run_ranks(2, compiled):
+        assert_same(other, plain)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sync_every": 0}, "sync_every must be a whole number of at least 1"),
+        ({"sync_every": 2.0}, "sync_every must be a whole number"),
+        ({"sync_delay": -1}, "sync_delay must be a whole number of at least 0"),
+        ({"sync_every": 2, "sync_delay": 3}, "sync_delay must be at most sync_every"),
+        ({"warmup_epochs": -1}, "number of epochs of at least 0"),
+        ({"cooldown_epochs": 1.5}, "fraction of the run"),
+        ({"warmup_epochs": float("nan")}, "fraction of the run"),
+        ({"wire_dtype": "fp16"}, 'must be "bf16", "fp32" or None'),
+        ({"plateau_patience": 0}, "plateau_patience must be"),
+        ({"plateau_threshold": 1.0}, "fraction from 0"),
+    ],
+)
+def test_refuses(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainers.DASO(**wrong)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"warmup_epochs": 4}, {"cooldown_epochs": 1.0}, {"warmup_epochs": 2, "cooldown_epochs": 0.5}],
+    ids=str,
+)
+def test_a_run_that_would_never_cycle_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="leave none of the run's 3 epochs for cycling"):
+        train(model(), trainers.DASO(**settings), ranks=1, per_node=1, epochs=3)
+
+
+def test_the_default_fractions_do_for_a_run_of_one_epoch() -> None:
+    train(model(), trainers.DASO(), ranks=1, per_node=1, epochs=1)
+
+
+def uneven(rank: int) -> None:
+    communicator = Communicator(topology=None, timeout=timedelta(seconds=5), device=torch.device("cpu"))
+    communicator.nodes = ((0, 1), (2,))
+    net = model()
+    with pytest.raises(ValueError, match="Start as many ranks on every node"):
+        trainers.DASO().strategy(
+            Setup(
+                model=net,
+                optimizer=sgd(net.parameters()),
+                communicator=communicator,
+                epochs=1,
+                steps_per_epoch=1,
+                batch_size=1,
+                seed=0,
+            )
+        )
+    communicator.close()
+
+
+def test_nodes_of_different_size_are_refused() -> None:
+    run_ranks(3, uneven)

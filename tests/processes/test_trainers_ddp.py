@@ -1,0 +1,282 @@
+"""DDP against one rank with the joint batch, in double precision, where only roundings may differ."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from gloo import run_ranks
+from models import data, network, sgd
+from torch import Tensor, nn
+
+import trainers
+from trainers.communication.averager import GradientAverager
+from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.communicator import Communicator
+from trainers.methods.powersgd import PowerSGDAverager
+
+SAMPLES = 50
+
+
+def model() -> nn.Module:
+    return network(6, 16, 16, 1)
+
+
+def run(
+    rank: int = 0, *, batch_size: int, accumulate: int = 1, clip_norm: float | None = None, **method: Any
+) -> tuple[list[Tensor], dict[str, float]]:
+    net = model()
+    if rank:
+        # The loop starts every rank from rank 0's weights.
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(rank)
+    result = trainers.train(
+        net,
+        data(SAMPLES),
+        data(SAMPLES),
+        loss=nn.functional.mse_loss,
+        optimizer=sgd,
+        method=trainers.DDP(**method),
+        epochs=3,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        clip_norm=clip_norm,
+        schedule=trainers.Cosine(warmup_epochs=1),
+    )
+    return [parameter.detach() for parameter in net.parameters()], result.metrics
+
+
+def of_rank(rank: int, keywords: dict[str, Any]) -> tuple[list[Tensor], dict[str, float]]:
+    return run(rank, **keywords)
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+# 50 samples in joint batches of 12 do not come out even: five steps of ten, so with 3 ranks and 2 passes
+# parts differ.
+@pytest.mark.parametrize(
+    ("ranks", "keywords"),
+    [
+        (2, {"batch_size": 6}),
+        (2, {"batch_size": 3, "accumulate": 2}),
+        (3, {"batch_size": 4}),
+        (3, {"batch_size": 2, "accumulate": 2, "clip_norm": 0.2}),
+    ],
+)
+def test_ranks_and_passes_equal_one_rank_with_the_joint_batch(ranks: int, keywords: dict[str, Any]) -> None:
+    expected, metrics = run(batch_size=12, clip_norm=keywords.get("clip_norm"))
+    found = run_ranks(ranks, of_rank, keywords)
+    for parameters, own_metrics in found:
+        assert_same(parameters, expected, 1e-12)
+        assert own_metrics["train_loss"] == pytest.approx(metrics["train_loss"], rel=1e-12)
+        assert own_metrics["validation_loss"] == pytest.approx(metrics["validation_loss"], rel=1e-12)
+    for parameters, _ in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(parameters, found[0][0], strict=True))
+
+
+def test_accumulation_on_one_rank_equals_the_bigger_batch() -> None:
+    expected, _ = run(batch_size=12)
+    assert_same(run(batch_size=4, accumulate=3)[0], expected, 1e-12)
+
+
+def test_clipping_does_something() -> None:
+    free, bound = run(batch_size=12)[0], run(batch_size=12, clip_norm=0.2)[0]
+    assert max((a - b).abs().max().item() for a, b in zip(free, bound, strict=True)) > 1e-3
+
+
+def test_bf16_sends_half_and_strays_little() -> None:
+    expected, _ = run(batch_size=12)
+    plain, narrow = (run_ranks(2, of_rank, {"batch_size": 6, **c})[0] for c in ({}, {"compression": "bf16"}))
+    # Two bytes in place of the eight of double precision.
+    assert narrow[1]["bytes_inside_nodes"] == plain[1]["bytes_inside_nodes"] / 4
+    assert plain[1]["bytes_between_nodes"] == narrow[1]["bytes_between_nodes"] == 0
+    strays = max((a - b).abs().max().item() for a, b in zip(narrow[0], expected, strict=True))
+    assert 0 < strays < 0.02
+
+
+def test_powersgd_of_full_rank_is_exact_and_of_low_rank_sends_less() -> None:
+    expected, _ = run(batch_size=12)
+    plain, low = (
+        run_ranks(2, of_rank, {"batch_size": 6, **c})
+        for c in ({}, {"compression": "powersgd", "powersgd_rank": 2})
+    )
+    parameters = sum(p.numel() for p in expected)
+    steps = plain[0][1]["bytes_inside_nodes"] / (2 * 8 * parameters)
+    saved = plain[0][1]["bytes_inside_nodes"] - low[0][1]["bytes_inside_nodes"]
+    # The layers of 16×6 and 16×16 go as factors; 1×16 would not be smaller so.
+    assert saved == steps * 2 * 8 * (16 * 6 - 2 * (16 + 6) + 16 * 16 - 2 * (16 + 16))
+    assert all(torch.equal(a, b) for a, b in zip(low[0][0], low[1][0], strict=True))
+    strays = max((a - b).abs().max().item() for a, b in zip(low[0][0], expected, strict=True))
+    assert 0 < strays < 0.2
+
+
+class SometimesUsed(nn.Module):
+    """``never`` is used nowhere, ``rare`` with every fifth step's batch, if at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.rare, self.never = (nn.Linear(6, 6).double() for _ in range(3))
+        self.empty = nn.Parameter(torch.zeros(0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.used(x)
+        if bool((x[:, 0] > 0.9).any()):
+            x = x + self.rare(x)
+        return x.mean(1, keepdim=True)
+
+
+def some_unused(rank: int, batch_size: int, method: trainers.DDP) -> list[Tensor]:
+    net = SometimesUsed()
+    trainers.train(
+        net,
+        data(SAMPLES),
+        loss=nn.functional.mse_loss,
+        # Decay and momentum change a parameter with a gradient of zeros.
+        optimizer=sgd,
+        method=method,
+        epochs=2,
+        batch_size=batch_size,
+    )
+    return [parameter.detach() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("compression", [None, "bf16", "powersgd"])
+def test_what_no_rank_uses_is_left_alone(compression: str | None) -> None:
+    method = trainers.DDP(compression=compression)
+    found = run_ranks(3, some_unused, 2, method)
+    for parameters in found:
+        assert all(torch.equal(a, b) for a, b in zip(parameters, found[0], strict=True))
+    start = SometimesUsed()
+    assert torch.equal(found[0][-1], start.never.bias)
+    assert torch.equal(found[0][-2], start.never.weight)
+
+
+def unused_now_and_then(rank: int, dtype: torch.dtype, wire_dtype: torch.dtype | None) -> list[list[bool]]:
+    """Whether parameters have a gradient after steps in which ranks (2,), none and (0, 1) had one."""
+    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((3,), (), (0,))]
+    averager = GradientAverager(parameters, comm.world, wire_dtype=wire_dtype, keep_none=True)
+    found = []
+    for ranks in ((2,), (), (0, 1)):
+        for parameter in parameters:
+            # Zeros of both signs are a gradient, too.
+            parameter.grad = torch.full_like(parameter, -0.0) if rank in ranks else None
+        averager.arm()
+        averager.finish()
+        found.append([parameter.grad is not None for parameter in parameters])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wire_dtype"),
+    [(torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None), (torch.complex64, None)],
+)
+def test_a_gradient_of_zeros_is_told_from_none(dtype: torch.dtype, wire_dtype: torch.dtype | None) -> None:
+    # An empty one has nothing to tell by.
+    expected = [[True, True, True], [False, False, True], [True, True, True]]
+    assert run_ranks(3, unused_now_and_then, dtype, wire_dtype) == [expected] * 3
+
+
+def powersgd_beside_plain(rank: int, dtype: torch.dtype) -> list[float]:
+    """Feeds one gradient of rank 2 through factors of rank 2, then of rank 1 again and again; errors by
+    step."""
+    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(5)
+    precise = torch.complex128 if dtype.is_complex else torch.float64
+    common = torch.randn(8, 2, dtype=precise, generator=generator)
+    mine = common @ torch.randn(2, 12, dtype=precise, generator=torch.Generator().manual_seed(rank))
+    mean = mine.clone()
+    comm.world.all_reduce(mean).wait()
+    mean /= comm.size
+    errors = []
+    for columns, steps in ((2, 2), (1, 40)):
+        parameter = nn.Parameter(torch.zeros(8, 3, 4, dtype=dtype))
+        averager = PowerSGDAverager([parameter], comm.world, rank=columns, seed=0)
+        sent = torch.zeros_like(mean)
+        for step in range(1, steps + 1):
+            parameter.grad = mine.view(8, 3, 4).to(dtype, copy=True)
+            averager.arm()
+            averager.finish()
+            sent += parameter.grad.view(8, 12)
+            errors.append((sent / step - mean).norm().item() / mean.norm().item())
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding"),
+    [(torch.float64, 1e-12), (torch.bfloat16, 0.02), (torch.float16, 3e-3), (torch.complex128, 1e-12)],
+)
+def test_powersgd_loses_nothing_of_what_fits_and_feeds_back_what_does_not(
+    dtype: torch.dtype, rounding: float
+) -> None:
+    errors = run_ranks(2, powersgd_beside_plain, dtype)[0]
+    assert max(errors[:2]) < rounding
+    # What one step misses the next ones bring: the mean of what was sent comes to the gradient as 1 / steps.
+    assert errors[2] > 0.1
+    assert errors[-1] < 2.5 / 40
+
+
+def powersgd_with_a_bias_of_rank_0(rank: int) -> tuple[Tensor, Tensor]:
+    """Means of gradients of ones, where only rank 0 has used the bias."""
+    comm = Communicator(topology=None, timeout=timedelta(seconds=10), device=torch.device("cpu"))
+    matrix, bias = nn.Parameter(torch.zeros(8, 12)), nn.Parameter(torch.zeros(8))
+    averager = PowerSGDAverager([matrix, bias], comm.world, rank=1, seed=0)
+    averager.arm()
+    (matrix.sum() + bias.sum() if rank == 0 else matrix.sum()).backward()
+    averager.finish()
+    averager.close()
+    return matrix.grad.clone(), bias.grad.clone()
+
+
+def test_powersgd_keeps_its_order_where_ranks_lack_a_gradient() -> None:
+    for matrix, bias in run_ranks(2, powersgd_with_a_bias_of_rank_0):
+        torch.testing.assert_close(matrix, torch.ones(8, 12))
+        torch.testing.assert_close(bias, torch.full((8,), 0.5))
+
+
+def with_another_layer(rank: int) -> list[Tensor]:
+    """Gradients after a layer was exchanged under a running strategy, as decompositions do."""
+    net = model()
+    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    setup = trainers.Setup(
+        model=net,
+        optimizer=sgd(net.parameters()),
+        communicator=comm,
+        epochs=1,
+        steps_per_epoch=1,
+        batch_size=1,
+        seed=0,
+    )
+    strategy = trainers.DDP().strategy(setup)
+    old = net[2]
+    net[2] = nn.Linear(16, 16).double()
+    broadcast_tensors(comm.world, list(net.parameters()))
+    strategy.parameters_changed()
+    strategy.before_pass(0, last=True)
+    net(data(SAMPLES).tensors[0] + rank).sum().backward()
+    strategy.reduce_gradients(0)
+    strategy.close()
+    assert old.weight.grad is None
+    averaged = [parameter.grad.clone() for parameter in net.parameters()]
+    net(data(SAMPLES).tensors[0] + rank).sum().backward()
+    # Closed: what came on top is this rank's own.
+    assert not torch.equal(2 * averaged[0], net[0].weight.grad)
+    return averaged
+
+
+def test_an_exchanged_layer_is_averaged_and_nothing_stays_on_the_model() -> None:
+    one, other = run_ranks(2, with_another_layer)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [{"compression": "fp16"}, {"powersgd_rank": 0}, {"powersgd_rank": 2.5}])
+def test_refuses(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        trainers.DDP(**wrong)

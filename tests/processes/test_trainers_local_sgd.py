@@ -1,0 +1,475 @@
+"""Local SGD against a serial simulator of several workers, in double precision, where only roundings may
+differ.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+from models import EPOCHS, STEPS_PER_EPOCH, adamw, data, flat, labelled, network, noisy_model, sgd, train
+from resuming import After, without_times
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import trainers
+from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.communicator import Communicator
+from trainers.data.loading import Disjoint
+from trainers.methods.local_sgd import adapted_period, effective_batch_size
+from trainers.methods.strategy import Method, Setup, Strategy
+
+STEPS = STEPS_PER_EPOCH * EPOCHS
+
+
+def model() -> nn.Module:
+    return network(6, 8, 1)
+
+
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def trained(rank: int, per_node: int, methods: list[Method], optimizer: Any = sgd) -> list[Tensor]:
+    """The parameters that each method leaves."""
+    found = []
+    for method in methods:
+        net = model()
+        train(net, method, ranks=dist.get_world_size(), per_node=per_node, optimizer=optimizer)
+        found.append(flat(net))
+    return found
+
+
+def alone(ranks: int) -> Tensor:
+    """The parameters that one rank with the batches of all leaves."""
+    net = model()
+    train(net, trainers.DDP(), ranks=ranks, per_node=1, batch_size=2 * ranks)
+    return flat(net)
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def parts(ranks: int, size: int) -> list[list[int]]:
+    return [list(range(first, first + size)) for first in range(0, ranks, size)]
+
+
+def simulated(
+    ranks: int,
+    levels: list[tuple[int, int]],
+    *,
+    start: int = 0,
+    joint: int = 1,
+    optimizer: Any = sgd,
+) -> Tensor:
+    """One process with a model a worker, that averages parameters over parts of ``size`` ranks every
+    ``period`` steps for (period, size) in ``levels``, the world last, and gradients over parts of ``joint``,
+    and before ``start`` over all.
+    """
+    nets = [model() for _ in range(ranks)]
+    optimizers = [optimizer(net.parameters()) for net in nets]
+    x, y = data(STEPS_PER_EPOCH * 2 * ranks).tensors
+    since = 0
+    for step in range(STEPS):
+        epoch, of_epoch = divmod(step, STEPS_PER_EPOCH)
+        for rank, net in enumerate(nets):
+            (batch,) = Disjoint().epoch(
+                samples=len(x), epoch=epoch, seed=0, rank=rank, ranks=ranks, batch_size=2, accumulate=1
+            )[of_epoch]
+            net.zero_grad()
+            (mse_loss(net(x[batch.indices]), y[batch.indices]) * batch.weight).backward()
+        for part in parts(ranks, joint if step >= start else ranks):
+            for gradients in zip(*([p.grad for p in nets[rank].parameters()] for rank in part), strict=True):
+                mean = sum(gradients) / len(part)
+                for gradient in gradients:
+                    gradient.copy_(mean)
+        for own in optimizers:
+            own.step()
+        since += step >= start
+        for level in levels:
+            period, size = level
+            last = of_epoch == STEPS_PER_EPOCH - 1 and level == levels[-1]
+            if (since and since % period == 0) or last:
+                for part in parts(ranks, size):
+                    mean = sum(flat(nets[rank]) for rank in part) / len(part)
+                    for rank in part:
+                        nn.utils.vector_to_parameters(mean.clone(), nets[rank].parameters())
+                since = 0 if level == levels[-1] else since
+    return flat(nets[0])
+
+
+# (settings, the simulator's) for four ranks.
+FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"households": 1}, {"levels": [(8, 4)]}),
+    ({"households": 1, "world_every": 3}, {"levels": [(3, 4)]}),
+    ({"households": 2, "world_every": 5}, {"levels": [(5, 4)], "joint": 2}),
+    ({"households": 2, "household_every": 2, "world_every": 5}, {"levels": [(2, 2), (5, 4)]}),
+    ({"households": 4, "household_every": 3, "world_every": 7}, {"levels": [(3, 4), (7, 4)]}),
+    ({"world_every": 3, "start": 6}, {"levels": [(3, 4)], "joint": None, "start": 6}),
+    ({"households": 1, "world_every": 4, "start": 0.5}, {"levels": [(4, 4)], "start": 11}),
+    ({"households": 1, "start": STEPS - 1}, {"levels": [(8, 4)], "start": STEPS - 1}),
+    (
+        {"households": 1, "neighbourhoods": 2, "neighbourhood_every": 2, "world_every": 6},
+        {"levels": [(2, 2), (6, 4)]},
+    ),
+]
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 4])
+def test_equals_the_simulator(per_node: int) -> None:
+    methods: list[Method] = [trainers.LocalSGD(**settings) for settings, _ in FOUR]
+    results = run_ranks(4, trained, per_node, methods)
+    for index, (_, expected) in enumerate(FOUR):
+        if "joint" in expected and expected["joint"] is None:
+            expected = {**expected, "joint": per_node}
+        wanted = simulated(4, **expected)
+        for rank in results:
+            assert_same(rank[index], wanted)
+            assert torch.equal(rank[index], results[0][index])
+
+
+# Households that are a node, a part of one, and all of two.
+@pytest.mark.parametrize(("optimizer", "per_node"), [(sgd, 2), (adamw, 4)])
+def test_three_levels(optimizer: Any, per_node: int) -> None:
+    eight: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (
+            {"households": 2, "neighbourhoods": 4, "neighbourhood_every": 3, "world_every": 7},
+            {"levels": [(3, 4), (7, 8)], "joint": 2},
+        ),
+        (
+            {
+                "households": 2,
+                "household_every": 2,
+                "neighbourhoods": 4,
+                "neighbourhood_every": 4,
+                "world_every": 9,
+            },
+            {"levels": [(2, 2), (4, 4), (9, 8)]},
+        ),
+        ({"households": 4, "household_every": 2, "world_every": 5}, {"levels": [(2, 4), (5, 8)]}),
+    ]
+    methods: list[Method] = [trainers.LocalSGD(**settings) for settings, _ in eight]
+    wanted = [simulated(8, **expected, optimizer=optimizer) for _, expected in eight]
+    results = run_ranks(8, trained, per_node, methods, optimizer)
+    for rank in results:
+        for found, expected, first in zip(rank, wanted, results[0], strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+            assert torch.equal(found, first)
+
+
+def test_three_ranks_and_one() -> None:
+    method = trainers.LocalSGD(households=1, world_every=4)
+    for (found,) in run_ranks(3, trained, 3, [method]):
+        assert_same(found, simulated(3, [(4, 3)]))
+    net = model()
+    result = train(net, method, ranks=1, per_node=1)
+    assert torch.equal(flat(net), alone(1))
+    assert result.metrics["synchronisations"] == 0
+
+
+def on_uneven_nodes(rank: int) -> Tensor:
+    """Two ranks on one node and one on the other: the mean over ranks, after each step."""
+    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    communicator.nodes = ((0, 1), (2,))
+    communicator._node_of = {0: 0, 1: 0, 2: 1}
+    net = model()
+    strategy = trainers.LocalSGD(household_every=2, world_every=3).strategy(setup_of(net, communicator))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(float(3**rank))
+    for step in range(3):
+        strategy.reduce_gradients(step)
+        strategy.after_step(step, torch.zeros(()))
+    communicator.close()
+    return flat(net)
+
+
+def setup_of(net: nn.Module, communicator: Communicator, **changed: Any) -> Setup:
+    settings: dict[str, Any] = {"epochs": 1, "steps_per_epoch": 1000, "batch_size": 1, "seed": 0}
+    return Setup(
+        model=net, optimizer=sgd(net.parameters()), communicator=communicator, **{**settings, **changed}
+    )
+
+
+def test_ranks_count_alike_on_nodes_of_different_size() -> None:
+    for found in run_ranks(3, on_uneven_nodes):
+        assert_same(found, torch.full_like(found, (1 + 3 + 9) / 3))
+
+
+def test_the_special_cases_equal_other_methods() -> None:
+    # One household is DDP, as is a run before its start; local SGD with nodes as households is DASO without
+    # delay, after a warm-up too where the optimizer keeps no momentum.
+    exact = {"sync_delay": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtype": None}
+    pairs: list[tuple[Method, Method]] = [
+        (trainers.LocalSGD(households=4), trainers.DDP()),
+        (trainers.LocalSGD(start=EPOCHS * STEPS_PER_EPOCH - 1), trainers.DDP()),
+        (trainers.LocalSGD(world_every=3), trainers.DASO(sync_every=3, warmup_epochs=0, **exact)),
+    ]
+    found = run_ranks(4, trained, 2, [method for pair in pairs for method in pair])[0]
+    for one, other in zip(found[::2], found[1::2], strict=True):
+        assert_same(one, other)
+    assert_same(found[1], alone(4))
+    after = [
+        trainers.LocalSGD(world_every=3, start=STEPS_PER_EPOCH),
+        trainers.DASO(sync_every=3, warmup_epochs=1, **exact),
+    ]
+    one, other = run_ranks(4, trained, 2, after, plain_sgd)[0]
+    assert_same(one, other)
+
+
+def traffic(rank: int) -> list[tuple[float, float]]:
+    found = []
+    for settings in (
+        {"world_every": 11},
+        {"households": 1, "world_every": 11},
+        {"households": 1, "neighbourhoods": 4, "neighbourhood_every": 5, "world_every": 11},
+    ):
+        metrics = train(model(), trainers.LocalSGD(**settings), ranks=8, per_node=2, epochs=1).metrics
+        found.append((metrics["bytes_between_nodes"], metrics["synchronisations"]))
+    return found
+
+
+def test_slow_links_carry_each_average_once() -> None:
+    nodes, households, neighbourhoods = run_ranks(8, traffic)[0]
+    size = 8 * flat(model()).numel()
+    # A ring of one rank of each of the four nodes, at the epoch's end, which is the eleventh step.
+    assert nodes == households == (4 * 2 * size * 3 / 4, 1)
+    # Twice inside neighbourhoods of two nodes. Then those first, and two leaders that hand on to two nodes.
+    inside = 2 * 2 * size * 1 / 2 * 2
+    assert neighbourhoods == (2 * inside + inside + 2 * size / 2 * 2 + 4 * size / 2, 1)
+
+
+# The period
+
+
+def test_the_adaptive_period_is_that_of_adacomm() -> None:
+    assert [adapted_period(period=8, first_loss=2.0, loss=loss) for loss in (2, 1.9, 1, 0.5, 0.1, 0, 3)] == [
+        8, 8, 6, 4, 2, 1, 8,
+    ]  # fmt: skip
+    for period in (1, 8, 100):
+        for loss in (0.01, 0.3, 0.9):
+            expected = math.ceil(math.sqrt(loss) * period)
+            assert adapted_period(period=period, first_loss=1.0, loss=loss) == expected
+    # Losses below zero tell nothing, nor does one that is no number.
+    assert adapted_period(period=8, first_loss=-1.0, loss=-2.0) == 8
+    assert adapted_period(period=8, first_loss=1.0, loss=-2.0) == 1
+    assert adapted_period(period=8, first_loss=1.0, loss=math.nan) == 8
+
+
+def adapted(rank: int, losses: list[float]) -> list[tuple[float, float]]:
+    """(period, averages of the world) of each epoch of 16 steps; the first is DDP."""
+    communicator = Communicator(
+        topology=trainers.Topology(ranks_per_node=1),
+        timeout=timedelta(seconds=30),
+        device=torch.device("cpu"),
+    )
+    method = trainers.LocalSGD(world_every=8, start=16, adaptive=True)
+    setup = setup_of(model(), communicator, epochs=len(losses), steps_per_epoch=16)
+    strategy = method.strategy(setup)
+    found = []
+    before = 0.0
+    for epoch, loss in enumerate(losses):
+        for step in range(16):
+            strategy.reduce_gradients(16 * epoch + step)
+            strategy.after_step(16 * epoch + step, torch.zeros(()))
+        strategy.end_epoch(epoch, loss)
+        metrics = strategy.metrics()
+        found.append((metrics["world_every"], metrics["synchronisations"] - before))
+        before = metrics["synchronisations"]
+    communicator.close()
+    return found
+
+
+def test_the_period_shrinks_with_the_loss() -> None:
+    # The first loss after the start counts as the beginning; an epoch's period is of the loss before it.
+    losses = [9.0, 4.0, 1.0, 0.25, 4.0, 9.0, 1.0]
+    assert run_ranks(2, adapted, losses)[0] == [(1, 0), (8, 2), (8, 2), (4, 4), (2, 8), (8, 2), (8, 2)]
+
+
+def test_the_effective_batch_size_is_that_of_the_appendix() -> None:
+    # A.2 in the form in which it is derived, with households of B_h samples.
+    for households in (1, 2, 4, 16):
+        for world_every in (1, 2, 128):
+            of_household = 8 * 16 / households
+            assert effective_batch_size(
+                batch_size=8, ranks=16, households=households, world_every=world_every
+            ) == pytest.approx((of_household * (world_every - 1) + of_household * households) / world_every)
+    # All at each step, and one alone.
+    assert effective_batch_size(batch_size=8, ranks=16, households=16, world_every=1) == 128
+    assert effective_batch_size(batch_size=8, ranks=1, households=1, world_every=5) == 8
+
+
+def recorded(rank: int) -> list[list[float | None]]:
+    found = []
+    for settings in (
+        {"households": 2, "start": STEPS_PER_EPOCH},
+        {"households": 2, "household_every": 2},
+        {"households": 1, "neighbourhoods": 2, "neighbourhood_every": 2},
+    ):
+        result = train(
+            model(), trainers.LocalSGD(**settings), ranks=4, per_node=2, batch_size=1, accumulate=2
+        )
+        found.append([entry.get("effective_batch_size") for entry in result.history])
+    return found
+
+
+def test_the_effective_batch_size_is_recorded_where_it_is_defined() -> None:
+    assert run_ranks(4, recorded)[0] == [[8, 2 * 4 * 9 / 16], [None, None], [None, None]]
+
+
+# Going on
+
+
+def resumed_and_not(rank: int, directory: str) -> None:
+    samples = labelled(10 * dist.get_world_size())
+    keywords: dict[str, Any] = {
+        "loss": cross_entropy,
+        "optimizer": adamw,
+        "epochs": 4,
+        "batch_size": 2,
+        "clip_norm": 1.0,
+        "topology": trainers.Topology(ranks_per_node=2),
+        "method": trainers.LocalSGD(
+            households=1, neighbourhoods=2, neighbourhood_every=2, world_every=4, start=3
+        ),
+    }
+    whole, again = noisy_model(), noisy_model()
+    expected = trainers.train(whole, samples, labelled(), **keywords)
+    keywords["checkpoint"] = directory
+    for stop in [1, 1, 1, 2, 4, 1, 2]:
+        with pytest.raises(trainers.Interrupted):
+            trainers.train(noisy_model(), samples, labelled(), interrupt=After(stop), **keywords)
+    found = trainers.train(again, samples, labelled(), **keywords)
+    assert without_times(found) == without_times(expected)
+    for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_resumes_bit_for_bit_with_neighbourhoods(tmp_path: Path) -> None:
+    run_ranks(4, resumed_and_not, str(tmp_path))
+
+
+def with_another_layer(rank: int) -> list[Tensor]:
+    communicator = Communicator(
+        topology=trainers.Topology(ranks_per_node=2),
+        timeout=timedelta(seconds=30),
+        device=torch.device("cpu"),
+    )
+    net = model()
+    strategy: Strategy = trainers.LocalSGD(world_every=3).strategy(setup_of(net, communicator))
+    x = data(8).tensors[0] + rank
+    agreed = []
+    for step in range(8):
+        if step == 4:
+            strategy.synchronise()
+            agreed.append(flat(net).clone())
+            net[0] = nn.Linear(6, 8, dtype=torch.float64)
+            broadcast_tensors(communicator.world, list(net.parameters()))
+            strategy.parameters_changed()
+        net.zero_grad()
+        strategy.before_pass(step, last=True)
+        net(x).sum().backward()
+        strategy.reduce_gradients(step)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+        strategy.after_step(step, torch.zeros(()))
+        # Ranks of a household stay alike.
+        other = flat(net).clone()
+        communicator.node.broadcast(other).wait()
+        assert torch.equal(other, flat(net))
+    strategy.synchronise()
+    strategy.close()
+    communicator.close()
+    return [*agreed, flat(net)]
+
+
+def test_layers_may_be_exchanged_after_a_synchronisation() -> None:
+    first, *others = run_ranks(4, with_another_layer)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(other, first, strict=True))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"household_every": 0}, "household_every must be a whole number"),
+        ({"world_every": None}, "world_every must be a whole number"),
+        ({"world_every": 1}, "household_every must be below world_every"),
+        ({"households": 1.0}, "households must be a whole number"),
+        ({"neighbourhoods": 2}, "one without the other"),
+        ({"neighbourhood_every": 2}, "one without the other"),
+        ({"neighbourhoods": 2, "neighbourhood_every": 8}, "neighbourhood_every must be below world_every"),
+        (
+            {"household_every": 2, "neighbourhoods": 2, "neighbourhood_every": 2},
+            "household_every must be below neighbourhood_every",
+        ),
+        ({"households": 2, "neighbourhoods": 3, "neighbourhood_every": 2}, "several whole households"),
+        ({"households": 2, "neighbourhoods": 2, "neighbourhood_every": 2}, "several whole households"),
+        ({"start": 1.5}, "fraction of all steps"),
+        ({"start": -1}, "number of steps"),
+    ],
+)
+def test_refuses(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainers.LocalSGD(**wrong)
+
+
+def does_not_divide(rank: int) -> None:
+    for settings, message in (
+        ({"households": 3}, "4 ranks are no multiple of it"),
+        ({"neighbourhoods": 3, "neighbourhood_every": 2}, "4 ranks are no multiple of it"),
+        ({"neighbourhoods": 1, "neighbourhood_every": 2}, "Set households too"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(model(), trainers.LocalSGD(**settings), ranks=4, per_node=2)
+
+
+def test_parts_that_do_not_divide_the_ranks_are_refused() -> None:
+    run_ranks(4, does_not_divide)
+
+
+def on_nodes(rank: int) -> None:
+    normed = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1))
+    communicator = Communicator(
+        topology=trainers.Topology(ranks_per_node=1),
+        timeout=timedelta(seconds=30),
+        device=torch.device("cpu"),
+    )
+    for method in (trainers.LocalSGD(), trainers.DASO(), trainers.AB(full_rank_first_layer=False)):
+        net = normed
+        if isinstance(method, trainers.AB):
+            net = nn.Sequential(nn.Linear(16, 16), nn.SyncBatchNorm(16), nn.Linear(16, 1))
+        with pytest.raises(ValueError, match=r"1 is a SyncBatchNorm.*Use BatchNorm"):
+            method.strategy(setup_of(net, communicator))
+    # Ranks that never train apart may have them.
+    for method in (trainers.LocalSGD(households=2), trainers.DDP()):
+        method.strategy(setup_of(normed, communicator)).close()
+    communicator.close()
+
+
+def test_synchronised_norms_are_refused_where_ranks_train_apart() -> None:
+    run_ranks(2, on_nodes)
+
+
+@pytest.mark.parametrize("start", [1.0, 1000, 4000])
+def test_a_start_after_the_run_s_end_is_refused(start: int | float) -> None:
+    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"start=.*the run has 1000\. Leave steps for the local"):
+        trainers.LocalSGD(start=start).strategy(setup_of(model(), communicator))
+    trainers.LocalSGD(start=999).strategy(setup_of(model(), communicator))
+
+
+def test_settings_tell_runs_apart() -> None:
+    assert repr(trainers.LocalSGD(start=3)) != repr(trainers.LocalSGD(start=4))
+    assert trainers.LocalSGD(start=3) == trainers.LocalSGD(start=3)

@@ -1,0 +1,829 @@
+"""OIALR against algebra, in double precision where rounding would hide a mistake, and against its own resumed
+runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gloo import run_ranks
+from models import adamw
+from resuming import After, assert_identical, state_of, without_times
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
+
+import trainers
+from trainers.communication.communicator import Communicator
+from trainers.lowrank.layers import MatrixWeight, matrix_weights
+from trainers.methods.strategy import Strategy
+
+SAMPLES = 48
+
+
+def data(width: int = 24, samples: int = SAMPLES, dtype: torch.dtype = torch.float64) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, width, dtype=dtype, generator=generator)
+    return TensorDataset(x, torch.sin(x[:, :3].sum(1, keepdim=True)))
+
+
+def model(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(24, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, 20), nn.Tanh(), nn.Linear(20, 1)
+    ).to(dtype)
+
+
+def square(width: int = 16) -> nn.Module:
+    """Here Σ has as many freedoms as W, and every step of a linear optimizer is the same in both."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+    ).double()
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": sgd, "adamw": adamw}
+
+
+def train(net: nn.Module, **changed: Any) -> trainers.Result:
+    keywords: dict[str, Any] = {
+        "train_set": data(),
+        "validation_set": data(),
+        "loss": mse_loss,
+        "optimizer": adamw,
+        "method": trainers.OIALR(delay=6, update_every=3, layer_step=0.5),
+        "epochs": 5,
+        "batch_size": 12,
+    }
+    return trainers.train(net, **{**keywords, **changed})
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def orthogonality_error(net: nn.Module) -> float:
+    bases = [b for w in matrix_weights(net) if w.factors for b in (w.factors["u"], w.factors["vt"].T)]
+    grams = [basis.double().T @ basis.double() for basis in bases]
+    return max((gram - torch.eye(len(gram), dtype=torch.float64)).abs().max().item() for gram in grams)
+
+
+class Steps:
+    """A strategy that is stepped by hand, on one rank, with random gradients between."""
+
+    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
+        keywords = {"delay": 0, "update_every": 1, "layer_step": 1.0, "full_rank_last_layer": False}
+        self.net, self.optimizer, self.step = net, optimizer, 0
+        communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+        self.setup = trainers.Setup(
+            model=net,
+            optimizer=optimizer,
+            communicator=communicator,
+            epochs=1,
+            steps_per_epoch=1000,
+            batch_size=8,
+            seed=0,
+        )
+        self.strategy: Strategy = trainers.OIALR(**{**keywords, **settings}).strategy(self.setup)
+
+    def before(self) -> None:
+        self.strategy.before_pass(self.step, last=True)
+        self.step += 1
+
+    def random_step(self) -> None:
+        generator = torch.Generator().manual_seed(self.step)
+        for parameter in self.net.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def weight(self, index: int = 0) -> MatrixWeight:
+        return matrix_weights(self.net)[index]
+
+
+def rectangle(rows: int = 20, columns: int = 30, dtype: torch.dtype = torch.float64) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(columns, rows).to(dtype)
+
+
+# Conversion
+
+
+def test_conversion_changes_no_output_and_no_gradient_and_projects_that_of_the_weight() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(4, 24, 3, padding=1, stride=2), nn.GELU(), nn.Flatten(1), nn.Linear(24 * 4, 40)
+    ).double()
+    x = torch.randn(5, 4, 4, 4, dtype=torch.float64)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [net(inputs[0])]
+    outputs[0].square().sum().backward()
+    gradients = [w.whole.grad.reshape(w.rows, w.columns) for w in matrix_weights(net)]
+    biases = {name: p.grad.clone() for name, p in net.named_parameters() if name.endswith("bias")}
+    stepped = Steps(net, sgd(net.parameters()))
+    net.zero_grad()
+    stepped.before()
+    outputs.append(net(inputs[1]))
+    outputs[1].square().sum().backward()
+    close(outputs[1], outputs[0])
+    close(inputs[1].grad, inputs[0].grad)
+    for weight, gradient in zip(matrix_weights(net), gradients, strict=True):
+        u, sigma, vt = weight.factors.values()
+        assert len(sigma) == min(weight.rows, weight.columns)
+        close(sigma.grad, u.T @ gradient @ vt.T)
+    for name, gradient in biases.items():
+        close(net.get_parameter(name).grad, gradient)
+
+
+def test_weights_of_zeros_keep_all_their_rank() -> None:
+    layer = rectangle()
+    nn.init.zeros_(layer.weight)
+    stepped = Steps(layer, adamw(layer.parameters()))
+    for _ in range(3):
+        stepped.before()
+    assert len(stepped.weight().factors["sigma"]) == 20
+    assert orthogonality_error(layer) < 1e-12
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+def test_when_it_converts_and_which_layers_it_updates_when(warmup: bool) -> None:
+    net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(7)))
+    stepped = Steps(
+        net,
+        sgd(net.parameters()),
+        delay=4,
+        update_every=3,
+        layer_step=0.3,
+        full_rank_first_layer=True,
+        full_rank_last_layer=True,
+        full_rank_warmup=warmup,
+    )
+    assert all(not w.factors for w in matrix_weights(net))
+    turned = []
+    for step in range(18):
+        bases = {w.name: w.factors["u"].clone() for w in matrix_weights(net) if w.factors}
+        stepped.before()
+        # A second pass of the same step changes nothing more.
+        stepped.strategy.before_pass(step, last=True)
+        factored = [w.name for w in matrix_weights(net) if w.factors]
+        # Five of seven: neither the first nor the last.
+        assert factored == ([f"{i}.weight" for i in range(1, 6)] if step >= 4 or not warmup else [])
+        turned.append(
+            sum(
+                not torch.equal(bases[w.name], w.factors["u"]) for w in matrix_weights(net) if w.name in bases
+            )
+        )
+        stepped.random_step()
+    # From the end: 5 · 0.3 · u, rounded down, each three steps; all from the fourth on.
+    assert turned == [0] * 7 + [1, 0, 0, 3, 0, 0, 4, 0, 0, 5, 0]
+    assert set(stepped.strategy.metrics()) == {
+        "trainable_fraction",
+        "compression_ratio",
+        "decomposition_s",
+        *(f"{kind}/{i}" for kind in ("rank", "stability") for i in range(1, 6)),
+    }
+
+
+def test_the_last_layers_come_first() -> None:
+    net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+    stepped = Steps(net, sgd(net.parameters()), layer_step=1e-6)
+    for _ in range(5):
+        stepped.before()
+        stepped.random_step()
+    # At least one, always.
+    assert {name for name in stepped.strategy.metrics() if name.startswith("stability")} == {"stability/2"}
+
+
+# Updates
+
+
+def test_an_update_leaves_the_weight_as_it_is() -> None:
+    layer = rectangle()
+    stepped = Steps(layer, sgd(layer.parameters()), sigma_cutoff=1e-9)
+    stepped.before()
+    for _ in range(4):
+        stepped.random_step()
+        matrix = stepped.weight().matrix().detach()
+        sigma = stepped.weight().factors["sigma"]
+        stepped.before()
+        close(stepped.weight().matrix(), matrix, 1e-12)
+        # The same parameter: nothing that knows it has to be told.
+        assert stepped.weight().factors["sigma"] is sigma
+        assert torch.equal(sigma, torch.diag(torch.diagonal(sigma)))
+
+
+@pytest.mark.parametrize("cutoff", [0.04, 0.1, 0.5])
+def test_what_an_update_drops_is_the_error_that_it_makes(cutoff: float) -> None:
+    layer = rectangle(30, 20)
+    stepped = Steps(layer, sgd(layer.parameters()), sigma_cutoff=cutoff)
+    stepped.before()
+    stepped.random_step()
+    matrix = stepped.weight().matrix().detach()
+    values = torch.linalg.svdvals(matrix)
+    kept = int((values > cutoff * values[0]).sum())
+    stepped.before()
+    assert len(stepped.weight().factors["sigma"]) == kept < 20
+    error = (stepped.weight().matrix() - matrix).norm()
+    close(error, values[kept:].square().sum().sqrt(), 1e-8)
+    assert stepped.strategy.metrics()["rank/weight"] == kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bases_stay_orthogonal_through_hundreds_of_updates(dtype: torch.dtype) -> None:
+    layer = rectangle(48, 40, dtype)
+    stepped = Steps(layer, adamw(layer.parameters()), sigma_cutoff=0.06)
+    ranks = []
+    for _ in range(300):
+        stepped.before()
+        stepped.random_step()
+        ranks.append(len(stepped.weight().factors["sigma"]))
+    assert ranks == sorted(ranks, reverse=True)
+    assert len(set(ranks)) > 2
+    assert orthogonality_error(layer) < (5e-7 if dtype == torch.float32 else 5e-3) * 4
+
+
+def bases(net: nn.Module) -> tuple[Tensor, Tensor]:
+    u, _, vt = (factor.detach().clone() for factor in matrix_weights(net)[0].factors.values())
+    return u, vt
+
+
+@pytest.mark.parametrize("cutoff", [1e-9, 0.3])
+def test_stability_is_equation_4_6_over_the_smaller_rank(cutoff: float) -> None:
+    layer = rectangle()
+    stepped = Steps(layer, sgd(layer.parameters()), sigma_cutoff=cutoff)
+    stepped.before()
+    stepped.random_step()
+    u, vt = bases(layer)
+    stepped.before()
+    new_u, new_vt = bases(layer)
+    expected = torch.trace((u @ vt) @ (new_vt.T @ new_u.T)) / min(len(vt), len(new_vt))
+    found = stepped.strategy.metrics()["stability/weight"]
+    assert found == pytest.approx(expected.item(), abs=1e-12)
+    assert 0 < found < 0.999
+    # The signs of singular vectors come in pairs.
+    signs = torch.tensor([-1.0, 1.0] * 10, dtype=torch.float64)
+    flipped = torch.trace((u * signs @ (signs[:, None] * vt)) @ (new_vt.T @ new_u.T)) / len(new_vt)
+    assert flipped.item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("cutoff", [1e-9, 0.3])
+def test_stability_of_bases_that_did_not_turn_is_one(cutoff: float) -> None:
+    layer = rectangle()
+    stepped = Steps(layer, sgd(layer.parameters()), sigma_cutoff=cutoff)
+    stepped.before()
+    stepped.before()
+    assert stepped.strategy.metrics()["stability/weight"] == pytest.approx(1, abs=1e-12)
+    assert stepped.strategy.metrics()["rank/weight"] == (20 if cutoff < 0.1 else pytest.approx(17, abs=3))
+
+
+def test_moments_follow_the_bases() -> None:
+    layer = rectangle()
+    optimizer = adamw(layer.parameters())
+    stepped = Steps(layer, optimizer, sigma_cutoff=0.3, delay=3)
+    for _ in range(3):
+        stepped.before()
+        stepped.random_step()
+    (whole,) = (p for p in layer.parameters() if p.dim() == 2)
+    moment, square = (optimizer.state[whole][name].clone() for name in ("exp_avg", "exp_avg_sq"))
+    bias_state = {name: value.clone() for name, value in optimizer.state[layer.bias].items()}
+    stepped.before()
+    sigma = stepped.weight().factors["sigma"]
+    u, vt = bases(layer)
+    close(optimizer.state[sigma]["exp_avg"], u.T @ moment @ vt.T)
+    close(optimizer.state[sigma]["exp_avg_sq"], (u**2).T @ square @ (vt.T**2))
+    for name, value in bias_state.items():
+        assert torch.equal(optimizer.state[layer.bias][name], value)
+    stepped.before()
+    new = stepped.weight().factors["sigma"]
+    assert len(new) < len(sigma)
+    new_u, new_vt = bases(layer)
+    # Seen from the whole space it is the same moment, within the new bases.
+    close(optimizer.state[new]["exp_avg"], new_u.T @ moment @ new_vt.T)
+    assert optimizer.state[new]["step"] == 3
+    assert sigma not in optimizer.state
+
+
+# Whole runs
+
+
+class Everything(nn.Module):
+    """An embedding that is also the output, attention, convolution, norms, and a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(20, 24)
+        self.encoder = nn.TransformerEncoderLayer(24, 4, 48, dropout=0.1, batch_first=True)
+        self.conv = nn.Conv1d(24, 24, 3, padding=1)
+        self.norm = nn.BatchNorm1d(24)
+        self.frozen = nn.Linear(24, 24).requires_grad_(False)
+        self.output = nn.Linear(24, 20, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.encoder(self.embedding(tokens))
+        x = self.norm(self.conv(x.transpose(1, 2))).transpose(1, 2)
+        out: Tensor = self.output(self.frozen(x)).mean(1)
+        return out
+
+
+def tokens() -> TensorDataset:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randint(20, (SAMPLES, 6), generator=generator)
+    return TensorDataset(x, x[:, 0])
+
+
+ELIGIBLE = [
+    "encoder.self_attn.in_proj_weight",
+    "encoder.self_attn.out_proj.weight",
+    "encoder.linear1.weight",
+    "encoder.linear2.weight",
+    "conv.weight",
+]
+
+
+LAYERS = [
+    "encoder.self_attn.in_proj",
+    "encoder.self_attn.out_proj",
+    "encoder.linear1",
+    "encoder.linear2",
+    "conv",
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_trained_moves_and_the_rest_stays_and_the_numbers_count_it(
+    optimizer: str, precision: str
+) -> None:
+    net = Everything()
+    plain, full = state_of(net), sum(p.numel() for p in net.parameters())
+    full_trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    seen: list[dict[str, Tensor]] = []
+    made: list[torch.optim.Optimizer] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        made.append(OPTIMIZERS[optimizer](parameters))
+        return made[0]
+
+    def look() -> bool:
+        trained = [p for p in net.parameters() if p.requires_grad]
+        held = [p for group in made[0].param_groups for p in group["params"]]
+        assert {id(p) for p in held} == {id(p) for p in trained}
+        assert len(held) == len(trained)
+        assert {id(p) for p in made[0].state} <= {id(p) for p in trained}
+        seen.append({name: value.detach().clone() for name, value in net.named_parameters()})
+        return False
+
+    result = train(
+        net,
+        train_set=tokens(),
+        validation_set=tokens(),
+        loss=cross_entropy,
+        optimizer=make,
+        interrupt=look,
+        precision=precision,
+        method=trainers.OIALR(
+            delay=6, update_every=4, layer_step=0.4, sigma_cutoff=0.3, full_rank_last_layer=False
+        ),
+    )
+    assert [w.name for w in matrix_weights(net) if w.factors] == ELIGIBLE
+    for name, parameter in net.named_parameters():
+        moved = [
+            not torch.equal(a[name], b[name])
+            for a, b in pairwise(seen)
+            if name in a and name in b and a[name].shape == b[name].shape
+        ]
+        if name.endswith(("_u", "_vt")):
+            # In updates only: of which there are three.
+            assert sum(moved) <= 3
+        else:
+            assert all(moved) == parameter.requires_grad, name
+    factors = [w.factors for w in matrix_weights(net) if w.factors]
+    others = [p for p in net.parameters() if not any(p is f for fs in factors for f in fs.values())]
+    ranks = [len(f["sigma"]) for f in factors]
+    sides = [(w.rows, w.columns) for w in matrix_weights(net) if w.factors]
+    assert any(rank < min(side) for rank, side in zip(ranks, sides, strict=True))
+    trained = sum(k * k for k in ranks) + sum(p.numel() for p in others if p.requires_grad)
+    stored = sum(k * (m + n + k) for k, (m, n) in zip(ranks, sides, strict=True))
+    stored += sum(p.numel() for p in others)
+    assert result.metrics["trainable_fraction"] == trained / full_trained
+    assert result.metrics["compression_ratio"] == full / stored
+    assert [result.metrics[f"rank/{name}"] for name in LAYERS] == ranks
+    assert all(0 < result.metrics[f"stability/{name}"] <= 1 + 1e-6 for name in LAYERS)
+    assert math.isfinite(result.metrics["validation_loss"])
+    # The model as it is, and as an ordinary one.
+    net.eval()
+    expected = net(tokens().tensors[0])
+    trainers.merged(net)
+    close(net(tokens().tensors[0]), expected, 1e-4)
+    assert list(state_of(net)) == list(plain)
+    Everything().load_state_dict(net.state_dict())
+
+
+METHODS: dict[str, trainers.Method | None] = {
+    "ddp": None,
+    "bf16": trainers.DDP(compression="bf16"),
+    "powersgd": trainers.DDP(compression="powersgd", powersgd_rank=2),
+    "daso": trainers.DASO(sync_every=2, sync_delay=2, warmup_epochs=0, cooldown_epochs=0.1),
+    "daso, always": trainers.DASO(sync_every=1, sync_delay=0, wire_dtype=None),
+    "local sgd": trainers.LocalSGD(world_every=3, start=0),
+}
+
+
+def square_run(
+    rank: int, batch_size: int, accumulate: int, oialr: dict[str, Any] | None, under: str
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    net = square()
+    method = METHODS[under] if oialr is None else trainers.OIALR(**oialr, synchronisation=METHODS[under])
+    result = train(
+        net,
+        train_set=data(16),
+        validation_set=data(16),
+        optimizer=sgd,
+        method=method,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        topology=trainers.Topology(ranks_per_node=1),
+    )
+    return state_of(trainers.merged(net)), result.metrics
+
+
+@pytest.mark.parametrize(
+    ("ranks", "accumulate", "under", "update_every"),
+    [
+        (1, 1, "ddp", 12),
+        (1, 3, "ddp", 2),
+        (2, 2, "ddp", 2),
+        (3, 1, "ddp", 3),
+        (4, 1, "ddp", 2),
+        (2, 1, "daso, always", 2),
+    ],
+)
+def test_with_square_weights_and_nothing_dropped_it_is_plain_training(
+    ranks: int, accumulate: int, under: str, update_every: int
+) -> None:
+    expected, plain = square_run(0, 12, 1, None, "ddp")
+    oialr = {"delay": 7, "update_every": update_every, "sigma_cutoff": 1e-9, "layer_step": 0.6}
+    arguments = (12 // ranks // accumulate, accumulate, oialr, under)
+    found = run_ranks(ranks, square_run, *arguments) if ranks > 1 else [square_run(0, *arguments)]
+    for state, metrics in found:
+        for name, value in expected.items():
+            close(state[name], value)
+        assert metrics["validation_loss"] == pytest.approx(plain["validation_loss"], rel=1e-9)
+        assert metrics["rank/0"] == metrics["rank/2"] == 16
+        assert_identical(state, found[0][0])
+
+
+def of_ranks(rank: int, under: str, ranks_per_node: int | None) -> tuple[dict[str, Tensor], Any]:
+    net = model(torch.float32)
+    result = train(
+        net,
+        train_set=data(dtype=torch.float32),
+        validation_set=data(dtype=torch.float32),
+        batch_size=3,
+        topology=trainers.Topology(ranks_per_node=ranks_per_node),
+        method=trainers.OIALR(
+            delay=5, update_every=2, sigma_cutoff=0.2, layer_step=0.5, synchronisation=METHODS[under]
+        ),
+    )
+    return state_of(net), without_times(result)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "under", "per_node"),
+    [(2, "ddp", None), (3, "bf16", 1), (4, "daso", 2), (3, "powersgd", None), (2, "local sgd", None)],
+)
+def test_all_ranks_hold_the_same_bits(ranks: int, under: str, per_node: int | None) -> None:
+    (state, history), *others = run_ranks(ranks, of_ranks, under, per_node)
+    assert history[-1]["rank/3"] < 20
+    for other in others:
+        assert_identical(other[0], state)
+        assert other[1] == history
+
+
+def bytes_by_epoch(rank: int, method: trainers.Method) -> list[dict[str, float]]:
+    net = model(torch.float32)
+    return without_times(
+        train(
+            net,
+            train_set=data(dtype=torch.float32),
+            validation_set=None,
+            method=method,
+            batch_size=4,
+            epochs=3,
+            topology=trainers.Topology(ranks_per_node=1),
+        )
+    )
+
+
+def test_bytes_of_a_step_are_those_of_ddp_times_the_trainable_fraction() -> None:
+    steps = SAMPLES // 8
+    plain = run_ranks(2, bytes_by_epoch, trainers.DDP())[0]
+    method = trainers.OIALR(delay=steps, update_every=steps)
+    found = run_ranks(2, bytes_by_epoch, method)[0]
+    sent = [entry["bytes_between_nodes"] for entry in found]
+    per_epoch = plain[0]["bytes_between_nodes"]
+    assert sent[0] == per_epoch
+    # 24·32 becomes 24², 20·32 becomes 20²; one decomposition: U, the values and Vᵀ, of which in a broadcast to
+    # one other rank each sends half in the mean.
+    trained = per_epoch * found[1]["trainable_fraction"]
+    conversion = 4 * (24 * (32 + 24 + 1) + 20 * (32 + 20 + 1))
+    assert sent[1] - sent[0] == trained + conversion
+    # One update of one layer: P, the values and Qᵀ.
+    assert found[1]["trainable_fraction"] == (24**2 + 20**2 + 32 * 3 + 20 + 20 + 1) / (
+        24 * 32 + 32 * 20 + 32 * 3 + 20 + 20 + 1
+    )
+    k = found[2]["rank/3"]
+    smaller = per_epoch * found[2]["trainable_fraction"]
+    assert sent[2] - sent[1] == pytest.approx(smaller + 4 * k * (2 * 20 + 1), rel=1e-12)
+
+
+def noisy() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(24, 32),
+        nn.BatchNorm1d(32),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(32, 20),
+        nn.Tanh(),
+        nn.Linear(20, 1),
+    )
+
+
+def resumed_and_not(
+    rank: int, directory: str, under: str, optimizer: str, stops: list[int], warmup: bool
+) -> tuple[Any, ...]:
+    keywords = {
+        "train_set": data(dtype=torch.float32),
+        "validation_set": data(dtype=torch.float32),
+        "optimizer": OPTIMIZERS[optimizer],
+        "batch_size": 12 if not torch.distributed.is_initialized() else 6,
+        "clip_norm": 1.0,
+        "topology": trainers.Topology(ranks_per_node=1),
+        "method": trainers.OIALR(
+            delay=6,
+            update_every=3,
+            sigma_cutoff=0.2,
+            layer_step=0.5,
+            full_rank_warmup=warmup,
+            synchronisation=METHODS[under],
+        ),
+    }
+    whole = noisy()
+    expected = train(whole, **keywords)
+    for stop in stops:
+        with pytest.raises(trainers.Interrupted):
+            train(noisy(), checkpoint=directory, interrupt=After(stop), **keywords)
+    pieces = noisy()
+    found = train(pieces, checkpoint=directory, **keywords)
+    return state_of(whole), without_times(expected), state_of(pieces), without_times(found)
+
+
+# Of twenty steps: conversion before the seventh, updates before the tenth, thirteenth, …; stops are further
+# steps, each before conversion, right before it, right after, between updates.
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("stops", [[0], [3, 3, 1, 1], [8, 1, 1, 4], [19]], ids=str)
+def test_resumes_bit_for_bit_in_every_phase(tmp_path: Path, optimizer: str, stops: list[int]) -> None:
+    whole, expected, pieces, found = resumed_and_not(0, str(tmp_path), "ddp", optimizer, stops, True)
+    assert found == expected
+    assert expected[-1]["rank/0"] < 24
+    assert_identical(whole, pieces)
+
+
+@pytest.mark.parametrize(
+    ("under", "optimizer", "warmup"),
+    [
+        ("powersgd", "sgd", True),
+        ("daso", "sgd", False),
+    ],
+)
+def test_two_ranks_resume_bit_for_bit(tmp_path: Path, under: str, optimizer: str, warmup: bool) -> None:
+    stops = [3, 3, 1, 4, 2]
+    for whole, expected, pieces, found in run_ranks(
+        2, resumed_and_not, str(tmp_path), under, optimizer, stops, warmup
+    ):
+        assert found == expected
+        assert_identical(whole, pieces)
+
+
+def with_names(net: nn.Module) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: adamw([(n, p) for n, p in net.named_parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_compiled_model_that_was_interrupted_in_factors_goes_on(tmp_path: Path, named: bool) -> None:
+    whole = noisy().double()
+    expected = train(whole)
+    plain = noisy().double()
+    # As whole weights, and later on as factors, of which the optimizer knows other names.
+    for stop, net in ((3, plain), (9, torch.compile(plain, backend="eager")), (4, plain)):
+        optimizer = with_names(net) if named else adamw
+        with pytest.raises(trainers.Interrupted):
+            train(net, checkpoint=tmp_path, interrupt=After(stop), optimizer=optimizer)
+    net = torch.compile(plain, backend="eager")
+    found = train(net, checkpoint=tmp_path, optimizer=with_names(net) if named else adamw)
+    assert without_times(found) == without_times(expected)
+    assert_identical(state_of(plain), state_of(whole))
+
+
+def gone_on_with_the_same_model(rank: int, directory: str, stops: list[int]) -> tuple[Any, ...]:
+    keywords = {
+        "train_set": data(dtype=torch.float32),
+        "validation_set": data(dtype=torch.float32),
+        "batch_size": 12 if not torch.distributed.is_initialized() else 6,
+        "method": trainers.OIALR(delay=6, update_every=3, sigma_cutoff=0.2, layer_step=0.5),
+    }
+    whole = noisy()
+    expected = train(whole, **keywords)
+    pieces = noisy()
+    for stop in stops:
+        with pytest.raises(trainers.Interrupted):
+            train(pieces, checkpoint=directory, interrupt=After(stop), **keywords)
+    found = train(pieces, checkpoint=directory, **keywords)
+    finished = train(pieces, checkpoint=directory, **keywords)
+    return state_of(whole), [without_times(r) for r in (expected, found, finished)], state_of(pieces)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_same_call_with_the_same_model_goes_on_and_finds_the_run_finished(
+    tmp_path: Path, ranks: int
+) -> None:
+    arguments = (str(tmp_path), [7, 3, 5])
+    results = (
+        run_ranks(ranks, gone_on_with_the_same_model, *arguments)
+        if ranks > 1
+        else [gone_on_with_the_same_model(0, *arguments)]
+    )
+    for whole, (expected, found, finished), pieces in results:
+        assert found == finished == expected
+        assert expected[-1]["compression_ratio"] != 1
+        assert_identical(whole, pieces)
+
+
+@pytest.mark.parametrize("factored_last", [True, False])
+def test_a_model_that_a_run_left_in_factors_starts_the_next_as_a_whole_one(factored_last: bool) -> None:
+    net = model()
+    train(net, method=trainers.OIALR(delay=6, update_every=3, full_rank_last_layer=not factored_last))
+    expected = net(data().tensors[0]).detach()
+    full = sum(p.numel() for p in model().parameters())
+    made: list[torch.optim.Optimizer] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        made.append(adamw([{"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1}]))
+        made[0].add_param_group({"params": [p for p in net.parameters() if p.dim() == 1]})
+        return made[0]
+
+    def look() -> bool:
+        if len(seen) == 0:
+            close(net(data().tensors[0]), expected)
+            assert state_of(net).keys() == state_of(model()).keys()
+            matrices, others = (group["params"] for group in made[0].param_groups)
+            assert [id(p) for p in matrices] == [id(p) for p in net.parameters() if p.dim() > 1]
+            assert [id(p) for p in others] == [id(p) for p in net.parameters() if p.dim() == 1]
+        seen.append(1)
+        return False
+
+    seen: list[int] = []
+    result = train(net, optimizer=make, interrupt=look)
+    assert seen
+    assert result.history[0]["compression_ratio"] == result.history[0]["trainable_fraction"] == 1
+    assert result.metrics["compression_ratio"] == full / sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize("best", [1, 3])
+def test_the_best_epoch_s_shapes_come_back_with_it(best: int) -> None:
+    net = model()
+    kept: list[dict[str, Tensor]] = []
+
+    def score(outputs: Tensor, targets: Tensor) -> float:
+        kept.append(state_of(net))
+        return float(len(kept) != best)
+
+    result = train(
+        net,
+        metrics={"score": score},
+        early_stopping=trainers.EarlyStopping(metric="score", patience=10, restore_best=True),
+    )
+    assert result.metrics["epoch"] == best
+    assert_identical(state_of(net), kept[best - 1])
+    assert ("3.weight_sigma" in kept[best - 1]) == (best == 3)
+    # It can be trained on, and merged.
+    net(data().tensors[0]).sum().backward()
+    assert state_of(trainers.merged(net)).keys() == state_of(model()).keys()
+
+
+def test_a_compiled_model_goes_through_conversion_and_updates() -> None:
+    plain, compiled = model(), torch.compile(model(), backend="eager")
+    expected, found = train(plain), train(compiled)
+    assert without_times(found)[-1].keys() == without_times(expected)[-1].keys()
+    assert found.metrics["validation_loss"] == pytest.approx(expected.metrics["validation_loss"], rel=1e-6)
+    assert found.metrics["rank/3"] == expected.metrics["rank/3"]
+
+
+def diverging(rank: int) -> tuple[str, float]:
+    calls = After(4)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = mse_loss(outputs, targets)
+        return value * torch.nan if rank == 1 and calls() else value
+
+    result = train(model(), loss=loss, batch_size=3, method=trainers.OIALR(delay=5, update_every=1))
+    return result.reason, result.metrics["epoch"]
+
+
+def test_a_run_with_weights_that_are_not_finite_ends_as_diverged_on_all_ranks() -> None:
+    assert run_ranks(2, diverging) == [("diverged", 1.0)] * 2
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sigma_cutoff": 0.0}, "sigma_cutoff=0.0.*between 0 and 1"),
+        ({"sigma_cutoff": 1}, "between 0 and 1"),
+        ({"sigma_cutoff": math.nan}, "between 0 and 1"),
+        ({"layer_step": 0}, "layer_step=0"),
+        ({"layer_step": 1.5}, "layer_step=1.5"),
+        ({"delay": -1}, "delay must be"),
+        ({"delay": 1.1}, "delay must be"),
+        ({"update_every": 0}, "update_every must be"),
+        ({"update_every": 0.0}, "update_every must be"),
+        ({"synchronisation": trainers.OIALR()}, r"OIALR\(…\)\): a weight is decomposed once"),
+        (
+            {"synchronisation": trainers.AB()},
+            r"AB\(…\)\): a weight is decomposed once.*DDP, DASO or LocalSGD",
+        ),
+    ],
+)
+def test_refuses(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainers.OIALR(**wrong)
+
+
+def test_refuses_what_it_cannot_train() -> None:
+    with pytest.raises(ValueError, match=r"no weight to decompose.*full_rank_last_layer leaves whole"):
+        train(nn.Linear(24, 20).double(), loss=lambda outputs, targets: outputs.mean())
+    small = nn.Sequential(nn.Linear(24, 12), nn.Linear(12, 1)).double()
+    with pytest.raises(ValueError, match=r"at least 16 .*up to 64, shared with no other layer\. Widen"):
+        train(small, method=trainers.OIALR(full_rank_last_layer=False))
+    with pytest.raises(ValueError, match=r"delay=20.*the run has 20 steps"):
+        train(model(), method=trainers.OIALR(delay=20))
+    for settings in (
+        {"update_every": 20},
+        {"delay": 15, "update_every": 5},
+        {"delay": 0.9, "update_every": 0.1},
+    ):
+        with pytest.raises(
+            ValueError, match=r"the first update would come after 20 steps, and the run has 20"
+        ):
+            train(model(), method=trainers.OIALR(**{"delay": 0, **settings}))
+    with pytest.raises(ValueError, match=r"0\.weight requires a gradient, but the optimizer does not"):
+        train(model(), optimizer=lambda parameters: adamw(list(parameters)[1:]))
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into = nn.Linear(24, 20, dtype=torch.complex128)
+        self.real = nn.Sequential(nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.real(self.into(inputs.to(torch.complex128)).abs())  # type: ignore[no-any-return]
+
+
+def test_complex_weights_stay_whole() -> None:
+    net = Complex()
+    train(net)
+    weight = net.into._parameters["weight"]
+    assert weight is not None
+    assert weight.is_complex()
+    assert weight.imag.abs().min() > 0
+    assert [w.name for w in matrix_weights(net) if w.factors] == ["real.0.weight"]
+
+
+def test_the_default_is_a_third_and_a_fiftieth_of_all_steps() -> None:
+    # Of 108 steps 36, and each second from then on: the tenth update is in the fifth epoch of twelve steps.
+    histories = train(model(), method=trainers.OIALR(), epochs=9, batch_size=4).history
+    assert ["rank/3" in entry for entry in histories] == [False] * 3 + [True] * 6
+    assert ["stability/0" in entry for entry in histories] == [False] * 4 + [True] * 5
+
+
+@pytest.mark.parametrize("batch_size", [SAMPLES, SAMPLES // 2, SAMPLES // 3])
+def test_the_default_does_for_a_run_of_a_step_or_two(batch_size: int) -> None:
+    train(model(), method=trainers.OIALR(), epochs=1, batch_size=batch_size)

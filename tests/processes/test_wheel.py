@@ -1,0 +1,108 @@
+"""The wheel holds all that runs, its requirements are met by what is installed here, and a campaign runs from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+from places import ROOT
+
+TASK = """
+import hpo, search_spaces, trainers
+
+def evaluate(trial):
+    from search_spaces.networks import small_resnet
+    from search_spaces.readers import small_images
+    return trial.params["x"]
+
+for package in (hpo, search_spaces, trainers):
+    assert package.__file__.startswith({environment!r}), package.__file__
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+"""
+
+
+def run(folder: Path, *line: object) -> str:
+    # No PYTHONPATH, which would have this checkout come first.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*map(str, line)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, f"{line} returned {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_a_campaign_runs_from_the_wheel_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    # Whatever stands here is to be installed, but the tests and documents: a new package is found with its first file.
+    packages = [one.parent.name for one in ROOT.glob("*/__init__.py") if one.parent.name != "tests"]
+    assert {"hpo", "search_spaces", "trainers"} <= {*packages}
+    for name in packages:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    files = {
+        str(path.relative_to(source))
+        for name in packages
+        for path in (source / name).rglob("*")
+        if path.is_file() and path.name != "README.md"
+    }
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    run(
+        tmp_path,
+        *pip,
+        "wheel",
+        "-qq",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        "dist",
+        source,
+    )
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name.startswith("hpo_mpi-")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == files
+
+    # All that hpo requires is seen there as it is installed here; what only is this checkout is not.
+    environment = tmp_path / "environment"
+    run(tmp_path, sys.executable, "-m", "venv", "--without-pip", environment)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "installed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = environment / "bin" / "python"
+    # With its dependencies, of which none can be fetched: each is there in a version that the wheel allows.
+    run(
+        tmp_path,
+        *pip,
+        "--python",
+        python,
+        "install",
+        "-qq",
+        "--no-index",
+        "--force-reinstall",
+        "--no-deps",
+        wheel,
+    )
+    run(tmp_path, *pip, "--python", python, "install", "-qq", "--no-index", "hpo-mpi")
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "task.py").write_text(TASK.format(environment=str(environment)))
+    (elsewhere / "campaign.toml").write_text('task = "task.py:task"\ndirectory = "run"\nevaluations = 3\n')
+    run(elsewhere, environment / "bin" / "hpo", "run", "campaign.toml")
+    status = json.loads(run(elsewhere, environment / "bin" / "hpo", "status", "run", "--json"))
+    assert status["evaluations"]["completed"] == 3

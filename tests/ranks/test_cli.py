@@ -1,0 +1,467 @@
+"""The command line as a user types it: what each command prints, what it refuses and how, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from skips import not_possible_here
+from terminal import Terminal, wait_until
+
+import hpo
+from hpo import cli
+from hpo.journal.lock import acquire
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int, *words: str, lines: int = 1) -> None:
+    """``done`` failed with ``code`` and so many lines that hold all ``words``, and no traceback."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, f"{word!r} is not in: {done.stderr}"
+    told = done.stderr.splitlines()
+    assert told[0].startswith("hpo: ") and len(told) == lines, done.stderr
+
+
+BASE = 'task = "task.py:task"\ndirectory = "run"\nevaluations = 5\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BASE + "evaluatons = 9", ["c.toml", "evaluatons = 9", 'Did you mean "evaluations"?']),
+        (BASE + "[layout]\nisland = 2", ["[layout] island = 2", 'Did you mean "islands"?']),
+        (BASE + "[layout]\ntimeout = 3", ["[layout] timeout = 3", "It belongs in [evaluation]"]),
+        (BASE + '[serch]\nkind = "random"', ["[serch]", 'Did you mean "search"?']),
+        (BASE.replace("5", '"many"'), ['evaluations = "many"', "must be a whole number from 1"]),
+        (BASE.replace("5", "-5"), ["evaluations = -5", "must be a whole number from 1"]),
+        (BASE + '[evaluation]\ntimeout = "soon"', ['timeout = "soon"', "duration", '"30min"']),
+        (BASE + '[search]\nkind = "gentic"', ['kind = "gentic"', 'Did you mean "genetic"?']),
+        (BASE + "[search]\nmutation = 1.5", ["mutation = 1.5", "from 0 to 1"]),
+        (BASE.replace("evaluations = 5", ""), ["neither evaluations nor deadline", "Add evaluations = 100"]),
+        (BASE.replace('"task.py:task"', "task.py:task"), ["c.toml, line 1", "not valid TOML", "quotes"]),
+        (BASE + "[task_options]\nepochs = 3", ["task options are given (epochs)", "Remove them"]),
+    ],
+)
+def test_a_campaign_file_that_is_wrong(terminal: Terminal, text: str, words: list[str]) -> None:
+    terminal.task()
+    terminal.write("c.toml", text)
+    refused(terminal.hpo("run", "c.toml"), 2, *words)
+    assert not (terminal.directory / "run").exists()
+
+
+def test_what_does_not_suit_the_task_is_told_at_once(terminal: Terminal) -> None:
+    terminal.task()
+    text = (
+        'points = [{ x = 0.5 }, { x = 9.0 }, { y = 1.0 }]\n[search]\nreported = "loss"\npruner = "median"\n'
+    )
+    terminal.write("c.toml", BASE + text + '[[island]]\nonly = { kind = ["z"] }\n')
+    words = [
+        "[search] reported = 'loss'",
+        "[[island]] number 1, only: 'kind'",
+        "points, number 2: x = 9.0",
+        "points, number 3",
+    ]
+    done = terminal.hpo("run", "c.toml")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert not (terminal.directory / "run").exists()
+
+
+def test_where_nothing_completes_the_error_is_shown(terminal: Terminal) -> None:
+    terminal.write("task.py", FAILING)
+    terminal.campaign(evaluations=6)
+    done = terminal.hpo("run", "c.toml")
+    assert done.returncode == 1
+    assert "in vain: 6/6 evaluated" in done.stderr
+    assert "The budget is used up, and no evaluation has completed. Mend what failed" in done.stderr
+    told = "KeyError: 'learning_rate'"
+    assert (
+        "no evaluation has completed yet" in done.stderr
+        and f"failed, 0-0-5 the latest: {told}" in done.stderr
+    )
+    assert told in terminal.hpo("status", "run").stdout and told in terminal.hpo("best", "run").stdout
+    # Of another length: within a second of the first Python would take its cache for this one's.
+    terminal.write("task.py", FAILING.replace("0.5", "0.125"))
+    terminal.campaign(evaluations=30)
+    done = terminal.hpo("run", "c.toml")
+    assert "`hpo status run` says why some failed" in done.stderr.replace(str(terminal.directory) + "/", "")
+
+
+def test_ranks_that_a_launcher_has_started_are_not_asked_for(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.campaign(evaluations=6)
+    done = terminal.mpirun(2, "run", "c.toml", "--ranks", 4)
+    assert done.returncode == 2 and "--ranks 4: this launch has 2 ranks already" in done.stderr
+    assert "Traceback" not in done.stderr and not (terminal.directory / "run").exists()
+
+
+FAILING = """
+import hpo
+
+def evaluate(trial):
+    if trial.params["x"] < 2.0 * 0.5:
+        return trial.params["learning_rate"]
+    return trial.params["x"]
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+
+
+def test_all_that_is_wrong_with_a_file_is_told_at_once(terminal: Terminal) -> None:
+    terminal.write("c.toml", 'task = 3\ndirectory = "run"\nevaluations = true\n[evaluation]\nretries = -1\n')
+    refused(terminal.hpo("run", "c.toml"), 2, "task = 3", "evaluations = true", "retries = -1", lines=3)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ("x=hpo.Float(2.0, 1.0)", ["Float(2.0, 1.0)", "low must not be above high", "Write Float(1.0, 2.0)"]),
+        ("x=hpo.Float(0.0, 1.0, log=True)", ["needs low > 0", "Raise low or drop log=True"]),
+        ("x=hpo.Int(0, 8, log=True)", ["Int(0, 8, log=True)", "low"]),
+        ("x=hpo.Categorical()", ["Categorical()"]),
+        ('x=hpo.Float(0, 1, when={"y": 3})', ["x: when names 'y'", "no other parameter"]),
+    ],
+)
+def test_a_space_that_cannot_be(terminal: Terminal, space: str, words: list[str]) -> None:
+    terminal.write("task.py", f"import hpo\ntask = hpo.Task(hpo.SearchSpace({space}), lambda trial: 0.0)\n")
+    terminal.campaign()
+    refused(terminal.hpo("run", "c.toml"), 2, "task.py", "line 2", *words)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("task.py:tusk", ["no 'tusk'", 'Did you mean "task"?']),
+        ("tusk.py:task", ["tusk.py", 'Did you mean "task.py"?']),
+        ("tusk:task", ['no module "tusk"']),
+    ],
+)
+def test_a_task_that_is_not_there(terminal: Terminal, task: str, words: list[str]) -> None:
+    terminal.task()
+    terminal.campaign(task=task)
+    refused(terminal.hpo("run", "c.toml"), 1, f'task = "{task}"', *words)
+
+
+def test_a_task_that_raises_on_import_shows_the_users_code_and_nothing_of_ours(terminal: Terminal) -> None:
+    terminal.write("task.py", "def broken():\n    return 1 / 0\n\n\nbroken()\n")
+    terminal.campaign()
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 1
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith('hpo: task = "task.py:task": the file raised ZeroDivisionError. Correct')
+    shown = "\n".join(rest)
+    assert "return 1 / 0" in shown and "hpo/" not in shown
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "words"),
+    [
+        ("islands = 2\nranks_per_worker = 2", 5, ["5 ranks do not fit 2 islands", "4 and 6 are the nearest"]),
+        ("islands = 3", 2, ["at least 3", "3 is the nearest"]),
+        ("", 0, ["ranks = 0", "a whole number from 1"]),
+    ],
+)
+def test_ranks_that_do_not_fit(terminal: Terminal, layout: str, ranks: int, words: list[str]) -> None:
+    terminal.task()
+    terminal.campaign(f"[layout]\n{layout}")
+    refused(terminal.hpo("run", "c.toml", "--ranks", ranks), 2, *words)
+    assert not (terminal.directory / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        ("islands = 3000", 3000),
+        ("ranks_per_worker = 1000000", 10**6),
+        ("islands = 1000000\nranks_per_worker = 1000000", 10**12),
+    ],
+)
+def test_a_layout_of_many_more_ranks_than_cores_is_refused(
+    terminal: Terminal, layout: str, ranks: int
+) -> None:
+    terminal.task()
+    terminal.campaign(f"[layout]\n{layout}")
+    remedy = f"or insist on this one: --ranks {ranks}" if ranks <= 10**6 else "Choose a smaller layout"
+    words = [f"need {ranks} ranks", "at most 4 for each of the", "cores on this host", remedy]
+    refused(terminal.hpo("run", "c.toml"), 2, "c.toml: [layout]", *words)
+    terminal.write("hosts", "node1 slots=2\n")
+    refused(terminal.hpo("run", "c.toml", "--hostfile", "hosts"), 2, "each of the 2 slots in the hostfile")
+    if "ranks_per_worker" in layout:
+        refused(terminal.hpo("try", "c.toml"), 2, "ranks_per_worker = 1000000", "Choose a smaller worker")
+    assert not (terminal.directory / "run").exists()
+
+
+def test_ranks_that_are_asked_for_are_not_refused_for_lack_of_cores(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.task(0.01)
+    terminal.campaign("[layout]\nislands = 5", evaluations=10)
+    environment = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_CPUS_PER_NODE": "1"}
+    done = terminal.start("run", "c.toml", environment=environment).wait()
+    refused(done, 2, "need 5 ranks", "each of the 1 CPUs in this Slurm job", "--ranks 5")
+    done = terminal.hpo("run", "c.toml", "--ranks", 5)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["layout", "file", "task"])
+def test_under_mpirun_one_rank_speaks_for_all(terminal: Terminal, wrong: str) -> None:
+    terminal.task()
+    terminal.campaign(
+        {"layout": "[layout]\nranks_per_worker = 2", "file": "evaluatons = 3", "task": ""}[wrong],
+        task="task.py:tusk" if wrong == "task" else "task.py:task",
+    )
+    done = terminal.mpirun(3, "run", "c.toml")
+    assert done.returncode == (1 if wrong == "task" else 2)
+    ours = [line for line in done.stderr.splitlines() if line.startswith("hpo: ")]
+    word = {"layout": "2 and 4 are the nearest that do", "file": '"evaluations"?', "task": '"task"?'}[wrong]
+    assert len(ours) == 1 and word in ours[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["COMMAND"]),
+        (["rnu"], ["rnu", "run"]),
+        (["run"], ["FILE"]),
+        (["run", "c.toml", "--ranks", "two"], ["--ranks", "'two'"]),
+        (["best", "run", "--top", "0"], ["--top", "whole number from 1"]),
+        (["run", "absent.toml"], ["absent.toml", "no such campaign file", "c.toml"]),
+        (["run", "."], [". is a directory"]),
+        (["export", "run", "table.xls"], ["table.xls", ".csv", ".parquet"]),
+    ],
+)
+def test_commands_that_are_not_valid(terminal: Terminal, arguments: list[str], words: list[str]) -> None:
+    terminal.task()
+    terminal.campaign()
+    done = terminal.hpo(*arguments)
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "best", "stop", "export"])
+def test_a_directory_without_a_campaign(terminal: Terminal, command: str) -> None:
+    done = terminal.hpo(command, "nowhere", *(["t.csv"] if command == "export" else []))
+    refused(done, 1, "nowhere holds no campaign", "Name the directory")
+
+
+# --- directories that cannot be used --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unwritable(terminal: Terminal) -> Iterator[Path]:
+    """A directory in which not even root can make a file."""
+    path = terminal.directory / "sealed"
+    path.mkdir()
+    if os.geteuid():
+        path.chmod(0o500)
+        yield path
+        path.chmod(0o700)
+        return
+    if subprocess.run(["chattr", "+i", str(path)], capture_output=True, check=False).returncode:
+        not_possible_here("root may write everywhere, as chattr +i does not work on this file system")
+    yield path
+    subprocess.run(["chattr", "-i", str(path)], check=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("below", [False, True])
+def test_an_unwritable_directory(terminal: Terminal, unwritable: Path, ranks: int, below: bool) -> None:
+    terminal.task()
+    name = f"{unwritable.name}/run" if below else unwritable.name
+    terminal.write("c.toml", f'task = "task.py:task"\ndirectory = "{name}"\nevaluations = 5\n')
+    refused(terminal.hpo("run", "c.toml", "--ranks", ranks), 1, f"{name} cannot be used", "Name a directory")
+
+
+@pytest.mark.parametrize("name", ["task.py", "task.py/run"])
+def test_a_file_where_the_directory_should_be(terminal: Terminal, name: str) -> None:
+    terminal.task()
+    terminal.write("c.toml", f'task = "task.py:task"\ndirectory = "{name}"\nevaluations = 5\n')
+    refused(terminal.hpo("run", "c.toml"), 1, f"{name} cannot be used", "Not a directory", "Name a directory")
+
+
+def test_a_directory_with_other_files(terminal: Terminal) -> None:
+    terminal.task()
+    terminal.campaign()
+    (terminal.directory / "run").mkdir()
+    terminal.write("run/thesis.tex", "")
+    refused(terminal.hpo("run", "c.toml"), 1, "'thesis.tex'", "new or empty directory")
+    assert os.listdir(terminal.directory / "run") == ["thesis.tex"]
+
+
+# --- a campaign's life ----------------------------------------------------------------------------------------------
+
+OPTIONS = """
+import hpo
+
+def make(epochs=1, high=1.0):
+    return hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, high)), lambda trial: trial.params["x"] * epochs)
+
+def other():
+    return make()
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "words"),
+    [
+        ("task.py:make", "epochs = 2", ["options.epochs", "was 1, is 2"]),
+        ("task.py:make", "epochs = 1\nhigh = 2.0", ["options.high", "x: high was 1.0, is 2.0"]),
+        ("task.py:other", "", ['task was "task.py:make", is "task.py:other"']),
+    ],
+)
+def test_what_was_edited_is_named_on_resume(
+    terminal: Terminal, task: str, options: str, words: list[str]
+) -> None:
+    terminal.write("task.py", OPTIONS)
+    inline = '[evaluation]\nisolation = "inline"\n[task_options]\n'
+    terminal.campaign(f"{inline}epochs = 1", evaluations=5, task="task.py:make")
+    assert terminal.hpo("run", "c.toml").returncode == 0
+    before = terminal.records("finished")
+
+    terminal.campaign(inline + options, evaluations=10, task=task)
+    for ranks in 1, 2:
+        refused(
+            terminal.hpo("run", "c.toml", "--ranks", ranks),
+            1,
+            "run holds another campaign",
+            *words,
+            "Undo the change",
+            'known = ["run"]',
+        )
+    assert terminal.records("finished") == before
+
+    terminal.campaign(f"{inline}epochs = 1", evaluations=10, task="task.py:make")
+    assert terminal.hpo("run", "c.toml").returncode == 0
+    assert terminal.records("finished")[:5] == before and len(terminal.records("finished")) == 10
+
+
+def test_a_second_command_on_a_directory_in_use_is_refused(terminal: Terminal) -> None:
+    terminal.task(0.02)
+    terminal.campaign(evaluations=100_000)
+    first = terminal.start("run", "c.toml", "--ranks", 2)
+    wait_until(terminal.side, "the first evaluation")
+    for ranks in 1, 2:
+        refused(
+            terminal.hpo("run", "c.toml", "--ranks", ranks), 1, "run is in use by process", "hpo stop run"
+        )
+    count = len(terminal.side())
+    wait_until(lambda: len(terminal.side()) > count, "another evaluation of the first command")
+    first.signal(signal.SIGINT)
+    assert first.wait().returncode == 75
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"hpo {hpo.__version__}\n"
+
+
+def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
+    terminal.task(0.01)
+    terminal.campaign("[layout]\nislands = 2", evaluations=30)
+    done = terminal.hpo("run", "c.toml", "--ranks", 3)
+    assert done.returncode == 0 and done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith("done: 30/30 evaluated")
+
+    status = terminal.status()
+    assert list(status) == [
+        "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
+    ]  # fmt: skip
+    assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 30
+    assert status["budget"] == {"evaluations": 30, "deadline": None}
+    assert (status["running"], status["islands"], status["workers"]) == (0, 2, 3)
+    text = terminal.hpo("status", "run").stdout
+    assert "state             done" in text and "30 completed" in text and status["best"]["id"] in text
+
+    identity = json.loads((terminal.directory / "run" / "campaign.json").read_text())
+    top = json.loads(terminal.hpo("best", "run", "--json", "--top", 3).stdout)
+    assert [one["value"] for one in top] == sorted(one["value"] for one in top) and len(top) == 3
+    assert (top[0]["id"], top[0]["params"]) == (status["best"]["id"], status["best"]["params"])
+    assert all((one["task"], one["options"]) == (identity["task"], identity["options"]) for one in top)
+    assert top[0]["id"] in terminal.hpo("best", "run").stdout
+
+    for suffix in "csv", "json":
+        done = terminal.hpo("export", "run", f"table.{suffix}")
+        assert (done.returncode, done.stdout) == (0, f"table.{suffix}: 30 individuals\n")
+    rows = json.loads((terminal.directory / "table.json").read_text())
+    assert len({row["id"] for row in rows}) == 30
+    assert (
+        (terminal.directory / "table.csv").read_text().startswith("id,island,worker,sequence,status,value,")
+    )
+
+    assert "no campaign is running" in terminal.hpo("stop", "run").stdout
+    again = terminal.hpo("run", "c.toml")
+    assert again.returncode == 0 and len(terminal.side()) == 30
+
+
+def test_a_reader_that_goes_away_does_not_end_the_campaign(terminal: Terminal) -> None:
+    terminal.task(0.01)
+    terminal.campaign(evaluations=20)
+    command = terminal.start("run", "c.toml")
+    command.process.stderr.close()
+    command.process.stdout.close()
+    assert command.process.wait(60) == 0
+    assert terminal.status()["evaluations"]["completed"] == 20
+
+
+def test_try_shows_what_the_task_prints(terminal: Terminal) -> None:
+    terminal.write(
+        "task.py",
+        "import hpo\n\n\ndef evaluate(trial):\n    print('hello from', trial.params['x'])\n"
+        "    return {'value': 3.0, 'epochs': 7}\n\n\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate, default={'x': 0.25})\n",
+    )
+    terminal.campaign()
+    done = terminal.hpo("try", "c.toml")
+    assert done.returncode == 0, done.stderr
+    for words in "the default point: x=0.25", "hello from 0.25", "completed", "value = 3.0", "epochs = 7":
+        assert words in done.stdout
+    assert not (terminal.directory / "run").exists()
+
+
+def test_try_of_a_task_that_fails_ends_with_1_and_its_error(terminal: Terminal) -> None:
+    terminal.write(
+        "task.py",
+        "import hpo\n\n\ndef evaluate(trial):\n    raise ValueError('no such layer')\n\n\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)\n",
+    )
+    terminal.campaign()
+    done = terminal.hpo("try", "c.toml")
+    assert done.returncode == 1
+    assert "failed after" in done.stdout and "ValueError: no such layer" in done.stderr
+
+
+# --- help -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "try", "stop", "status", "best", "export"])
+def test_help_has_an_example_and_the_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert f"example:\n  hpo {command} " in text and "75 stopped early" in text
+
+
+def test_a_stale_lock_is_no_obstacle(terminal: Terminal) -> None:
+    terminal.task(0.01)
+    terminal.campaign(evaluations=3)
+    command = terminal.start("status", "run")
+    command.wait()
+    run = terminal.directory / "run"
+    lock = acquire(run)
+    dead = lock.path.read_text().replace(str(os.getpid()), str(command.process.pid))
+    lock.path.write_text(dead)
+    assert terminal.hpo("run", "c.toml").returncode == 0
+    assert terminal.status()["evaluations"]["completed"] == 3

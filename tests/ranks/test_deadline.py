@@ -1,0 +1,107 @@
+"""Close to the end of a launch: what would not be over in time is not begun, unless it saves itself."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from simulation import GRACE_S, Simulation
+from terminal import Terminal
+
+import hpo
+from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
+from hpo.islands.resume import fold
+from hpo.journal.records import Finished
+from hpo.search.kinds.evolution import RandomBreeder
+
+SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5))
+
+
+def simulate(*, seconds: float, deadline: float | None, seed: int = 0, **changes: object) -> Simulation:
+    """Eight workers; evaluations of ``seconds``, a tenth more or less."""
+    rng = random.Random(seed)
+    draws = [seconds * rng.uniform(0.9, 1.1) for _ in range(200)]
+    simulation = Simulation(
+        SPACE,
+        lambda params: params["x"] ** 2,
+        workers=8,
+        islands=2,
+        duration=lambda index: draws[index % 200],
+        breeder=lambda rank: RandomBreeder(SPACE),
+        jitter=True,
+        durable_starts=True,
+        deadline=deadline,
+        seed=seed,
+        **{"evaluations": 1000, **changes},  # type: ignore[arg-type]
+    )
+    simulation.run()
+    return simulation
+
+
+def statuses(simulation: Simulation) -> list[str]:
+    records = itertools.chain.from_iterable(journal.committed for journal in simulation.journals)
+    return [str(record.status) for record in records if isinstance(record, Finished)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_would_not_be_over_in_time_is_not_begun(seed: int) -> None:
+    simulation = simulate(seconds=10, deadline=95, seed=seed)
+    begun = [when for when, _ in simulation.evaluations]
+    assert set(statuses(simulation)) == {"completed"}
+    assert 80 < max(begun) < 86  # as late as it may be
+    assert simulation.time < 97  # nobody waits for the deadline with nothing to do
+    assert simulation.coordinator.end is not None
+    assert (simulation.coordinator.end.reason, simulation.coordinator.end.exit_code) == (DEADLINE, 75)
+
+
+def test_what_saves_itself_is_begun_to_the_last() -> None:
+    simulation = simulate(seconds=10, deadline=95, checkpoints=True)
+    assert max(when for when, _ in simulation.evaluations) > 86
+
+
+def test_nothing_is_held_back_while_little_is_known() -> None:
+    """After 40 s eight are known; the deadline is before that."""
+    simulation = simulate(seconds=40, deadline=30)
+    assert simulation.started == 8
+
+
+def test_nothing_is_held_back_where_no_launch_is_long_enough() -> None:
+    """Eight have completed in the grace after the deadline; that they took longer than a launch holds back nothing in
+    the next, which would never get any further."""
+    first = simulate(seconds=40, deadline=30)
+    assert statuses(first) == ["completed"] * 8
+    earlier = fold(
+        itertools.chain.from_iterable(journal.committed for journal in first.journals),
+        space=SPACE,
+        islands=2,
+        losses=lambda objectives: tuple(objectives.values()),
+    )
+    assert simulate(seconds=40, deadline=30, earlier=earlier).started == 8
+
+
+def test_a_budget_that_ends_before_the_deadline_is_done() -> None:
+    simulation = simulate(seconds=10, deadline=95, evaluations=60)
+    assert simulation.coordinator.end is not None
+    assert simulation.coordinator.end.reason == DONE
+    assert len(statuses(simulation)) == 60
+
+
+def test_a_job_that_ends_without_a_warning_stops_a_grace_before_its_end() -> None:
+    simulation = simulate(seconds=10, deadline=None, checkpoints=True, must_end=150)
+    begun = [when for when, _ in simulation.evaluations]
+    assert 75 < max(begun) < 150 - GRACE_S + 1
+    assert simulation.coordinator.end is not None
+    assert (simulation.coordinator.end.reason, simulation.coordinator.end.exit_code) == (STOPPED, 75)
+
+
+def test_a_real_campaign_begins_nothing_that_its_deadline_would_cut_off(terminal: Terminal) -> None:
+    terminal.task(seconds=1.0)
+    terminal.campaign('deadline = "6.5s"\n[layout]\nislands = 2\n[evaluation]\ngrace = 0', evaluations=500)
+    done = terminal.hpo("run", "c.toml")
+    assert done.returncode == 75, done.stderr
+    assert terminal.records("ended")[-1]["reason"] == "deadline"
+    records = terminal.records("finished")
+    assert {record["status"] for record in records} == {"completed"}
+    started = [record["started"] for record in records]
+    assert max(started) - terminal.records("launched")[-1]["time"] <= 6.5 - 1.0

@@ -1,0 +1,150 @@
+"""Starts that would never end, and ranks that would outlive their mpirun."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from terminal import wait_until
+
+from hpo.cluster.mpirun import _session, bounded, end_rest, wait
+
+WAITS = """
+import ctypes, signal
+from hpo.cluster.mpirun import bounded
+
+with bounded(1):
+    {first}
+    ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as MPI_Init does
+print("it went on")
+"""
+
+
+def test_a_wait_inside_a_library_ends_the_process_when_its_time_is_over() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS.format(first="pass")], capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == -signal.SIGALRM and not done.stdout
+
+
+def test_what_is_over_in_time_leaves_alarm_and_handler_as_they_were() -> None:
+    def handler(number: int, frame: object) -> None:
+        raise AssertionError("too late")
+
+    former = signal.signal(signal.SIGALRM, handler)
+    before = signal.setitimer(signal.ITIMER_REAL, 100.0)  # those who run the tests may have one
+    try:
+        with bounded(50):
+            assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+            assert 49 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
+        assert signal.getsignal(signal.SIGALRM) is handler
+        assert 50 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_another_thread_has_no_bound_and_no_error() -> None:
+    done = []
+
+    def inside() -> None:
+        before = signal.getsignal(signal.SIGALRM)
+        with bounded(1):
+            done.append(signal.getsignal(signal.SIGALRM) is before)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join(10)
+    assert done == [True]
+
+
+def test_what_is_left_of_a_session_ends_and_nothing_else() -> None:
+    # A shell that leaves a process behind, as a killed mpirun does, in a process group of its own.
+    line = "set -m; sleep 60 & echo $!"
+    mpirun = subprocess.Popen(["bash", "-c", line], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        assert mpirun.stdout is not None
+        rank = psutil.Process(int(mpirun.stdout.readline()))
+        mpirun.wait(10)
+        rank.suspend()  # not earlier: at its end, a shell's stopped background processes get a SIGHUP from the kernel
+        end_rest(mpirun.pid)
+        assert rank.wait(10) is None  # no child of this process, so its code is not known
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait(10)
+        mpirun.stdout.close()
+
+
+def start(ranks: list[float], then: str, here: int = 2) -> subprocess.Popen[bytes]:
+    """What stands for mpirun: starts processes that end after so many seconds, waits for them and does ``then``.
+    ``here``: how many ranks they are told to be on their host."""
+    text = f"""
+import os, subprocess, sys, time
+variables = [{{"OMPI_COMM_WORLD_RANK": str(n), "OMPI_COMM_WORLD_LOCAL_SIZE": "{here}"}} for n in range(9)]
+ranks = [
+    subprocess.Popen(["sleep", str(seconds)], env=os.environ | one) for seconds, one in zip({ranks}, variables)
+]
+for one in ranks:
+    one.wait()
+{then}
+"""
+    return subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_mpirun_whose_ranks_have_gone_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 1.5)
+    monkeypatch.setattr("hpo.cluster.mpirun._STAY_S", 1.5)
+    if begun:
+        (tmp_path / "begun").touch()
+    # It is seen with its ranks, and then without.
+    assert wait(start([3, 3], "time.sleep(100)"), 2, tmp_path / "begun") is None
+
+
+def test_ranks_of_which_one_is_missing_end_unless_they_have_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.6)
+    mpirun = start([60], "sys.exit(7)")
+    assert wait(mpirun, 2, tmp_path / "begun") is None
+    wait_until(lambda: not _session(mpirun.pid), "the end of its rank", seconds=10)
+    (tmp_path / "begun").touch()
+    assert wait(start([2], "sys.exit(7)"), 2, tmp_path / "begun") == 7
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_mpirun_that_does_not_end_in_time_ends_with_all_its_session(tmp_path: Path, begun: bool) -> None:
+    if begun:
+        (tmp_path / "begun").touch()
+    mpirun = start([100, 100], "pass")
+    try:
+        wait_until(lambda: len(_session(mpirun.pid)) == 3, "the start of its ranks")
+        assert wait(mpirun, 2, tmp_path / "begun", kill_at=lambda: 0.0) is None
+        assert mpirun.poll() == -signal.SIGKILL and _session(mpirun.pid) == []
+    finally:
+        end_rest(mpirun.pid)
+
+
+def test_an_mpirun_that_hides_its_ranks_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.1)
+    mpirun = subprocess.Popen(["sleep", "2"], start_new_session=True)
+    assert wait(mpirun, 2, tmp_path / "begun") == 0
+
+
+def test_ranks_of_other_hosts_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.1)
+    monkeypatch.setattr("hpo.cluster.mpirun._STAY_S", 0.1)
+    assert wait(start([2], "sys.exit(7)", here=1), 2, tmp_path / "begun") == 7
+    (tmp_path / "begun").touch()
+    assert wait(start([1], "time.sleep(1); sys.exit(7)", here=1), 2, tmp_path / "begun") == 7

@@ -1,0 +1,338 @@
+"""The documents say what is: their programs run as printed, their campaign files are read, their commands exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT, TESTS
+
+import hpo
+import trainers
+from hpo.campaign.launch import command, environment, find_mpirun
+from hpo.cli import _parser
+from hpo.cluster.slurm import sbatch_options
+from hpo.config import reader as config
+from hpo.config.reader import Settings
+from hpo.errors import UsageError
+
+FOLDERS = ("hpo", "trainers", "search_spaces", "jobs", "tests")
+DOCUMENTS = {
+    name: (ROOT / name).read_text() for name in ("README.md", *(f"{one}/README.md" for one in FOLDERS))
+}
+TEXT = "\n".join(DOCUMENTS.values())
+NAMED = [
+    (name, block)
+    for text in DOCUMENTS.values()
+    for name, block in re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", text, re.DOTALL)
+]
+BLOCKS = dict(NAMED)
+"""The files that documents print, by the name in their first line."""
+EXAMPLES = [name for name in BLOCKS if Path(name).name.startswith("test_")]
+COMMANDS = [
+    line.split("#")[0].strip()
+    for line in re.findall(
+        r"^    ((?:bash|hpo|mpirun|srun|python|pytest|torchrun|jq|sbatch) .*)$", TEXT, re.MULTILINE
+    )
+]
+QUOTED = re.findall(r"`((?:bash|hpo|python|pytest|torchrun) [^`]*)`", TEXT)
+"""Commands in tables and sentences."""
+PLACEHOLDERS = {"jobs/NAME.toml", "jobs/NAME_small.toml", "tests/benchmarks/NAME.py"}
+HPO = Path(sys.executable).with_name("hpo")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in BLOCKS.items():
+        if name not in EXAMPLES:
+            (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def run(folder: Path, *line: object, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*map(str, line)],
+        cwd=folder,
+        env=environment({**os.environ, "OMP_NUM_THREADS": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, f"{line} returned {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def campaign(folder: Path, task: str, ranks_per_worker: int) -> dict[str, object]:
+    """Evaluate two configurations of ``task`` on one worker; what ``hpo status`` says then."""
+    (folder / "own.toml").write_text(
+        f'task = "{task}:task"\ndirectory = "runs/own"\nevaluations = 2\n'
+        f'layout.ranks_per_worker = {ranks_per_worker}\nevaluation.timeout = "90s"\n'
+    )
+    run(folder, HPO, "run", "own.toml")
+    status: dict[str, object] = json.loads(run(folder, HPO, "status", "runs/own", "--json").stdout)
+    return status
+
+
+# Programs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_trained_alone_and_under_torchrun(folder):
+    for start in ([sys.executable], [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2]):
+        words = run(folder, *start, "train_alone.py").stdout.split()
+        found = dict(zip(words[::2], map(float, words[1::2])))
+        assert found["accuracy"] > 0.9
+        assert found["trainable_fraction"] < 1
+
+
+@pytest.mark.parametrize("library", ["ddp", "lightning", "accelerate"])
+def test_a_script_of_one_s_own_trains_on_two_ranks(folder, library):
+    if library != "ddp":
+        pytest.importorskip(library, reason=f"{library} is not installed with hpo")
+    status = campaign(folder, f"own_{library}.py", ranks_per_worker=2)
+    assert status["evaluations"]["completed"] == 2, [
+        one.error for one in hpo.Result(folder / "runs/own").individuals
+    ]
+
+
+def test_folds_are_evaluated_side_by_side(folder):
+    assert campaign(folder, "my_folds.py", ranks_per_worker=2)["best"]["value"] > 0.5
+    assert "value_deviation" in hpo.Result(folder / "runs/own").best.metrics
+
+
+def test_images_of_one_s_own_are_written_and_trained_with(folder):
+    run(folder, sys.executable, "own_images.py")
+    (check, train) = (line for line in COMMANDS if "data/own_images" in line)
+    found = run(folder, sys.executable, *shlex.split(check)[1:]).stdout
+    assert found == "data/own_images: 100 images to train with, 20 to test with, 10 classes\n"
+    small = ("--dim", 24, "--depth", 1, "--heads", 2)
+    trained = json.loads(run(folder, sys.executable, *shlex.split(train)[1:], *small).stdout)
+    assert trained["options"]["data"] == "data/own_images" and 0 <= trained["value"] <= 1
+    # As they were written: read back with the shapes and the order that the document gives.
+    code = "from own_images import *; from search_spaces.readers.cifar import read_cifar; "
+    code += "train = read_cifar('data/own_images').train; "
+    code += "assert (train.pixels.numpy() == images.transpose(0, 3, 1, 2)[:100]).all(); "
+    code += "assert (train.classes.numpy() == classes[:100]).all()"
+    run(folder, sys.executable, "-c", code)
+
+
+def test_an_exported_model_is_used(folder):
+    from search_spaces import vit_oialr
+
+    network = {"classes": 10}
+    model = vit_oialr.untrained(vit_oialr.default, **network)
+    metadata = {"params": vit_oialr.default, "options": {}, "network": network}
+    trainers.save_model(
+        model, folder / "best.safetensors", {name: json.dumps(value) for name, value in metadata.items()}
+    )
+    run(folder, sys.executable, "use_best.py")
+
+
+def test_the_search_space_has_twenty_odd_lines():
+    assert 15 <= sum(bool(line) for line in BLOCKS["my_space.py"].splitlines()) <= 25
+
+
+def test_the_default_point_is_tried(folder):
+    done = run(folder, HPO, "try", "my_space.toml")
+    assert "completed after" in done.stdout
+    assert "value = 0." in done.stdout
+
+
+def test_the_campaign_file_runs_on_islands_of_workers_and_its_results_are_read(folder):
+    run(folder, HPO, "run", "my_space.toml", "--ranks", 4)
+    status = json.loads(run(folder, HPO, "status", "runs/my_space", "--json").stdout)
+    assert status["evaluations"]["completed"] == 24
+    assert status["best"]["value"] > 0.8
+    assert (folder / "runs/my_space/evaluations" / status["best"]["id"] / "2-ranks").is_dir()
+    read = run(folder, sys.executable, "read_results.py").stdout
+    assert "momentum" in read or "Adam" in read
+    assert "random" in read
+    if shutil.which("jq"):
+        for line in COMMANDS:
+            if line.startswith("jq "):
+                run(folder, "bash", "-c", line.replace("runs/digits", "runs/my_space"))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_script_runs_alone_and_under_mpirun(folder, ranks):
+    line = [sys.executable, "my_search.py"]
+    if ranks > 1:
+        line = command(find_mpirun(), "Open MPI 5", ranks, line)
+    done = run(folder, *line)
+    assert done.stdout.count("done 0.") == ranks
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_of_each_harness_passes(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(BLOCKS[name])
+    # Beside the tests of their tier, which some of them build on.
+    paths = [ROOT, TESTS, *(TESTS / tier for tier in ("fast", "processes", "nightly"))]
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-rs",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "conftest",
+                "-n",
+                "0",
+            ),
+            *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), str(path)),
+        ],
+        cwd=tmp_path,
+        env={**environment(dict(os.environ)), "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    if "1 skipped" in done.stdout:
+        pytest.skip(re.findall(r"SKIPPED \[1\] \S+: (.*)", done.stdout)[0])
+
+
+# Campaign files -----------------------------------------------------------------------------------------------------
+
+
+def uncommented(text: str) -> str:
+    """``text`` with the keys and tables in it that are commented out."""
+    return re.sub(r"^# (?=\[\[|\w+ = )", "", text, flags=re.MULTILINE)
+
+
+def test_every_key_of_a_campaign_file_is_explained(folder):
+    path = folder / "all.toml"
+    path.write_text(uncommented(BLOCKS["every_key.toml"]))
+    settings = config.read_file(path)
+    left_out = {
+        section: [name for name in model.model_fields if name not in value.model_fields_set]
+        for section, model, value in [
+            ("top", Settings, settings),
+            ("layout", config.LayoutSettings, settings.layout),
+            ("search", config.SearchSettings, settings.search),
+            ("evaluation", config.EvaluationSettings, settings.evaluation),
+        ]
+    }
+    assert left_out == {"top": [], "layout": [], "search": [], "evaluation": []}
+    assert settings.island[0].model_fields_set
+
+
+def test_keys_are_shown_with_their_defaults(folder):
+    given = config.read_file(folder / "every_key.toml")
+    assert given == Settings(task=given.task, directory=given.directory, evaluations=given.evaluations)
+
+
+def rows(document: str, section: str) -> set[str]:
+    """The names in the first column of a section's tables."""
+    text = DOCUMENTS[document].partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
+    return {re.match(r"[\w-]+", name)[0] for cell in cells for name in re.findall(r"`(\w[^`]*)`", cell)}
+
+
+def test_every_search_kind_is_explained():
+    kinds = config.SearchSettings.model_fields["kind"].annotation.__args__
+    assert rows("hpo/README.md", "Search kinds") - {"kind"} == set(kinds)
+
+
+def test_known_points_are_read_as_printed(folder):
+    done = run(folder, sys.executable, "known_points.py")
+    assert "2 entered" in done.stdout and "'lr'" in done.stdout
+    path = folder / "known.toml"
+    keys = re.search(r"^    known = \[\n.*?^    \]\n", TEXT, re.MULTILINE | re.DOTALL)
+    path.write_text('task = "my_space.py:task"\ndirectory = "runs/x"\nevaluations = 1\n' + keys[0])
+    assert [one.source for one in config.read_file(path).known] == [
+        "runs/earlier",
+        "study.db",
+        "points.csv",
+        None,
+    ]
+
+
+def test_every_keyword_of_a_task_and_member_of_a_trial_is_explained():
+    keywords = {*inspect.signature(hpo.Task).parameters} - {"space", "evaluate"}
+    assert rows("hpo/README.md", "Task") >= keywords
+    members = {name for name in dir(hpo.Trial) if not name.startswith("_")}
+    assert rows("hpo/README.md", "Trial") - {"trial"} == members - {
+        "alone",
+        "metrics",
+        "remarks",
+        "last_report",
+    }
+
+
+# Commands and names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if "hpo " in line])
+def test_commands_are_accepted(line):
+    words = shlex.split(line[line.index("hpo ") :])[1:]
+    try:
+        _, unknown = _parser().parse_known_args(words)
+        assert not unknown or (words[0] == "slurm" and sbatch_options(unknown))
+    except (SystemExit, UsageError) as refusal:
+        pytest.fail(f"{line}: {refusal}")
+
+
+def test_the_table_of_commands_is_complete():
+    listed = set(re.findall(r"^\| `hpo (\w+)", DOCUMENTS["README.md"], re.MULTILINE))
+    there = set(_parser()._subparsers._group_actions[0].choices)
+    assert listed == there
+    for name in there:
+        assert name in run(ROOT, HPO, name, "--help").stdout
+
+
+def test_documents_are_short_and_name_each_program_once():
+    assert len(NAMED) == len(BLOCKS), "two programs have one name"
+    for name, text in DOCUMENTS.items():
+        assert text.count("\n") <= (260 if name == "README.md" else 400), name
+
+
+def test_scripts_modules_and_options_that_are_named_exist():
+    named = set(re.findall(r"\b(?:jobs|search_spaces|tests)/[\w/.]+\.(?:py|sh|sbatch|toml|svg)\b", TEXT))
+    assert {name for name in named if not (ROOT / name).exists()} <= PLACEHOLDERS
+    for module in set(re.findall(r"python -m ([\w.]+)", TEXT)):
+        assert importlib.util.find_spec(module) is not None, module
+    for line in [*COMMANDS, *QUOTED]:
+        script = re.search(r"(?:python|bash|pytest) .*?\b((?:jobs|tests)/[\w/]+\.(?:py|sh))", line)
+        if script and script[1] not in PLACEHOLDERS and not line.startswith("pytest"):
+            text = (ROOT / script[1]).read_text()
+            missing = [one for one in re.findall(r" (--[\w-]+)", line) if one not in text]
+            assert not missing, f"{line}: {script[1]} has no {missing}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)]+)\)", DOCUMENTS[document]):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (ROOT / document).parent / path if path else ROOT / document
+        assert there.exists(), f"{document}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings]
+            assert anchor in anchors, f"{document}: {target}, of {anchors}"
+
+
+@pytest.mark.parametrize("module", [hpo, trainers])
+def test_public_names_that_are_mentioned_exist(module):
+    mentioned = set(
+        re.findall(rf"\b{module.__name__}\.([A-Z]\w+|[a-z]+_[a-z_]+|train|merged|lars|lamb)\b", TEXT)
+    )
+    assert mentioned - {"my_space"} <= set(module.__all__)

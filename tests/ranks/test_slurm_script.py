@@ -1,0 +1,328 @@
+"""What `hpo slurm` writes and refuses, and how Slurm's answers are read: without a Slurm."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import journals
+import pytest
+from terminal import ROOT, wait_until
+
+from hpo import cli
+from hpo.cluster import slurm
+from hpo.errors import CampaignError
+
+EXAMPLE = slurm.Plan(
+    file=None,
+    grace_s=60.0,
+    options={
+        "job-name": "hpo",
+        "nodes": "16",
+        "ntasks-per-node": "4",
+        "gpus-per-node": "4",
+        "time": "08:00:00",
+    },
+    heading=(
+        "A campaign as a Slurm job that goes on by itself, job after job, until its budget is used up:",
+        "    sbatch jobs/slurm.sbatch jobs/digits_cluster.toml",
+        "What `hpo slurm FILE --nodes 16 …` would submit, to be changed by hand. Slurm's warning comes two minutes",
+        "before the time limit: more than `grace` in the campaign file by a minute, in which Slurm may be early.",
+    ),
+)
+
+
+def test_the_script_to_be_changed_by_hand_is_the_one_that_is_written() -> None:
+    assert (ROOT / "jobs" / "slurm.sbatch").read_text() == slurm.script(EXAMPLE)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my campaign.toml"
+    path.write_text(
+        'task = "task.py:task"\ndirectory = "run"\nevaluations = 5\n[layout]\nislands = 4\nranks_per_worker = 2\n'
+        "[evaluation]\ngrace = 90\n"
+    )
+    return path
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.main(["slurm", *map(str, arguments), "--dry-run"])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def directives(text: str) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for line in text.splitlines():
+        if line.startswith("#SBATCH "):
+            [word] = shlex.split(line.removeprefix("#SBATCH "))
+            name, has_value, value = word.removeprefix("--").partition("=")
+            found[name] = value if has_value else None
+    return found
+
+
+def test_what_is_asked_for_stands_in_the_script(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--gpus-per-node=4",
+        "--time",
+        "8:00:00",
+        "--qos=long",
+        "--comment=a b",
+        "--exclusive",
+        "--no-kill",
+    ]
+    code, text, _ = dry_run(capsys, file, "--nodes", 3, *options, "--setup", "module load openmpi")
+    assert code == 0
+    assert directives(text) == {
+        "job-name": "hpo-my campaign",
+        "nodes": "3",
+        "ntasks-per-node": "4",
+        "gpus-per-node": "4",
+        "time": "8:00:00",
+        "qos": "long",
+        "comment": "a b",
+        "exclusive": None,
+        "no-kill": None,
+        "signal": "B:USR1@150",
+        "requeue": None,
+        "open-mode": "append",
+    }
+    assert f"\nfile={shlex.quote(str(file))}\n" in text
+    assert "\nmodule load openmpi\n" in text
+    assert 'hpo run "$file" --ranks "$SLURM_NTASKS" &' in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_srun_starts_the_ranks_where_it_is_asked_to(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=pmi2")
+    assert "srun --mpi=pmi2 " in text and '"$SLURM_NTASKS"' not in text
+    assert directives(text)["ntasks-per-node"] == "4"  # two workers, for two nodes have to hold four islands
+
+
+def test_ranks_that_the_workers_share_evenly_are_accepted(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text, _ = dry_run(capsys, file, "--nodes=4", "--ntasks-per-node=3", "--time=9")
+    assert code == 0 and directives(text)["ntasks-per-node"] == "3" and directives(text)["time"] == "9"
+
+
+def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=a; touch b")
+    assert "srun --mpi='a; touch b' " in text
+    plan = slurm.Plan(file=None, grace_s=1.0, options={}, path="/env $(touch c)`touch d`\"'/bin")
+    line = next(line for line in slurm.script(plan).splitlines() if line.startswith("export PATH="))
+    done = subprocess.run(
+        ["/bin/bash", "-c", f'{line}; printf %s "$PATH"'],
+        capture_output=True,
+        text=True,
+        cwd=file.parent,
+        env={"PATH": "/usr/bin:/bin"},
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == f"{plan.path}:/usr/bin:/bin" and list(file.parent.iterdir()) == [file]
+    two = file.rename(file.with_name("a\ntouch b.toml"))
+    code, out, err = dry_run(capsys, two, "--nodes=2-4")
+    assert (code, out) == (2, "") and "two lines" in err and len(err.splitlines()) == 1
+
+
+def test_the_commands_to_follow_a_job_can_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('task = "task.py:task"\ndirectory = "my $(run)"\nevaluations = 5\n')
+    monkeypatch.setattr(slurm, "submit", lambda text: "7")
+    assert cli.main(["slurm", str(path), "--nodes=1", "--output=a b-%j.out"]) == 0
+    told = capsys.readouterr().out
+    assert "  tail -F 'a b-7.out'\n" in told and "  hpo status 'my $(run)'\n" in told
+    assert "hpo stop 'my $(run)', or scancel 7" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--nodes is missing", "--nodes 4"]),
+        (["--nodes=0"], ["--nodes 0", "whole number from 1"]),
+        (["--nodes=4-2"], ["--nodes 4-2", "fewest and the most"]),
+        (["--nodes=4", "-p", "main"], ["-p: not understood", "--name=value"]),
+        (["--nodes=4", "--signal=B:USR1@5"], ["--signal cannot be given", "grace"]),
+        (["--nodes=4", "--ntasks=8"], ["--ntasks cannot be given", "--ntasks-per-node"]),
+        (["--nodes=3", "--ntasks-per-node=3"], ["9 ranks do not fit", "a multiple of 2"]),
+        (["--nodes=4", "--ntasks-per-node=x"], ["--ntasks-per-node x", "whole number from 1"]),
+        (["--nodes=4", "--time=soon"], ["--time soon", "8:00:00"]),
+        (["--nodes=4", "--time=2"], ["--time 2", "150 s", "more time"]),
+        (["--nodes=4", "--comment=a\nb"], ["--comment", "one line"]),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    file: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = dry_run(capsys, file, *arguments)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1 and err.startswith("hpo: ")
+    for word in words:
+        assert word in err
+
+
+def test_without_slurm_nothing_is_submitted(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(file.parent))
+    assert cli.main(["slurm", str(file), "--nodes=4"]) == 1
+    assert "there is no sbatch on the path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1800), ("1:30", 90), ("8:00:00", 28800), ("1-0", 86400), ("1-2:03", 93780), ("UNLIMITED", None)],
+)
+def test_time_limits_as_sbatch_reads_them(text: str, seconds: float | None) -> None:
+    assert slurm._limit_s(text) == seconds
+
+
+# --- the script at work, with another program for hpo -------------------------------------------------------
+
+FAKE = """#!/usr/bin/env bash
+if [[ $1 == slurm ]]; then echo "again: $*"; exit 0; fi
+trap 'echo warned; exit 75' USR1
+trap 'echo told' TERM
+echo "ranks: $*"
+for ((i = 0; i < 600; i++)); do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_the_script_passes_signals_on_and_queues_again_after_a_warning_only(
+    tmp_path: Path, number: int, again: bool
+) -> None:
+    fake = tmp_path / "hpo"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    plan = slurm.Plan(file="a b.toml", grace_s=1.0, options={}, path=str(tmp_path))
+    out = tmp_path / "out.txt"
+    with out.open("w") as file:
+        job = subprocess.Popen(
+            ["bash", "-c", slurm.script(plan)],
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "SLURM_NTASKS": "8"},
+        )
+    try:
+        wait_until(lambda: "ranks" in out.read_text(), "the start", seconds=10)
+        job.send_signal(number)
+        assert job.wait(10) == 75
+    finally:
+        job.kill()
+    lines = out.read_text().splitlines()
+    assert lines[:2] == ["ranks: run a b.toml --ranks 8", "warned"]
+    assert ("again: slurm a b.toml --requeue" in lines) is again
+
+
+# --- again or not -------------------------------------------------------------------------------------------
+
+
+def leg(directory: Path, number: int, *statuses: tuple[str, str | None]) -> None:
+    individual = {"island": 0, "worker": 0, "params": {}, "operator": "random", "parents": [], "retries": 0}
+    end = {"started": 1.0, "finished": 2.0, "objectives": None, "metrics": {}}
+    ends = [
+        {
+            "type": "finished",
+            **individual,
+            **end,
+            "id": f"0-0-{one}",
+            "sequence": one,
+            "status": status,
+            "error": error,
+        }
+        for one, (status, error) in enumerate(statuses)
+    ]
+    journals.write(directory, ends, number)
+
+
+def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+
+    def call(line: list[str], *rest: object) -> tuple[int, str, str]:
+        called.append(line)
+        return 0, "", ""
+
+    monkeypatch.setattr(slurm, "_call", call)
+    leg(tmp_path, 1, ("completed", None))
+    leg(tmp_path, 2)
+    leg(tmp_path, 3, ("interrupted", "ended by the campaign"))
+    assert slurm.requeue(tmp_path, "7") == "job 7 is in the queue again"
+    assert called == [["scontrol", "requeue", "7"]]
+    leg(tmp_path, 4)
+    with pytest.raises(CampaignError, match="3 in a row finished no evaluation"):
+        slurm.requeue(tmp_path, "7")
+    leg(tmp_path, 5, ("interrupted", None))  # it saved itself, and will go on from there
+    slurm.requeue(tmp_path, "7")
+    (tmp_path / "stop").touch()
+    assert "hpo stop" in slurm.requeue(tmp_path, "7")
+    assert len(called) == 2
+
+
+# --- what Slurm says ----------------------------------------------------------------------------------------
+
+
+def test_a_job_is_read() -> None:
+    shown = "JobId=7 StartTime=2026-11-21T10:00:00 EndTime=2026-11-21T18:30:00 Deadline=N/A"
+    job = slurm.read_job(shown, "KillOnBadExit = 0\nKillWait                = 30 sec\n")
+    assert time.localtime(job.end)[:6] == (2026, 11, 21, 18, 30, 0)
+    assert job.kill_wait_s == 30
+    assert job.must_end(None) == job.end - 5
+    assert job.must_end(1000.0) == 1025.0
+    unlimited = slurm.read_job("JobId=7 EndTime=Unknown", "")
+    assert unlimited.must_end(None) == float("inf")
+
+
+def test_counts_and_states_are_read() -> None:
+    assert slurm.read_counts("4(x3),2") == (4, 4, 4, 2)
+    assert slurm.read_counts("") == (1,)
+    told = "n0 allocated\nn1 down\nn2 idle*\nn3 draining\nn4 down*\nn5 mixed\nn6 fail\n"
+    assert slurm.read_states(told) == {"n1", "n2", "n4", "n6"}
+
+
+def test_outside_a_job_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_call", lambda *line: pytest.fail(f"{line}"))
+    assert slurm.job({}) is None
+    assert slurm.allocation({}) is None
+
+
+def test_options_that_hpo_does_not_know_go_to_sbatch_as_they_are(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = dry_run(
+        capsys, file, "--nodes=4", "--qos", "long", "--exclusive", "--gpus=8", "--mail-user=a=b", "--nice=-5"
+    )
+    assert (code, err) == (0, "")
+    directives = [line for line in out.splitlines() if line.startswith("#SBATCH")]
+    for option in ("--qos=long", "--exclusive", "--gpus=8", "--mail-user=a=b", "--nice=-5"):
+        assert f"#SBATCH {option}" in directives
+
+
+def test_what_sbatch_refuses_reaches_the_user(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho \"sbatch: unrecognized option '--quos=long'\" >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert cli.main(["slurm", str(file), "--nodes=4", "--quos=long"]) == 1
+    assert "sbatch refused the job: sbatch: unrecognized option '--quos=long'" in capsys.readouterr().err
+
+
+def test_keys_of_the_campaign_file_are_checked_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "c.toml"
+    wrong.write_text('task = "a:b"\ndirectory = "run"\nevaluatons = 5\n')
+    code, out, err = dry_run(capsys, wrong, "--nodes=1")
+    assert (code, out) == (2, "") and 'Did you mean "evaluations"?' in err

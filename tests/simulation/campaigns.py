@@ -1,0 +1,131 @@
+"""Simulated campaigns for tests: one space, random layouts, disturbances, and what has to hold whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import hpo
+from hpo.islands.messages import StopRequest, encode
+from hpo.islands.resume import fold
+from hpo.journal.records import Finished, Migrated, Started
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.kinds.reevaluation import ReevaluatingBreeder
+from simulation import Report, Simulation
+
+SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
+
+
+def objective(params):
+    return params["x"] ** 2 + params["y"] ** 2 + (params["kind"] != "b")
+
+
+def make(case, *, space=SPACE, goal=objective, **changes):
+    rng = random.Random(case)
+    workers = changes.pop("workers", rng.randint(1, 12))
+    islands = changes.pop("islands", rng.randint(1, workers))
+    draws = [rng.lognormvariate(0, 1) for _ in range(1000)]
+    settings = {
+        "workers": workers,
+        "islands": islands,
+        "evaluations": rng.randint(1, 80),
+        "duration": lambda index: draws[index % 1000],
+        "breeder": lambda rank: EvolutionBreeder(space),
+        "migration": 0.5,
+        "copy": rng.random() < 0.5,
+        "topology": rng.choice(["ring", "full"]),
+        "latency_s": rng.choice([0.0005, 0.05, 0.5]),
+        "jitter": True,
+        "durable_starts": True,
+        "seed": case,
+        **changes,
+    }
+    return Simulation(space, goal, **settings), settings
+
+
+def make_repeating(case, share, **changes):
+    """Evaluations that differ by chance, of which a share is to be made again."""
+    noise = random.Random(case)
+    return make(
+        case,
+        goal=lambda params: objective(params) + noise.gauss(0, 1),
+        breeder=lambda rank: ReevaluatingBreeder(SPACE, EvolutionBreeder(SPACE), share),
+        **changes,
+    )
+
+
+def finished(simulation):
+    records = itertools.chain.from_iterable(journal.committed for journal in simulation.journals)
+    return [record for record in records if isinstance(record, Finished)]
+
+
+def records_of(simulation):
+    return [record for journal in simulation.journals for record in journal.committed]
+
+
+def check_that_it_completes(records, settings, seed):
+    earlier = fold(records, space=SPACE, islands=2, losses=lambda objectives: tuple(objectives.values()))
+    simulation, _ = make(seed, workers=4, islands=2, evaluations=settings["evaluations"], earlier=earlier)
+    report = simulation.run()
+    assert isinstance(report, Report)
+    everything = records + records_of(simulation)
+    final = [r for r in everything if isinstance(r, Finished) and r.status != "interrupted"]
+    assert len(final) == settings["evaluations"]
+    assert len({record.id for record in final}) == len(final)
+    assert len({SPACE.key(record.params) for record in final}) == len(final)
+    # Whatever was started has come to an end under the same id with the same configuration.
+    begun = {r.id: r.params for r in everything if isinstance(r, Started)}
+    done = {r.id: r.params for r in final}
+    assert begun == {identity: done[identity] for identity in begun}
+
+
+def losses(objectives: dict[str, float]) -> tuple[float, ...]:
+    return tuple(objectives.values())
+
+
+def final(record: dict[str, object]) -> bool:
+    return isinstance(record, Finished) and record.status != "interrupted"
+
+
+def disturb(simulation: Simulation, rng: random.Random, workers: int) -> float:
+    """Deaths, signals and slow ranks; when the whole job is killed, if it is."""
+    if rng.random() < 0.6:
+        # Now and then all of them, rank 0 included; several at one moment, too.
+        victims = rng.sample(range(workers), rng.randint(1, workers))
+        if rng.random() < 0.7:
+            victims = [rank for rank in victims if rank]
+        moment = rng.uniform(0, 8)
+        for rank in victims:
+            when = moment if rng.random() < 0.3 else rng.uniform(0, 8)
+            told_after = rng.choice([0.0, 0.05, 1.0])
+            simulation.at(when, lambda rank=rank, after=told_after: simulation.kill(rank, told_after=after))
+    if rng.random() < 0.3:
+        rank, urgent = rng.randrange(workers), rng.random() < 0.3
+        request = encode(StopRequest("stopped", urgent))
+        simulation.at(
+            rng.uniform(0, 10), lambda: rank in simulation.dead or simulation.post(rank, 0, request)
+        )
+    return rng.expovariate(0.1) if rng.random() < 0.3 else float("inf")
+
+
+def slow(rng: random.Random) -> dict[str, object]:
+    """Some evaluations take a hundred times as long as others."""
+    draws = [rng.lognormvariate(0, rng.choice([0.1, 1.0, 2.0])) for _ in range(100)]
+    return {"duration": lambda index: draws[index % 100]}
+
+
+def check_knowledge(simulation: Simulation) -> None:
+    """Every living leader knows all that its island finished in this launch and did not send away."""
+    # Once the end is decided deaths are not announced any more, and leaders need to know nothing more.
+    untold = simulation.dead - simulation.coordinator.dead
+    moved = {record.id for record in records_of(simulation) if isinstance(record, Migrated)}
+    for leader in simulation.leaders:
+        if leader.place.leader in simulation.dead:
+            continue
+        known = {member.id for member in (*leader.population, *leader.population.failures)}
+        for other in simulation.leaders:
+            if other.place.island != leader.place.island or other.place.leader in untold:
+                continue
+            for record in simulation.journals[other.place.leader].committed:
+                if final(record) and record.island == leader.place.island and record.id not in moved:
+                    assert record.id in known, f"{record.id} is unknown on its island"
