@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.campaign.evaluators import (
@@ -50,14 +50,12 @@ from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 
 _REFRESH_S = 5.0
-_EPOCHS = 1_000_000
-"""More evaluators than any worker starts in a launch."""
 
 
 @dataclass(kw_only=True)
 class Assembly:
     """Makes the parts of this rank. ``source``: how evaluators get the task, None where they are inside the ranks;
-    ``closing``: ends what is made here; ``writers``: the journals opened so far."""
+    ``closing``: ends what is made here; ``writer``: the journal of the worker that this rank leads."""
 
     settings: config.Settings
     task: Task
@@ -66,11 +64,10 @@ class Assembly:
     layout: Layout
     signals: Signals
     closing: ExitStack
-    writers: list[JournalWriter] = field(default_factory=list)
+    writer: JournalWriter | None = None
 
-    def roles(self, place: WorkerPlacement, groups: list[list[int]], start: Start, number: int) -> RankRoles:
-        """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island;
-        ``number``: of the workers that were formed after deaths, 0 for those of the layout."""
+    def roles(self, place: WorkerPlacement, groups: list[list[int]], start: Start) -> RankRoles:
+        """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island."""
         settings, transport, signals, closing = self.settings, self.transport, self.signals, self.closing
         inline = settings.evaluation.isolation == "inline"
         worker_rank = place.ranks.index(transport.rank)
@@ -99,7 +96,7 @@ class Assembly:
             )
         header = Header.of_this_process(launch=start.launch, island=place.island, worker=place.worker)
         writer = JournalWriter(self._journal_of(place, start.launch), header)
-        self.writers.append(writer)
+        self.writer = writer
         closing.callback(writer.close)
         crew: ProcessCrew | InlineCrew
         if inline:
@@ -118,7 +115,6 @@ class Assembly:
                 hosts=start.hosts,
                 source=self._source,
                 objectives=tuple(self.task.objectives),
-                epoch=number * _EPOCHS,
             )
         closing.callback(crew.close, 10.0)
         leader = self.leader(place, groups, crew, writer, start.hosts)
@@ -136,7 +132,8 @@ class Assembly:
         records of results that were entered."""
         settings, space, layout = self.settings, self.task.space, self.layout
         transport, signals = self.transport, self.signals
-        writer = self.writers[0]  # the rank's own: rank 0 leads the first worker
+        assert self.writer is not None  # rank 0 leads the first worker
+        writer = self.writer
         # On record before anything is evaluated, in a file of its own place.
         for record in known:
             writer.append(record)
@@ -183,12 +180,7 @@ class Assembly:
         job = slurm.job()
         return Coordinator(
             transport=transport,
-            registry=WorkerRegistry(
-                layout.workers,
-                hosts=start.hosts,
-                # Inline, ranks of a worker share a communicator, and one cannot be made among the dead.
-                reforms=settings.evaluation.isolation != "inline",
-            ),
+            registry=WorkerRegistry(layout.workers),
             everyone=range(transport.size),
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,

@@ -231,11 +231,8 @@ class Coordinator:
         self._regroup()
 
     def _regroup(self) -> None:
-        """Give out what broken workers held, and make new workers of the ranks that they left."""
+        """Give out what broken workers held."""
         self._budget.assignments += self._registry.released()
-        while self.stopping is None and (self._budget.available or self._registry.holds):
-            if not self._deaths.form_worker():
-                break
         self._check_workers()
         self._something_changed()
 
@@ -263,8 +260,8 @@ class Coordinator:
             self._budget.give_back(item)
 
     def _check_workers(self) -> None:
-        """End when no worker is left, nor any to come."""
-        if self.stopping is None and not self._registry.places and not self._registry.settling:
+        """End when no worker is left."""
+        if self.stopping is None and not self._registry.places:
             self.stop(LOST if self._registry.dead else UNFIT)
 
     # --- granting -------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What the coordinator does when ranks die: count what their workers finished, and make new workers of what is left."""
+"""What the coordinator does when ranks die: count what their workers finished, and hand on what they knew."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
@@ -11,7 +11,7 @@ from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
-from hpo.islands.messages import Evaluated, Form, Joined, Lost, Migrant, Records, encode, rung_reports
+from hpo.islands.messages import Evaluated, Lost, Migrant, Records, encode
 from hpo.islands.transport import Transport
 from hpo.search.population import Population
 
@@ -28,10 +28,6 @@ class JournalTotals(Protocol):
     """What all journals say together (see ``hpo.islands.resume``)."""
 
     populations: dict[int, Population]
-
-    @property
-    def reports(self) -> Mapping[int, Iterable[tuple[str, int, float]]]: ...
-    def sequence(self, island: int, worker: int) -> int: ...
 
 
 class RankDeaths:
@@ -60,7 +56,6 @@ class RankDeaths:
         self._forget = forget
         # How many results each leader has reported: those of a dead one after them are in its journal only.
         self._reported: dict[int, int] = dict.fromkeys(grants.leaders, 0)
-        self._formed = 0
 
     def results_arrived(self, leader: int, number: int) -> None:
         self._reported[leader] += number
@@ -119,37 +114,6 @@ class RankDeaths:
         if owned:
             for member in population.best:
                 self._transport.send(heirs[0], encode(Migrant(Evaluated.of(member))))
-
-    def form_worker(self) -> bool:
-        """Make a new worker of ranks that stand by; False while there are too few."""
-        place = self._registry.form()
-        if place is None:
-            return False
-        self._formed += 1
-        self._grants.add_leader(place.leader)
-        self._reported[place.leader] = 0
-        totals = self._journal_totals()
-        population = totals.populations.get(place.island)
-        form = encode(
-            Form(
-                self._formed,
-                place.island,
-                place.worker,
-                list(place.ranks),
-                [self._registry.leaders(island) for island in range(self._registry.islands)],
-                totals.sequence(place.island, place.worker),
-                [] if population is None else _worst_first(population),
-                [],
-                rung_reports(totals.reports.get(place.island, ())),
-            )
-        )
-        for rank in place.ranks:
-            self._transport.send(rank, form)
-        joined = encode(Joined(place.island, place.leader))
-        for leader in self._registry.places:
-            if leader != place.leader:
-                self._transport.send(leader, joined)
-        return True
 
 
 def _worst_first(population: Population) -> list[Evaluated]:

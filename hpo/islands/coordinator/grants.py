@@ -33,9 +33,6 @@ class Grants:
     def leaders(self) -> Iterable[int]:
         return self._outstanding
 
-    def add_leader(self, leader: int) -> None:
-        self._outstanding[leader] = {}
-
     def count(self, leader: int) -> int:
         return len(self._outstanding[leader])
 
