@@ -87,7 +87,8 @@ class Evaluation(Record, kw_only=True, rename={"resumed_at_step": "promoted"}):
 
     ``island``, ``worker``, ``sequence``: where it was bred, which make up its id; ``retries``: how many evaluations
     crashed before; ``resumed_at_step``: the step at which it was paused and went on, 0 in its first run; ``inherits``:
-    the individual from whose checkpoint it went on, if from any."""
+    the individual from whose checkpoint it went on, if from any; ``reopened``: how often it had ended in a failure that
+    was reopened."""
 
     id: str
     island: Index
@@ -99,6 +100,12 @@ class Evaluation(Record, kw_only=True, rename={"resumed_at_step": "promoted"}):
     retries: int
     resumed_at_step: int = 0
     inherits: str = ""
+    reopened: int = 0
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """Which run of its evaluation this is: later ones are larger."""
+        return self.reopened, self.resumed_at_step
 
     def __post_init__(self) -> None:
         if self.id != make_id(self.island, self.worker, self.sequence):
@@ -127,6 +134,16 @@ class Finished(Evaluation, kw_only=True):
     @property
     def at(self) -> float:
         return self.finished
+
+
+class Reopened(Record, kw_only=True):
+    """A failure of an individual does not count: it is evaluated again, anew. ``number``: how often this has been done;
+    its records from then on have it as ``reopened``."""
+
+    id: Id
+    number: Annotated[int, msgspec.Meta(ge=1)]
+    reason: str
+    time: float
 
 
 class Note(Record, kw_only=True):

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from hpo.individual import KNOWN, LOST, RUNNING, Individual, known_id
+from hpo.individual import FINAL, KNOWN, LOST, RUNNING, Individual, known_id
 from hpo.journal import directory as directories
 from hpo.journal import lock
 from hpo.journal.evaluations import CurrentEvaluations
@@ -25,6 +25,7 @@ from hpo.journal.records import (
     Launched,
     Migrated,
     Record,
+    Reopened,
     Started,
     Stopping,
 )
@@ -136,16 +137,20 @@ class _Fold:
 
     def _on_evaluation(self, record: Started | Finished) -> None:
         change = self._evaluations.add(record)
-        if change.reopens:
+        if change.reopens is not None:
             self._keep_first(self._ended.pop(record.id))
         if change.ends:
             self._ended[record.id] = record
         elif not change.counts:
             self._keep_first(record)
 
+    def _on_reopened(self, record: Reopened) -> None:
+        if self._evaluations.reopen(record).reopens is not None:
+            del self._ended[record.id]
+
     def _keep_first(self, record: Started | Finished) -> None:
         first = self._first.setdefault(record.id, record)
-        if record.resumed_at_step < first.resumed_at_step:
+        if record.run < first.run:
             self._first[record.id] = record
 
     def individuals(self, *, alive: bool) -> list[Individual]:
@@ -153,9 +158,10 @@ class _Fold:
         last = max(self.launches, default=0)
         runs = alive and bool(last) and self.launches[last].ended is None
         everyone = [_individual(record) for record in self._ended.values()]
-        for launch, record in self._evaluations.open:
+        for launch, record, _ in self._evaluations.open:
             individual = _individual(record)
-            if individual.status == RUNNING and not (runs and launch == last):
+            reopened = individual.status in FINAL
+            if reopened or (individual.status == RUNNING and not (runs and launch == last)):
                 individual.status = LOST
             everyone.append(individual)
         for individual in everyone:
@@ -174,6 +180,7 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Launched: _Fold._on_launched,
     Started: _Fold._on_evaluation,
     Finished: _Fold._on_evaluation,
+    Reopened: _Fold._on_reopened,
     Migrated: _Fold._on_migrated,
     Known: _Fold._on_known,
     Stopping: _Fold._on_stopping,

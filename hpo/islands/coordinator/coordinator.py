@@ -255,7 +255,7 @@ class Coordinator:
         """What was granted and not begun is free again."""
         self._futility.released(key_of(item))
         if isinstance(item, Assignment) and item.rests:
-            self.tally.reopen(-1)
+            self.tally.reopen(number=-1)
         else:
             self._budget.give_back(item)
 

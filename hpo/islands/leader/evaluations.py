@@ -249,4 +249,5 @@ def _identity(candidate: Candidate) -> dict[str, Any]:
         "retries": candidate.retries,
         "resumed_at_step": candidate.resumed_at_step,
         "inherits": candidate.inherits,
+        "reopened": candidate.reopened,
     }

@@ -375,4 +375,5 @@ def _begun(candidate: Candidate, retries: int, resumed: bool) -> tuple[int, Assi
         admitted=True,
         resumed_at_step=candidate.resumed_at_step,
         inherits=candidate.inherits,
+        reopened=candidate.reopened,
     )
