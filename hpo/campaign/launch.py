@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
-from hpo.campaign.campaign import Campaign
+from hpo.campaign.campaign import Campaign, held_back
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
@@ -28,6 +28,7 @@ from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, U
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
+from hpo.journal.commands import stop_pending
 from hpo.journal.files import journal_files, journal_path, last_launch, read_file
 from hpo.journal.lock import acquire
 from hpo.journal.records import Ended, Finished, Launched
@@ -79,7 +80,12 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     campaign.check()
     # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
     # between mpirun's own lines.
-    acquire(campaign.settings.directory).release()
+    lock = acquire(campaign.settings.directory)
+    try:
+        if held_back(campaign.settings.directory):
+            return 0
+    finally:
+        lock.release()
     return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
 
 
@@ -272,6 +278,9 @@ class Supervisor:
                     )
                     return code
                 restarts += 1
+                if stop_pending(self._directory):
+                    _say("`hpo stop` was given, so this is not started again.")
+                    return 0
                 fleet = self._left()
                 if self._requests.count:  # it takes a while to ask all hosts
                     _say("stopped. Nothing that was recorded is lost: give the same command again to go on.")

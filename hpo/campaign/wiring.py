@@ -29,6 +29,7 @@ from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -37,10 +38,11 @@ from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import End, Start
 from hpo.islands.transport import Transport
-from hpo.journal import directory
+from hpo.journal.commands import Inbox
 from hpo.journal.files import JournalWriter, journal_path, read_directory, read_file
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Record, Stopping
+from hpo.prior_results.points import wanted
 from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
 from hpo.search.protocols import SearchContext
@@ -137,18 +139,21 @@ class Assembly:
         # On record before anything is evaluated, in a file of its own place.
         for record in known:
             writer.append(record)
-        writer.append(
-            Launched(
-                evaluations=settings.evaluations,
-                deadline_s=settings.deadline_s,
-                islands=layout.islands,
-                workers=len(layout.workers),
-                ranks_per_worker=settings.layout.ranks_per_worker,
-                time=time.time(),
-                reference=dict(settings.search.reference) if settings.search.reference else None,
-            )
+        standing = earlier.commands
+        evaluations = standing.evaluations(settings.evaluations)
+        deadline_s = standing.deadline_s(settings.deadline_s)
+        launched = Launched(
+            evaluations=evaluations,
+            deadline_s=deadline_s,
+            islands=layout.islands,
+            workers=len(layout.workers),
+            ranks_per_worker=settings.layout.ranks_per_worker,
+            time=time.time(),
+            reference=dict(settings.search.reference) if settings.search.reference else None,
         )
+        writer.append(launched)
         writer.commit()
+        standing.launched(launched)
 
         def stopping(reason: str) -> None:
             writer.append(Stopping(reason=reason, time=time.time()))
@@ -176,16 +181,20 @@ class Assembly:
         checkpoints = settings.evaluation.checkpoints
         first = [] if self.task.default is None else [(self.task.default, "default")]
         first += [(dict(point), "given") for point in (*self.task.points, *points)]
-        stop_file = directory.stop_file(settings.directory)
         job = slurm.job()
-        return Coordinator(
+        began = config.deadline_from(settings, transport.now())
+
+        def validated(label: str, params: Mapping[str, object]) -> dict[str, Scalar]:
+            return wanted(label, params, space, self.task.allows)
+
+        coordinator = Coordinator(
             transport=transport,
             registry=WorkerRegistry(layout.workers),
             everyone=range(transport.size),
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
-            evaluations=settings.evaluations,
-            deadline=config.deadline(settings, transport.now()),
+            evaluations=evaluations,
+            deadline=None if deadline_s is None else began + deadline_s,
             known=earlier.keys,
             assignments=[
                 *earlier.pending,
@@ -198,7 +207,17 @@ class Assembly:
             duplicates=settings.search.duplicates,
             configurations=self.task.configurations if self.task.listable else None,
             grace_s=settings.evaluation.grace_s,
-            stop_requested=stop_file.exists,
+            commands=Commands(
+                inbox=Inbox(settings.directory),
+                standing=standing,
+                journal=writer,
+                in_file={"evaluations": settings.evaluations, "deadline_s": settings.deadline_s},
+                began=began,
+                validated=validated,
+                key=space.key,
+                failures=lambda: resume.failures(read_directory(settings.directory), space=space),
+                now=time.time,
+            ),
             checkpoints=earlier.saves if checkpoints is None else checkpoints,
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             stop_begun=stopping,
@@ -210,6 +229,12 @@ class Assembly:
                 workers=len(layout.workers),
             ),
         )
+        if standing.paused:
+            coordinator.pause()
+            coordinator.remarks.append("paused: nothing new starts until `hpo unpause`")
+        coordinator.enqueue(earlier.enqueued)
+        coordinator.look_at_commands()  # those given between launches hold before anything is granted
+        return coordinator
 
     def _journal_of(self, place: WorkerPlacement, launch: int) -> Path:
         return journal_path(self.settings.directory, launch=launch, island=place.island, worker=place.worker)

@@ -22,7 +22,7 @@ from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import INTERRUPTED
-from hpo.journal.directory import stop_file
+from hpo.journal.commands import stop_pending
 from hpo.journal.files import journal_files, last_launch, read_file
 from hpo.journal.records import Finished, Record
 from hpo.terminal import quoted, write
@@ -337,7 +337,7 @@ def requeue(directory: Path, job: str) -> str:
     Raises:
         CampaignError: Slurm refused.
     """
-    if stop_file(directory).exists():
+    if stop_pending(directory):
         return f"job {job} is not put into the queue again: `hpo stop` was asked for"
     if _in_vain(directory) >= _MOST_IN_VAIN:
         raise CampaignError(

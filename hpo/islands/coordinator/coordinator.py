@@ -14,8 +14,9 @@ from typing import Any
 from hpo.config.layout import WorkerPlacement
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
+from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, UNFIT, Ending, verdict
+from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, STOPPED, UNFIT, Ending, verdict
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.grants import Grants, key_of
 from hpo.islands.coordinator.tally import Tally
@@ -46,7 +47,8 @@ class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the launch.
 
     ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations;
-    ``configurations``: as of ``UnseenConfigurations``; ``deadline`` to ``stop_requested``: as of ``Ending``;
+    ``configurations``: as of ``UnseenConfigurations``; ``deadline``, ``grace_s``, ``checkpoints`` and
+    ``must_end``: as of ``Ending``; ``commands``: what people ask for meanwhile;
     ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
     ``futility``: watches for a launch in which everything fails."""
@@ -67,7 +69,7 @@ class Coordinator:
         duplicates: bool,
         configurations: Callable[[], Configurations] | None = None,
         grace_s: float,
-        stop_requested: Callable[[], bool] = lambda: False,
+        commands: Commands | None = None,
         stop_begun: Callable[[str], None] = lambda reason: None,
         ended: Callable[[End], None] = lambda end: None,
         checkpoints: bool,
@@ -76,7 +78,12 @@ class Coordinator:
     ) -> None:
         self._transport = transport
         self._everyone = tuple(everyone)
-        self._evaluations = evaluations
+        self.evaluations = evaluations
+        """The budget; None where only a deadline ends the campaign."""
+        self.paused = False
+        """Whether nothing new is begun, by ``hpo pause``."""
+        self._drained: set[int] = set()
+        self._commands = commands
         self._stop_begun = stop_begun
         self._ended = ended
         self._registry = registry
@@ -97,7 +104,6 @@ class Coordinator:
             must_end=must_end,
             grace_s=grace_s,
             checkpoints=checkpoints,
-            stop_requested=stop_requested,
         )
         self._deaths = RankDeaths(
             transport=transport,
@@ -134,7 +140,7 @@ class Coordinator:
             self._handlers[type(message)](source, message)
 
     def _answer(self, leader: int, claim: Claim) -> None:
-        if self.stopping or self.end is not None:
+        if self.stopping or self.end is not None or leader in self._drained:
             return
         budget = self._budget
         accepted: list[int] = []
@@ -142,7 +148,9 @@ class Coordinator:
         assigned: list[tuple[int, Assignment]] = []
         for want in claim.wants:
             item: Admitted | None = None
-            if want.paused is not None:  # it has its permit, and only its leader can ask for it
+            if (
+                want.paused is not None and not self.paused
+            ):  # it has its permit, and only its leader can ask for it
                 self.tally.reopen()
                 paused = Assignment(
                     params={}, key=want.key, operator="", id=want.paused, admitted=True, rests=True
@@ -150,7 +158,7 @@ class Coordinator:
                 self._grants.grant(leader, want.token, paused)
                 accepted.append(want.token)
                 continue
-            if not budget.available or self._futility.holds or self._too_late(leader):
+            if not budget.available or self._holds or self._too_late(leader):
                 self._grants.defer(leader, want)
                 continue
             if budget.assignments:
@@ -276,6 +284,11 @@ class Coordinator:
         self._recall()
         self._maybe_end()
 
+    @property
+    def _holds(self) -> bool:
+        """Whether nothing is to be begun for now."""
+        return self.paused or self._futility.holds
+
     def _too_late(self, leader: int | None = None) -> bool:
         """Whether what ``leader``, or one that idles, would be granted now would most likely not be over in time."""
         before = 0 if leader is None else self._grants.count(leader)
@@ -283,7 +296,7 @@ class Coordinator:
 
     def _serve(self) -> None:
         """Give what has come back to the claims that wait, those of idle leaders first."""
-        if self.stopping or self._futility.holds:
+        if self.stopping or self._holds:
             return
         grants = self._grants
         # Looked at anew each time: what is too late is put back.
@@ -298,12 +311,12 @@ class Coordinator:
 
     def _recall(self) -> None:
         """Ask leaders that hold more than they evaluate to give it back for those that idle."""
-        if not self._grants.held_ahead or self.stopping or self._budget.exhausted:
+        if not self._grants.held_ahead or self.stopping:
             return
         wanted = self._grants.lacking
-        if self._futility.holds:  # what they hold ahead is not to be begun either
+        if self._holds or self._budget.remaining < 0:  # what they hold ahead is not to be begun either
             wanted = UNLIMITED
-        elif not self._grants.idle or self._too_late():
+        elif self._budget.exhausted or not self._grants.idle or self._too_late():
             return
         for leader, number in self._grants.recall(wanted):
             self._send(leader, Recall(number))
@@ -325,6 +338,7 @@ class Coordinator:
             self.stop(self.stopping, urgent=True)
         if self._futility.lost_patience(now):
             self._serve()
+        self.look_at_commands()
         self._maybe_end()
 
     def stop(self, reason: str, *, urgent: bool = False) -> None:
@@ -348,17 +362,19 @@ class Coordinator:
             return
         if self.stopping:
             self._finish(self.stopping)
-        elif self._registry.holds:
+        elif self._registry.holds or (self.paused and self._grants.promotions):
             return
         elif not self._budget.available:
             self._finish(EXHAUSTED if self._budget.exhausted else DONE)
         elif self._grants.idle and self._too_late():
             self.stop(self._ending.reason_of_lateness)
+        elif self._drained and self._drained.issuperset(self._registry.places):
+            self.stop(STOPPED)
 
     def _finish(self, reason: str) -> None:
         self.end = verdict(
             reason,
-            evaluations=self._evaluations,
+            evaluations=self.evaluations,
             tally=self.tally,
             works=self._futility.alive,
             unfit=next(iter(self.unfit.values()), None),
@@ -371,12 +387,68 @@ class Coordinator:
     def _send(self, destination: int, message: Message) -> None:
         self._transport.send(destination, encode(message))
 
+    # --- what people ask for ------------------------------------------------------------------------------------
+
+    def look_at_commands(self) -> None:
+        """Apply the commands that have come."""
+        if self._commands is not None and self._commands.look(self):
+            self._something_changed()
+
+    def pause(self) -> None:
+        """Begin nothing new; what runs goes on."""
+        self.paused = True
+
+    def unpause(self) -> None:
+        """The opposite of ``pause``."""
+        self.paused = False
+        for leader, want in self._grants.take_promotions():
+            self._answer(leader, Claim([want], False))
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Leaders of the workers at work, by island and number of the worker."""
+        return {f"{place.island}-{place.worker}": leader for leader, place in self._registry.places.items()}
+
+    def drain(self, leader: int) -> None:
+        """Grant that worker nothing more, and let it give back what it has not begun."""
+        self._drained.add(leader)
+        self._grants.drop_claims_of(leader)
+        ahead = self._grants.count(leader) - 1
+        if ahead > 0:
+            self._send(leader, Recall(ahead))
+
+    def enqueue(self, assignments: Iterable[Assignment]) -> int:
+        """Evaluate these before anything that is bred; how many of them are new."""
+        return self._budget.enqueue(assignments)
+
+    def reopen(self, failures: Iterable[tuple[str, Assignment]]) -> None:
+        """Evaluate individuals that ended with these statuses again."""
+        assignments = []
+        for status, assignment in failures:
+            self.tally.reopen(status)
+            assignments.append(assignment)
+        self._budget.reopen(assignments)
+
+    def resize(self, evaluations: int) -> None:
+        """Another budget."""
+        self.evaluations = evaluations
+        self._budget.resize(evaluations)
+
+    def set_deadline(self, deadline: float) -> None:
+        """Another deadline, in Unix seconds."""
+        self._ending.deadline = deadline
+
     # --- what is shown --------------------------------------------------------------------------------------
 
     @property
     def stopping(self) -> str | None:
         """Why nothing more is admitted; None until then."""
         return self._ending.stopping
+
+    @property
+    def deadline(self) -> float | None:
+        """When the campaign ends at the latest, in Unix seconds."""
+        return self._ending.deadline
 
     def grace_left(self, now: float) -> float:
         """Seconds for which what runs may still save itself, once the launch is stopping."""

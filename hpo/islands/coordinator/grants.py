@@ -72,6 +72,28 @@ class Grants:
         if not count and leader in self.later:
             self.idle.extend((leader, want) for want in self.later.pop(leader))
 
+    def drop_claims_of(self, leader: int) -> None:
+        """``leader`` will be granted nothing more."""
+        self.idle = deque(entry for entry in self.idle if entry[0] != leader)
+        self.later.pop(leader, None)
+
+    @property
+    def promotions(self) -> list[tuple[int, Want]]:
+        """The claims that wait to go on with a paused individual."""
+        later = ((leader, want) for leader, wants in self.later.items() for want in wants)
+        return [(leader, want) for leader, want in (*self.idle, *later) if want.paused is not None]
+
+    def take_promotions(self) -> list[tuple[int, Want]]:
+        """These claims wait no longer."""
+        found = self.promotions
+        self.idle = deque(entry for entry in self.idle if entry[1].paused is None)
+        self.later = {
+            leader: kept
+            for leader, wants in self.later.items()
+            if (kept := [want for want in wants if want.paused is None])
+        }
+        return found
+
     def forget(self, leader: int) -> list[Admitted]:
         """``leader`` takes no more part; what it still held."""
         items = list(self._outstanding[leader].values())
@@ -79,8 +101,7 @@ class Grants:
         self.running -= len(items)
         self._holders.discard(leader)
         self._recalled.discard(leader)
-        self.idle = deque(entry for entry in self.idle if entry[0] != leader)
-        self.later.pop(leader, None)
+        self.drop_claims_of(leader)
         return items
 
     def drop_claims(self) -> None:

@@ -1,0 +1,226 @@
+"""Applies commands (see ``hpo.journal.commands``) to a running campaign, each once: on record first, then in effect."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hpo.config import reader as config
+from hpo.errors import HpoError, UsageError
+from hpo.individual import ENQUEUED, Scalar
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.ending import STOPPED
+from hpo.journal.commands import (
+    Drain,
+    Enqueue,
+    Look,
+    Pause,
+    Request,
+    Retry,
+    Set,
+    Standing,
+    Stop,
+    Unpause,
+    name_of,
+    record_of,
+)
+from hpo.journal.records import Record, Reopened
+from hpo.spelling import suggestion
+
+
+class Inbox(Protocol):
+    """Where commands are found (see ``hpo.journal.commands``)."""
+
+    def look(self) -> Look: ...
+    def set_aside(self, name: str) -> None: ...
+    def finish(self, identity: str, request: Request) -> None: ...
+
+
+class Journal(Protocol):
+    """Where they are put on record: rank 0's journal."""
+
+    def append(self, record: Record) -> None: ...
+    def commit(self) -> None: ...
+
+
+class Target(Protocol):
+    """What they are applied to: the coordinator."""
+
+    remarks: deque[str]
+
+    @property
+    def end(self) -> object: ...
+    @property
+    def workers(self) -> Mapping[str, int]: ...
+    def stop(self, reason: str) -> None: ...
+    def pause(self) -> None: ...
+    def unpause(self) -> None: ...
+    def drain(self, leader: int) -> None: ...
+    def enqueue(self, assignments: Iterable[Assignment]) -> int: ...
+    def reopen(self, failures: Iterable[tuple[str, Assignment]]) -> None: ...
+    def resize(self, evaluations: int) -> None: ...
+    def set_deadline(self, deadline: float) -> None: ...
+
+
+class _Effect(NamedTuple):
+    """What a command does. ``apply`` returns a sentence for the user; ``records``: to be put on record before the
+    command's own."""
+
+    apply: Callable[[], str]
+    records: Sequence[Record] = ()
+
+
+class Commands:
+    """``standing``: what the commands on record come to, to which it adds; ``in_file``: budget and deadline of the
+    campaign file; ``began``: from when the deadline counts; ``validated``: the configuration of that name as the task
+    takes it, HpoError where it does not; ``failures``: the status of each individual that ended in a failure, and
+    how it would be evaluated again; ``key``: of a configuration; ``now``: Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox,
+        standing: Standing,
+        journal: Journal,
+        in_file: Mapping[str, int | float | None],
+        began: float,
+        validated: Callable[[str, Mapping[str, object]], dict[str, Scalar]],
+        key: Callable[[dict[str, Scalar]], str],
+        failures: Callable[[], list[tuple[str, Assignment]]],
+        now: Callable[[], float],
+    ) -> None:
+        self._inbox = inbox
+        self.standing = standing
+        self._journal = journal
+        self._in_file = in_file
+        self._began = began
+        self._validated = validated
+        self._key = key
+        self._failures = failures
+        self._now = now
+        self._handlers: dict[type[Request], Callable[[Any, Target], _Effect]] = {
+            Stop: self._stop,
+            Pause: self._pause,
+            Unpause: self._unpause,
+            Drain: self._drain,
+            Retry: self._retry,
+            Enqueue: self._enqueue,
+            Set: self._set,
+        }
+
+    def look(self, target: Target) -> bool:
+        """Apply what has come; whether anything was."""
+        found, nonsense = self._inbox.look()
+        for name, reason in nonsense:
+            target.remarks.append(f"commands/{name} is no command ({reason}), so it is left alone")
+            self._inbox.set_aside(name)
+        any_new = False
+        for identity, request in found:
+            if target.end is not None:  # the next launch applies it
+                break
+            if identity not in self.standing.applied:
+                self._apply(identity, request, target)
+                any_new = True
+            self._inbox.finish(identity, request)
+        return any_new
+
+    def _apply(self, identity: str, request: Request, target: Target) -> None:
+        refused, effect = None, None
+        try:
+            effect = self._handlers[type(request)](request, target)
+        except HpoError as error:
+            refused = "; ".join(str(error).splitlines())
+        for record in effect.records if effect else ():
+            self._journal.append(record)
+        in_file = {key: self._in_file[key] for key in request.values} if isinstance(request, Set) else None
+        record = record_of(identity, request, time=self._now(), refused=refused, in_file=in_file)
+        self._journal.append(record)
+        self._journal.commit()
+        self.standing.add(record)
+        what = f"refused: {refused}" if effect is None else effect.apply()
+        target.remarks.append(f"`hpo {name_of(request)}` by {request.by}: {what}")
+
+    # --- what each does -------------------------------------------------------------------------------------
+
+    def _stop(self, request: Stop, target: Target) -> _Effect:
+        def apply() -> str:
+            target.stop(STOPPED)
+            return "nothing more is begun, in no launch before a person gives `hpo run`"
+
+        return _Effect(apply)
+
+    def _pause(self, request: Pause, target: Target) -> _Effect:
+        def apply() -> str:
+            target.pause()
+            return "paused. What runs goes on, and nothing new starts until `hpo unpause`"
+
+        return _Effect(apply)
+
+    def _unpause(self, request: Unpause, target: Target) -> _Effect:
+        def apply() -> str:
+            target.unpause()
+            return "goes on"
+
+        return _Effect(apply)
+
+    def _drain(self, request: Drain, target: Target) -> _Effect:
+        leader = target.workers.get(request.worker)
+        if leader is None:
+            raise UsageError(
+                f"there is no worker {request.worker} at work. {suggestion(request.worker, target.workers)}"
+            )
+
+        def apply() -> str:
+            target.drain(leader)
+            return f"worker {request.worker} gets nothing more in this launch"
+
+        return _Effect(apply)
+
+    def _retry(self, request: Retry, target: Target) -> _Effect:
+        chosen = [(status, one) for status, one in self._failures() if status in request.statuses]
+        now = self._now()
+        records = [
+            Reopened(id=one.id, number=one.reopened, reason=f"hpo retry by {request.by}", time=now)
+            for _, one in chosen
+            if one.id is not None
+        ]
+
+        def apply() -> str:
+            target.reopen(chosen)
+            return f"{len(chosen)} that ended as {' or '.join(request.statuses)} are evaluated again"
+
+        return _Effect(apply, records)
+
+    def _enqueue(self, request: Enqueue, target: Target) -> _Effect:
+        points = [
+            point_assignment(self._validated(f"point {number}", point), self._key)
+            for number, point in enumerate(request.points, start=1)
+        ]
+
+        def apply() -> str:
+            number = target.enqueue(points)
+            known = f"; {len(points) - number} more are known already" if number < len(points) else ""
+            return f"{number} evaluated next, as far as the budget goes{known}"
+
+        return _Effect(apply)
+
+    def _set(self, request: Set, target: Target) -> _Effect:
+        config.check_limits(request.evaluations, request.deadline_s)
+
+        def apply() -> str:
+            said = []
+            if request.evaluations is not None:
+                target.resize(request.evaluations)
+                said.append(f"evaluations = {request.evaluations}")
+            if request.deadline_s is not None:
+                target.set_deadline(self._began + request.deadline_s)
+                said.append(f"deadline = {request.deadline_s:g} s")
+            return ", ".join(said)
+
+        return _Effect(apply)
+
+
+def point_assignment(params: dict[str, Scalar], key: Callable[[dict[str, Scalar]], str]) -> Assignment:
+    """A configuration that ``hpo enqueue`` gave, to be evaluated."""
+    return Assignment(params=params, key=key(params), operator=ENQUEUED)
