@@ -198,6 +198,15 @@ class Entered(Record, kw_only=True):
     time: float
 
 
+class Left(Record, kw_only=True):
+    """A worker takes no more part in this launch."""
+
+    island: Index
+    worker: Index
+    reason: str
+    time: float
+
+
 class Stopping(Record, kw_only=True):
     """The launch begins nothing more, and what runs may save itself."""
 

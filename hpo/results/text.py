@@ -32,6 +32,10 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
         ("running", str(status["running"])),
         ("budget", _budget(status["budget"])),
         ("islands, workers", f"{status['islands']}, {status['workers']}"),
+        *[
+            ("" if number else "without", f"worker {one['worker']}: {one['reason']}")
+            for number, one in enumerate(status["left"])
+        ],
         ("best", _best(status["best"]) + "".join(f" ({of_several(one)})" for one in repeated[:1])),
         *([("known points", str(len(record.known)))] if record.known else []),
         *[("errors" if first else "", line) for first, line in _numbered(errors(record))],
