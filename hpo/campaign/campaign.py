@@ -117,7 +117,8 @@ class Campaign:
         retries (int, from 0; default 1): how often an individual whose process died is evaluated again.
         grace (duration or 0; default 60.0): how long evaluations may save when the campaign stops.
         start_timeout (duration; default 300.0): how long evaluators may take to start.
-        first_failures (int, from 1, or "off"; default 30): failures before any success that end a launch.
+        first_failures (int, from 1, or "off"; default 30): failures in a row, of all workers, that end a launch; a
+            third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
         interface (str; default None): network interface between the hosts of a worker; None: found.
 
@@ -314,7 +315,7 @@ class Campaign:
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
             CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed (see
-                ``hpo.islands.coordinator.futility``). What was recorded stays.
+                ``hpo.islands.coordinator.health``). What was recorded stays.
         """
         transport = transport or connect()
         settings = self.settings

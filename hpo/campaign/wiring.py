@@ -31,7 +31,7 @@ from hpo.islands import resume
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
@@ -41,7 +41,7 @@ from hpo.islands.transport import Transport
 from hpo.journal.commands import Inbox
 from hpo.journal.files import JournalWriter, journal_path, read_directory, read_file
 from hpo.journal.lock import Lock
-from hpo.journal.records import Ended, Header, Launched, Record, Stopping
+from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping
 from hpo.prior_results.points import wanted
 from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
@@ -163,6 +163,16 @@ class Assembly:
             writer.append(Ended(reason=end.reason, exit=end.exit_code, time=time.time()))
             writer.commit()
 
+        def reopened(again: list[Assignment], reason: str) -> None:
+            for one in again:
+                assert one.id is not None
+                writer.append(Reopened(id=one.id, number=one.reopened, reason=reason, time=time.time()))
+            writer.commit()
+
+        def worker_left(place: WorkerPlacement, reason: str) -> None:
+            writer.append(Left(island=place.island, worker=place.worker, reason=reason, time=time.time()))
+            writer.commit()
+
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
             path = self._journal_of(place, start.launch)
             records = list(read_file(path)) if path.exists() else []
@@ -222,15 +232,17 @@ class Assembly:
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             stop_begun=stopping,
             ended=ended,
-            futility=Futility(
+            health=Health(
                 settings.evaluation.first_failures,
                 printed=EvaluationDirectories(settings.directory).printed,
                 patience_s=settings.evaluation.start_timeout_s,
-                workers=len(layout.workers),
+                leaders=[place.leader for place in layout.workers],
             ),
+            reopened=reopened,
+            worker_left=worker_left,
         )
         if standing.paused:
-            coordinator.pause()
+            coordinator.paused = True
             coordinator.remarks.append("paused: nothing new starts until `hpo unpause`")
         coordinator.enqueue(earlier.enqueued)
         coordinator.look_at_commands()  # those given between launches hold before anything is granted

@@ -94,8 +94,9 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
-    """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``, ``fault``:
-    as in ``hpo.islands.coordinator.futility.Futility.ended``."""
+    """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``: it had
+    reported a finite value; ``fault``: see ``hpo.islands.coordinator.health.fault``; ``error``: one line; ``again``: of
+    a failure, what to evaluate if it does not count."""
 
     token: int
     id: str
@@ -104,6 +105,8 @@ class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     reported: bool
     fault: str | None
+    error: str = ""
+    again: Assignment | None = None
 
 
 class Hello(BeforeServing, frozen=True):

@@ -307,19 +307,17 @@ def request_of(record: Command) -> Request | None:
 
 @dataclass
 class Standing:
-    """What the commands on record come to. ``applied``: their ids; ``drained``: workers, in the last launch;
-    ``points``: all that were enqueued, with the id of their command."""
+    """What the commands on record come to. ``applied``: their ids; ``points``: all that were enqueued, with
+    the id of their command."""
 
     applied: set[str] = field(default_factory=set)
     paused: bool = False
-    drained: set[str] = field(default_factory=set)
     points: list[tuple[str, dict[str, Scalar]]] = field(default_factory=list)
     # By key the value that holds, and the one that the campaign file had then.
     _set: dict[str, tuple[int | float, int | float | None]] = field(default_factory=dict)
 
     def launched(self, record: Launched) -> None:
         """A launch begins."""
-        self.drained.clear()
         for key, (value, _) in list(self._set.items()):
             if getattr(record, key) != value:  # the file has been changed since
                 del self._set[key]
@@ -332,8 +330,6 @@ class Standing:
         request = request_of(record)
         if isinstance(request, (Pause, Unpause)):
             self.paused = isinstance(request, Pause)
-        elif isinstance(request, Drain):
-            self.drained.add(request.worker)
         elif isinstance(request, Enqueue):
             self.points += [(record.id, point) for point in request.points]
         elif isinstance(request, Set):

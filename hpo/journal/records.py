@@ -213,6 +213,15 @@ class Command(Record, kw_only=True):
     in_file: dict[str, int | float | None] | None = None
 
 
+class Left(Record, kw_only=True):
+    """A worker takes no more part in this launch."""
+
+    island: Index
+    worker: Index
+    reason: str
+    time: float
+
+
 class Stopping(Record, kw_only=True):
     """The launch begins nothing more, and what runs may save itself."""
 

@@ -26,6 +26,7 @@ from hpo.journal.records import (
     Header,
     Known,
     Launched,
+    Left,
     Migrated,
     Record,
     Reopened,
@@ -45,6 +46,8 @@ class Launch:
     """None if the launch died before that record was written."""
     stopping: str | None = None
     """Why it begins nothing more; None until then."""
+    left: list[Left] = field(default_factory=list)
+    """Workers that took no more part."""
     ended: tuple[str, int] | None = None
     """Reason and exit code; None if it is running or was killed."""
 
@@ -138,6 +141,9 @@ class _Fold:
         if isinstance(request, commands.Set) and self._launch.launched is not None:
             self._launch.launched = msgspec.structs.replace(self._launch.launched, **request.values)
 
+    def _on_left(self, record: Left) -> None:
+        self._launch.left.append(record)
+
     def _on_stopping(self, record: Stopping) -> None:
         self._launch.stopping = record.reason
 
@@ -200,6 +206,7 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Reopened: _Fold._on_reopened,
     Migrated: _Fold._on_migrated,
     Known: _Fold._on_known,
+    Left: _Fold._on_left,
     Stopping: _Fold._on_stopping,
     Ended: _Fold._on_ended,
 }

@@ -32,6 +32,10 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
         ("running", str(status["running"])),
         ("budget", _budget(status["budget"])),
         ("islands, workers", f"{status['islands']}, {status['workers']}"),
+        *[
+            ("" if number else "without", f"worker {one['worker']}: {one['reason']}")
+            for number, one in enumerate(status["left"])
+        ],
         ("best", _best(status["best"]) + "".join(f" ({of_several(one)})" for one in repeated[:1])),
         *([("commands", f"{record.waiting} not applied yet")] if record.waiting else []),
         *([("known points", str(len(record.known)))] if record.known else []),
@@ -79,8 +83,7 @@ def _state(record: CampaignRecord, state: str) -> str:
     if state == "paused":
         return "paused: what runs goes on, and nothing new starts until `hpo unpause`"
     if state == "running":
-        drained = ", ".join(sorted(record.standing.drained))
-        return f"running (drained: {drained})" if drained else "running"
+        return "running"
     paused = "; paused: it begins nothing until `hpo unpause`" if record.standing.paused else ""
     return _ended(record) + paused
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
@@ -31,8 +33,16 @@ from hpo.islands.messages import (
     ToCoordinator,
     decode,
 )
-from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
-from hpo.journal.records import Record
+from hpo.islands.resume import (
+    DeadLeaderRecord,
+    ResumeState,
+    dead_leader_record,
+    failures,
+    fold,
+    start_messages,
+)
+from hpo.journal.commands import Look, Request
+from hpo.journal.records import Record, Reopened
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
@@ -74,6 +84,27 @@ class _DiscardingJournal(MemoryJournal):
 
     def commit(self) -> None:
         pass
+
+
+class MemoryInbox:
+    """Commands that were given, by id, and have not been applied."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self._number = 0
+
+    def give(self, request: Request) -> None:
+        self._number += 1
+        self.requests[f"{self._number:020d}-{0:016x}"] = request
+
+    def look(self) -> Look:
+        return Look(list(self.requests.items()), [])
+
+    def set_aside(self, name: str) -> None:
+        raise NotImplementedError("there is no nonsense here")
+
+    def finish(self, identity: str, request: Request) -> None:
+        del self.requests[identity]
 
 
 class SimulatedTransport:
@@ -228,7 +259,8 @@ class Report:
 class Simulation:
     """A campaign of one-rank workers.
 
-    ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains, instead of ``objective``
+    ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
+    campaign file says. ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains, instead of ``objective``
     and ``duration``; ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew (else it is
     fixed for each pair of ranks, and much faster to simulate)."""
 
@@ -257,6 +289,7 @@ class Simulation:
         checkpoints: bool = False,
         must_end: float | None = None,
         first_failures: int | None = None,
+        inbox: MemoryInbox | None = None,
         seed: int = 0,
     ) -> None:
         self.curve = curve
@@ -267,6 +300,8 @@ class Simulation:
         self.time = 0.0
         self.dead: set[int] = set()
         self._orphaned = False
+        self.left: list[tuple[int, int, str]] = []
+        """Island and worker of those that take no more part, and why."""
         self.started = 0
         self.evaluations: list[tuple[float, float]] = []
         self.admitted_last = 0.0
@@ -336,7 +371,7 @@ class Simulation:
             everyone=range(workers),
             dead_leader_record=self._dead_leader_record,
             journal_totals=self._journal_totals,
-            evaluations=evaluations,
+            evaluations=earlier.commands.evaluations(evaluations),
             known=earlier.keys,
             assignments=earlier.pending,
             tally=earlier.tally,
@@ -346,8 +381,26 @@ class Simulation:
             must_end=None if must_end is None else partial(float, must_end),
             grace_s=GRACE_S,
             duplicates=False,
-            futility=Futility(first_failures, patience_s=300, workers=workers),
+            commands=None
+            if inbox is None
+            else Commands(
+                inbox=inbox,
+                standing=earlier.commands,
+                journal=self.journals[0],
+                in_file={"evaluations": evaluations, "deadline_s": deadline},
+                began=0.0,
+                validated=lambda label, params: space.validate(params),
+                key=space.key,
+                failures=lambda: failures(self._committed(), space=space),
+                now=lambda: self.time,
+            ),
+            health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
+            reopened=self._reopened,
+            worker_left=lambda place, reason: self.left.append((place.island, place.worker, reason)),
         )
+        self.coordinator.paused = earlier.commands.paused
+        self.coordinator.enqueue(earlier.enqueued)
+        self.coordinator.look_at_commands()
         if deadline is not None:
             self.at(deadline, self.coordinator.step)
         if must_end is not None:
@@ -417,6 +470,11 @@ class Simulation:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
+    def _reopened(self, again: list[Assignment], reason: str) -> None:
+        for one in again:
+            self.journals[0].append(Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time))
+        self.journals[0].commit()
+
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
         return dead_leader_record(
             self.journals[place.leader].committed,
@@ -425,9 +483,12 @@ class Simulation:
             losses=lambda objectives: tuple(objectives.values()),
         )
 
+    def _committed(self) -> Iterator[Record]:
+        return (record for journal in self.journals for record in journal.committed)
+
     def _journal_totals(self) -> ResumeState:
         return fold(
-            (record for journal in self.journals for record in journal.committed),
+            self._committed(),
             space=self.space,
             islands=self.islands,
             losses=lambda objectives: tuple(objectives.values()),

@@ -72,8 +72,8 @@ class Budget:
         self._fit()
         return number
 
-    def reopen(self, assignments: Iterable[Assignment]) -> None:
-        """Evaluate individuals again that had ended, and are counted as unfinished again."""
+    def readmit(self, assignments: Iterable[Assignment]) -> None:
+        """Evaluate these again: they were admitted, and have not ended, or do not count as that any more."""
         self.assignments += assignments
         self._fit()
 

@@ -1,10 +1,10 @@
-"""Applies commands (see ``hpo.journal.commands``) to a running campaign, each once: on record first, then in effect."""
+"""Applies commands (see ``hpo.journal.commands``) to a running campaign, each once, and puts them on record."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from hpo.config import reader as config
 from hpo.errors import HpoError, UsageError
@@ -25,7 +25,7 @@ from hpo.journal.commands import (
     name_of,
     record_of,
 )
-from hpo.journal.records import Record, Reopened
+from hpo.journal.records import Record
 from hpo.spelling import suggestion
 
 
@@ -48,27 +48,18 @@ class Target(Protocol):
     """What they are applied to: the coordinator."""
 
     remarks: deque[str]
+    paused: bool
 
     @property
     def end(self) -> object: ...
     @property
     def workers(self) -> Mapping[str, int]: ...
     def stop(self, reason: str) -> None: ...
-    def pause(self) -> None: ...
-    def unpause(self) -> None: ...
     def drain(self, leader: int) -> None: ...
+    def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> None: ...
     def enqueue(self, assignments: Iterable[Assignment]) -> int: ...
-    def reopen(self, failures: Iterable[tuple[str, Assignment]]) -> None: ...
     def resize(self, evaluations: int) -> None: ...
     def set_deadline(self, deadline: float) -> None: ...
-
-
-class _Effect(NamedTuple):
-    """What a command does. ``apply`` returns a sentence for the user; ``records``: to be put on record before the
-    command's own."""
-
-    apply: Callable[[], str]
-    records: Sequence[Record] = ()
 
 
 class Commands:
@@ -99,7 +90,7 @@ class Commands:
         self._key = key
         self._failures = failures
         self._now = now
-        self._handlers: dict[type[Request], Callable[[Any, Target], _Effect]] = {
+        self._handlers: dict[type[Request], Callable[[Any, Target], str]] = {
             Stop: self._stop,
             Pause: self._pause,
             Unpause: self._unpause,
@@ -126,99 +117,66 @@ class Commands:
         return any_new
 
     def _apply(self, identity: str, request: Request, target: Target) -> None:
-        refused, effect = None, None
+        refused = None
         try:
-            effect = self._handlers[type(request)](request, target)
+            said = self._handlers[type(request)](request, target)
         except HpoError as error:
-            refused = "; ".join(str(error).splitlines())
-        for record in effect.records if effect else ():
-            self._journal.append(record)
+            refused = "; ".join(str(error).splitlines()).rstrip(".")
+            said = f"refused: {refused}"
         in_file = {key: self._in_file[key] for key in request.values} if isinstance(request, Set) else None
+        # After its effect, which is nothing that outlasts this process but for records that say it themselves: what is
+        # not on record is applied by the next launch.
         record = record_of(identity, request, time=self._now(), refused=refused, in_file=in_file)
         self._journal.append(record)
         self._journal.commit()
         self.standing.add(record)
-        what = f"refused: {refused}" if effect is None else effect.apply()
-        target.remarks.append(f"`hpo {name_of(request)}` by {request.by}: {what}")
+        target.remarks.append(f"`hpo {name_of(request)}` by {request.by}: {said}")
 
-    # --- what each does -------------------------------------------------------------------------------------
+    # --- what each does: the sentence for the user, or HpoError ---------------------------------------------
 
-    def _stop(self, request: Stop, target: Target) -> _Effect:
-        def apply() -> str:
-            target.stop(STOPPED)
-            return "nothing more is begun, in no launch before a person gives `hpo run`"
+    def _stop(self, request: Stop, target: Target) -> str:
+        target.stop(STOPPED)
+        return "nothing more is begun, in no launch before a person gives `hpo run`"
 
-        return _Effect(apply)
+    def _pause(self, request: Pause, target: Target) -> str:
+        target.paused = True
+        return "what runs goes on, and nothing new starts until `hpo unpause`"
 
-    def _pause(self, request: Pause, target: Target) -> _Effect:
-        def apply() -> str:
-            target.pause()
-            return "paused. What runs goes on, and nothing new starts until `hpo unpause`"
+    def _unpause(self, request: Unpause, target: Target) -> str:
+        target.paused = False
+        return "goes on"
 
-        return _Effect(apply)
-
-    def _unpause(self, request: Unpause, target: Target) -> _Effect:
-        def apply() -> str:
-            target.unpause()
-            return "goes on"
-
-        return _Effect(apply)
-
-    def _drain(self, request: Drain, target: Target) -> _Effect:
+    def _drain(self, request: Drain, target: Target) -> str:
         leader = target.workers.get(request.worker)
         if leader is None:
-            raise UsageError(
-                f"there is no worker {request.worker} at work. {suggestion(request.worker, target.workers)}"
-            )
+            raise UsageError(f"there is no worker {request.worker} at work. {suggestion('', target.workers)}")
+        target.drain(leader)
+        return f"worker {request.worker} gets nothing more in this launch"
 
-        def apply() -> str:
-            target.drain(leader)
-            return f"worker {request.worker} gets nothing more in this launch"
-
-        return _Effect(apply)
-
-    def _retry(self, request: Retry, target: Target) -> _Effect:
+    def _retry(self, request: Retry, target: Target) -> str:
         chosen = [(status, one) for status, one in self._failures() if status in request.statuses]
-        now = self._now()
-        records = [
-            Reopened(id=one.id, number=one.reopened, reason=f"hpo retry by {request.by}", time=now)
-            for _, one in chosen
-            if one.id is not None
-        ]
+        target.retry(chosen, f"hpo retry by {request.by}")
+        return f"{len(chosen)} that ended as {' or '.join(request.statuses)} are evaluated again"
 
-        def apply() -> str:
-            target.reopen(chosen)
-            return f"{len(chosen)} that ended as {' or '.join(request.statuses)} are evaluated again"
-
-        return _Effect(apply, records)
-
-    def _enqueue(self, request: Enqueue, target: Target) -> _Effect:
+    def _enqueue(self, request: Enqueue, target: Target) -> str:
         points = [
             point_assignment(self._validated(f"point {number}", point), self._key)
             for number, point in enumerate(request.points, start=1)
         ]
+        fresh = target.enqueue(points)
+        known = f"; {len(points) - fresh} more are known already" if fresh < len(points) else ""
+        return f"{fresh} evaluated next, as far as the budget goes{known}"
 
-        def apply() -> str:
-            number = target.enqueue(points)
-            known = f"; {len(points) - number} more are known already" if number < len(points) else ""
-            return f"{number} evaluated next, as far as the budget goes{known}"
-
-        return _Effect(apply)
-
-    def _set(self, request: Set, target: Target) -> _Effect:
+    def _set(self, request: Set, target: Target) -> str:
         config.check_limits(request.evaluations, request.deadline_s)
-
-        def apply() -> str:
-            said = []
-            if request.evaluations is not None:
-                target.resize(request.evaluations)
-                said.append(f"evaluations = {request.evaluations}")
-            if request.deadline_s is not None:
-                target.set_deadline(self._began + request.deadline_s)
-                said.append(f"deadline = {request.deadline_s:g} s")
-            return ", ".join(said)
-
-        return _Effect(apply)
+        said = []
+        if request.evaluations is not None:
+            target.resize(request.evaluations)
+            said.append(f"evaluations = {request.evaluations}")
+        if request.deadline_s is not None:
+            target.set_deadline(self._began + request.deadline_s)
+            said.append(f"deadline = {request.deadline_s:g} s")
+        return ", ".join(said)
 
 
 def point_assignment(params: dict[str, Scalar], key: Callable[[dict[str, Scalar]], str]) -> Assignment:

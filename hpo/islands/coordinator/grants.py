@@ -18,7 +18,7 @@ def key_of(item: Admitted) -> str:
 class Grants:
     """``running``: how many individuals are granted, to all leaders together. Claims that found the budget used up wait
     for what may come back: those of leaders that idle are in ``idle``, those of leaders that still evaluate in
-    ``later``."""
+    ``later``. ``held``: claims of leaders that get nothing for now."""
 
     def __init__(self, leaders: Iterable[int]) -> None:
         self._outstanding: dict[int, dict[int, Admitted]] = {leader: {} for leader in leaders}
@@ -28,6 +28,7 @@ class Grants:
         self._recalled: set[int] = set()
         self.idle: deque[tuple[int, Want]] = deque()
         self.later: dict[int, list[Want]] = {}
+        self.held: dict[int, list[Want]] = {}
 
     @property
     def leaders(self) -> Iterable[int]:
@@ -76,23 +77,12 @@ class Grants:
         """``leader`` will be granted nothing more."""
         self.idle = deque(entry for entry in self.idle if entry[0] != leader)
         self.later.pop(leader, None)
+        self.held.pop(leader, None)
 
     @property
-    def promotions(self) -> list[tuple[int, Want]]:
-        """The claims that wait to go on with a paused individual."""
-        later = ((leader, want) for leader, wants in self.later.items() for want in wants)
-        return [(leader, want) for leader, want in (*self.idle, *later) if want.paused is not None]
-
-    def take_promotions(self) -> list[tuple[int, Want]]:
-        """These claims wait no longer."""
-        found = self.promotions
-        self.idle = deque(entry for entry in self.idle if entry[1].paused is None)
-        self.later = {
-            leader: kept
-            for leader, wants in self.later.items()
-            if (kept := [want for want in wants if want.paused is None])
-        }
-        return found
+    def holds_promotion(self) -> bool:
+        """Whether a leader that gets nothing for now wishes to go on with a paused individual."""
+        return any(want.paused is not None for wants in self.held.values() for want in wants)
 
     def forget(self, leader: int) -> list[Admitted]:
         """``leader`` takes no more part; what it still held."""
@@ -108,6 +98,7 @@ class Grants:
         """Nothing more will be granted."""
         self.idle.clear()
         self.later.clear()
+        self.held.clear()
 
     @property
     def held_ahead(self) -> bool:
@@ -131,19 +122,15 @@ class Grants:
             asked.append((leader, spare))
         return asked
 
+    def holds_ahead(self, leader: int) -> bool:
+        """Whether ``leader`` holds more than it evaluates."""
+        return leader in self._holders
+
     def answered_recall(self, leader: int) -> None:
         """``leader`` may be asked again."""
         self._recalled.discard(leader)
 
     @property
-    def first_keys(self) -> list[str]:
-        """For each leader that has something to evaluate the key of what it was granted first.
-
-        That is what it evaluates now, or ends after that: it takes one after the other. What waits behind it is not
-        of interest, and may be much where evaluations take milliseconds."""
-        return [key_of(next(iter(mine.values()))) for mine in self._outstanding.values() if mine]
-
-    @property
-    def busy(self) -> int:
-        """Leaders that have something to evaluate."""
-        return sum(1 for mine in self._outstanding.values() if mine)
+    def busy_leaders(self) -> list[int]:
+        """Those that have something to evaluate."""
+        return [leader for leader, mine in self._outstanding.items() if mine]

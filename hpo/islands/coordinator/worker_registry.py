@@ -14,6 +14,9 @@ from hpo.config.layout import WorkerPlacement
 if TYPE_CHECKING:
     from hpo.islands.assignment import Assignment
 
+RANK_DIED, NO_EVALUATORS, FAILING, DRAINED = "a rank died", "no evaluators", "failing", "drained"
+"""Why a worker takes no more part."""
+
 
 @dataclass
 class Broken:
