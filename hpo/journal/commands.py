@@ -251,10 +251,14 @@ class Inbox:
 def _read(name: str, folder: int) -> Request:
     # Neither waits for whoever might write into a pipe, nor follows a link out of the directory.
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    with open(handle, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise _NoCommand("it is no file")
-        data = file.read(MOST_BYTES + 1)
+        data = b""
+        while len(data) <= MOST_BYTES and (piece := os.read(handle, MOST_BYTES)):
+            data += piece
+    finally:
+        os.close(handle)
     if len(data) > MOST_BYTES:
         raise _NoCommand(f"it has more than {MOST_BYTES} bytes")
     try:

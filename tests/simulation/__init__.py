@@ -43,6 +43,7 @@ from hpo.islands.resume import (
 )
 from hpo.journal.commands import Look, Request
 from hpo.journal.records import Record, Reopened
+from hpo.prior_results.points import wanted
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
@@ -260,9 +261,9 @@ class Simulation:
     """A campaign of one-rank workers.
 
     ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
-    campaign file says. ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains, instead of ``objective``
-    and ``duration``; ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew (else it is
-    fixed for each pair of ranks, and much faster to simulate)."""
+    campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains,
+    instead of ``objective`` and ``duration``; ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew
+    (else it is fixed for each pair of ranks, and much faster to simulate)."""
 
     def __init__(
         self,
@@ -290,6 +291,7 @@ class Simulation:
         must_end: float | None = None,
         first_failures: int | None = None,
         inbox: MemoryInbox | None = None,
+        recorded: Sequence[Record] = (),
         seed: int = 0,
     ) -> None:
         self.curve = curve
@@ -389,9 +391,9 @@ class Simulation:
                 journal=self.journals[0],
                 in_file={"evaluations": evaluations, "deadline_s": deadline},
                 began=0.0,
-                validated=lambda label, params: space.validate(params),
+                validated=lambda label, params: wanted(label, params, space, lambda params: True),
                 key=space.key,
-                failures=lambda: failures(self._committed(), space=space),
+                failures=lambda: failures([*recorded, *self._committed()], space=space),
                 now=lambda: self.time,
             ),
             health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
