@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -380,13 +381,13 @@ def test_whatever_is_asked_at_any_time_the_budget_is_met_exactly(seed: int) -> N
         last = launch == 4
         if last:
             steered.inbox.requests.clear()  # what came after the end of the launch before
-            requests = [(0, Unpause(**ASKED)), (0, Set(**ASKED, evaluations=budget + 10))]
+            requests = [(0, Unpause(**ASKED)), (0, Set(**ASKED, evaluations=budget + 40))]
         else:
             requests.append((rng.uniform(16, 20), Stop(**ASKED)))
         simulation = steered.launch(*requests, seed=seed * 10 + launch)
     assert simulation.coordinator.end.reason == DONE
     done = steered.done()
-    assert len(done) == sum(done.values()) == budget + 10
+    assert len(done) == sum(done.values()) == budget + 40
     asked = [
         point["x"]
         for record in applied(steered.records)
@@ -671,3 +672,114 @@ def test_commands_of_another_version_are_left_out() -> None:
     assert isinstance(later, Command) and standing.add(later) is None
     assert standing.applied == {later.id} and not standing.paused
     assert json.loads(encode(later))["arguments"] == {"with": "me"}
+
+
+# --- over launches, for real ----------------------------------------------------------------------------------------
+
+
+class Launches:
+    """Launches of a campaign in this process."""
+
+    def __init__(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run = run
+        self._monkeypatch = monkeypatch
+        self.count = 0
+        self._stop_at = 0
+
+    def _evaluate(self, trial: hpo.Trial) -> float:
+        self.count += 1
+        if self.count == self._stop_at:
+            give(self.run, Stop(**ASKED))
+        if self._stop_at:
+            time.sleep(0.01)  # stops are looked for once a second
+        return float(trial.params["x"])
+
+    def __call__(
+        self, evaluations: int, *, stop_at: int = 0, requeued: bool = False, deadline: str | None = None
+    ) -> tuple[str | None, int]:
+        """Why a launch ended, and its exit code. ``stop_at``: the evaluation in which `hpo stop` is given;
+        ``requeued``: Slurm, and no person, starts it."""
+        self._stop_at = stop_at
+        self._monkeypatch.setenv("SLURM_RESTART_COUNT", str(int(requeued)))
+        task = hpo.Task(
+            hpo.SearchSpace(x=hpo.Float(0, 1)),
+            self._evaluate,
+            constraints=[lambda params: params["x"] != 0.5],
+        )
+        campaign = hpo.Campaign(
+            task,
+            directory=self.run,
+            evaluations=evaluations,
+            deadline=deadline,
+            isolation="inline",
+            kind="random",
+        )
+        return campaign.run().reason, campaign.exit_code
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
+    return Launches(tmp_path / "run", monkeypatch)
+
+
+def test_a_stop_holds_back_jobs_until_a_person_starts_the_campaign(
+    launch: Launches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(100_000, stop_at=3) == (STOPPED, EXIT_RESUMABLE)
+    assert stop_pending(launch.run) and waiting(launch.run) == 0
+    count = launch.count
+    capsys.readouterr()
+    for _ in range(2):
+        assert launch(count + 5, requeued=True) == (STOPPED, 0)
+        assert "nothing is started: `hpo stop" in capsys.readouterr().err
+        assert cli.main(["stop", str(launch.run)]) == 0
+    assert launch.count == count and len(results.load(launch.run).launches) == 1
+    assert launch(count + 5) == (DONE, 0) and launch.count == count + 5
+    assert launch(count + 7, requeued=True) == (DONE, 0) and launch.count == count + 7
+
+
+def test_commands_between_launches_hold_before_anything_is_granted(
+    launch: Launches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(10) == (DONE, 0)
+    for words in (["pause"], ["enqueue", '{"x": 0.25}'], ["enqueue", '{"x": 0.5}'], ["drain", "0-0"]):
+        assert cli.main([words[0], str(launch.run), *words[1:]]) == 0
+    assert launch(20, deadline="1s") == (DEADLINE, EXIT_RESUMABLE) and launch.count == 10
+    said = capsys.readouterr().err
+    assert (
+        "refused: point 1: a constraint refuses {'x': 0.5}" in said and "worker 0-0 gets nothing more" in said
+    )
+    status = results.status(results.load(launch.run))
+    assert status["left"] == [{"worker": "0-0", "reason": "drained"}]
+    assert cli.main(["unpause", str(launch.run)]) == 0
+    assert cli.main(["set", str(launch.run), "evaluations=12"]) == 0
+    assert launch(20) == (DONE, 0) and launch.count == 12
+    first = results.load(launch.run).individuals[10]
+    assert (first.operator, first.params) == (ENQUEUED, {"x": 0.25})
+    # Less than what is done is done, and said so.
+    capsys.readouterr()
+    assert cli.main(["set", str(launch.run), "evaluations=5"]) == 0
+    assert launch(20) == (DONE, 0) and launch.count == 12
+    assert capsys.readouterr().err.splitlines()[-1].startswith("done: 12 evaluated (budget 5)  best ")
+    assert results.status(results.load(launch.run))["budget"] == {"evaluations": 5, "deadline": None}
+    assert launch(14) == (DONE, 0) and launch.count == 14  # the file says something new
+
+
+def test_what_failed_is_evaluated_again_by_the_next_launch(
+    launch: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(trial: hpo.Trial) -> float:
+        raise OSError("no such mount")
+
+    evaluate = launch._evaluate
+    monkeypatch.setattr(launch, "_evaluate", lambda trial: (broken if launch.count > 5 else evaluate)(trial))
+    assert launch(9)[1] == 0
+    failed = {one.id for one in results.load(launch.run).individuals if one.status == FAILED}
+    assert len(failed) == 3
+    monkeypatch.setattr(launch, "_evaluate", evaluate)
+    for _ in range(2):
+        assert cli.main(["retry", str(launch.run)]) == 0
+    assert launch(9) == (DONE, 0)
+    individuals = results.load(launch.run).individuals
+    assert [one.status for one in individuals] == [COMPLETED] * 9
+    assert {one.id for one in individuals} >= failed and launch.count == 9

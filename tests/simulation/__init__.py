@@ -261,9 +261,9 @@ class Simulation:
     """A campaign of one-rank workers.
 
     ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
-    campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains,
-    instead of ``objective`` and ``duration``; ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew
-    (else it is fixed for each pair of ranks, and much faster to simulate)."""
+    campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th individual to be
+    started; ``curve``: how one trains, instead of ``objective`` and ``duration``; ``latency_s``: mean of a message;
+    ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to simulate)."""
 
     def __init__(
         self,
