@@ -267,6 +267,12 @@ def test_what_a_partial_was_given_counts(notebook: Callable[..., CodeVersion]) -
     assert one.hash and one.hash != other.hash
 
 
+def test_a_set_of_constants_has_no_order() -> None:
+    sets = (frozenset([0, 8]), frozenset([8, 0]))
+    one, other = (constant.__code__.replace(co_consts=(each,)) for each in sets)
+    assert repr(sets[0]) != repr(sets[1]) and code_version._digest(one) == code_version._digest(other)
+
+
 # Copies ---------------------------------------------------------------------------------------------------
 
 OLD = CodeVersion({"task.py": b"1\n", "side/net.py": b""})
