@@ -72,7 +72,7 @@ def changed_files(directory: Path, before: str, after: str) -> str:
 def where(directory: Path, version: str) -> str:
     """The place of the copy, in words."""
     path = copy_path(directory, version)
-    return f"a copy is in {one_line(path)}" if path.is_dir() else "there is no copy of it"
+    return f"a copy is in {one_line(path)}" if path.is_dir() else f"there is no copy ({version})"
 
 
 def change(directory: Path, before: str, after: str) -> str:

@@ -119,7 +119,7 @@ def code(record: CampaignRecord, one: Individual) -> str:
         return ""
     return (
         f"the task's code has changed since {one.id} was evaluated{changed_files(record.directory, used, latest)}. Of "
-        f"the code that evaluated it, version {used}, {where(record.directory, used)}"
+        f"the version that evaluated it {where(record.directory, used)}"
     )
 
 

@@ -351,7 +351,7 @@ def test_the_best_says_that_its_code_has_changed_since(home: Path) -> None:
     launch(home, 2, NEW.hash, (2, 0.75))
     said = best_report.best(home, None)
     assert "the task's code has changed since 0-0-0 was evaluated: more.py, task.py. " in said
-    assert f"version {OLD.hash}, a copy is in {home}/code/{OLD.hash}" in said
+    assert f"Of the version that evaluated it a copy is in {home}/code/{OLD.hash}" in said
     entries = json.loads(best_report.best_json(home, 3))
     assert [one["code"] for one in entries] == [OLD.hash, OLD.hash, NEW.hash]
     status = text.status(load(home), results.status(load(home)))
