@@ -30,6 +30,7 @@ from hpo.journal.records import (
     Finished,
     Header,
     Known,
+    Launched,
     Migrated,
     Record,
     Reopened,
@@ -92,7 +93,8 @@ class ResumeState:
     """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
     saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known points
-    there are; ``saves``: whether one that was asked to has ever saved itself."""
+    there are; ``saves``: whether one that was asked to has ever saved itself; ``code``: the hash of the task's code in
+    the last launch that has one on record."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -104,6 +106,7 @@ class ResumeState:
     continued: set[str] = field(default_factory=set)
     known: int = 0
     saves: bool = False
+    code: str = ""
 
     def sequence(self, island: int, worker: int) -> int:
         return self.sequences.get((island, worker), 0)
@@ -152,6 +155,9 @@ class _Fold:
 
     def _on_header(self, record: Header) -> None:
         self._evaluations.enter_launch(record)
+
+    def _on_launched(self, record: Launched) -> None:
+        self._state.code = record.code or self._state.code
 
     def _on_known(self, record: Known) -> None:
         self._known.setdefault(record.number, record)
@@ -238,6 +244,7 @@ class _Fold:
 
 _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Header: _Fold._on_header,
+    Launched: _Fold._on_launched,
     Known: _Fold._on_known,
     Migrated: _Fold._on_migrated,
     Reported: _Fold._on_reported,
