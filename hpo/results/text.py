@@ -91,7 +91,8 @@ def _state(record: CampaignRecord) -> str:
         "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
     }
     failed = {
-        "futile": "futile: the first evaluations of the last launch all failed. Mend that; the same `hpo run` goes on",
+        "futile": "futile: evaluations of the last launch failed one after the other. Mend that; the same `hpo run` "
+        "evaluates them anew",
         "in vain": "in vain: the budget is used up, and no evaluation has completed. Mend what failed; with more "
         "evaluations or time the same `hpo run` goes on",
     }
