@@ -38,6 +38,7 @@ from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import End, Start
 from hpo.islands.transport import Transport
+from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.commands import Inbox
 from hpo.journal.files import JournalWriter, journal_path, read_directory, read_file
 from hpo.journal.lock import Lock
@@ -48,6 +49,7 @@ from hpo.search import stopping_rules as pruning
 from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
+from hpo.task.code_version import code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 
@@ -136,6 +138,10 @@ class Assembly:
         transport, signals = self.transport, self.signals
         assert self.writer is not None  # rank 0 leads the first worker
         writer = self.writer
+        code = code_of(self.task)
+        keep_copy(settings.directory, code)
+        if sentence := change(settings.directory, earlier.code, code.hash):
+            write(f"hpo: {sentence}", sys.stderr, flush=True)
         # On record before anything is evaluated, in a file of its own place.
         for record in known:
             writer.append(record)
@@ -150,6 +156,7 @@ class Assembly:
             ranks_per_worker=settings.layout.ranks_per_worker,
             time=time.time(),
             reference=dict(settings.search.reference) if settings.search.reference else None,
+            code=code.hash,
         )
         writer.append(launched)
         writer.commit()

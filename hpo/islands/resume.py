@@ -99,7 +99,8 @@ class ResumeState:
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
     saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known points
     there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what those on record come
-    to; ``enqueued``: points of theirs that were not begun."""
+    to; ``enqueued``: points of theirs that were not begun; ``code``: the hash of the task's code in the last launch
+    that has one on record."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -113,6 +114,7 @@ class ResumeState:
     saves: bool = False
     commands: Standing = field(default_factory=Standing)
     enqueued: list[Assignment] = field(default_factory=list)
+    code: str = ""
 
     def sequence(self, island: int, worker: int) -> int:
         return self.sequences.get((island, worker), 0)
@@ -165,6 +167,7 @@ class _Fold:
         self._evaluations.enter_launch(record)
 
     def _on_launched(self, record: Launched) -> None:
+        self._state.code = record.code or self._state.code
         self._state.commands.launched(record)
 
     def _on_command(self, record: Command) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Id = str
     Index = int
     Count = int
+    Hash = str
 else:
     # A whole number stays one; a word becomes its number in ``decode``.
     Number = int | float | Literal["nan", "inf", "-inf"]
@@ -35,6 +36,8 @@ else:
     Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,18}\Z")]
     Index = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
     Count = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
+    # The name of a directory, too.
+    Hash = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag=str.lower):
@@ -71,7 +74,8 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
 
 
 class Launched(Record, kw_only=True):
-    """What a launch was started with. ``workers``: of all islands together; ``reference``: by objective."""
+    """What a launch was started with. ``workers``: of all islands together; ``reference``: by objective; ``code``: the
+    hash of the task's code (``hpo.task.code_version``), "" where it could not be read."""
 
     evaluations: int | None
     deadline_s: float | None
@@ -80,6 +84,7 @@ class Launched(Record, kw_only=True):
     ranks_per_worker: int | None = None
     time: float
     reference: dict[str, int | float] | None = None
+    code: Hash = ""
 
 
 class Evaluation(Record, kw_only=True, rename={"resumed_at_step": "promoted"}):

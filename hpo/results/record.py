@@ -88,6 +88,15 @@ class CampaignRecord:
         return dict((launched and launched.reference) or {})
 
     @property
+    def code_versions(self) -> dict[int, str]:
+        """By the number of the launch, the hash of the task's code; without launches that have none on record."""
+        return {
+            one.number: one.launched.code
+            for one in self.launches
+            if one.launched is not None and one.launched.code
+        }
+
+    @property
     def started(self) -> float | None:
         return self.launches[0].started if self.launches else None
 
@@ -110,6 +119,7 @@ class _Fold:
         self.known: dict[int, Individual] = {}
         self._evaluations = CurrentEvaluations()
         self._ended: dict[str, Started | Finished] = {}
+        self._ended_in: dict[str, int] = {}
         # Of individuals that went on after a pause, the earliest record: it says what proposed them.
         self._first: dict[str, Started | Finished] = {}
         # By (hop, time, source, target): the record of a second move may be read before that of the first.
@@ -163,6 +173,7 @@ class _Fold:
             self._keep_first(self._ended.pop(record.id))
         if change.ends:
             self._ended[record.id] = record
+            self._ended_in[record.id] = self._launch.number
         elif not change.counts:
             self._keep_first(record)
 
@@ -179,9 +190,9 @@ class _Fold:
         """All, in the order in which they started; those at work in a launch that is no more are lost."""
         last = max(self.launches, default=0)
         runs = alive and bool(last) and self.launches[last].ended is None
-        everyone = [_individual(record) for record in self._ended.values()]
+        everyone = [_individual(record, self._ended_in[identity]) for identity, record in self._ended.items()]
         for launch, record, _ in self._evaluations.open:
-            individual = _individual(record)
+            individual = _individual(record, launch)
             reopened = individual.status in FINAL
             if reopened or (individual.status == RUNNING and not (runs and launch == last)):
                 individual.status = LOST
@@ -220,12 +231,11 @@ _OF_STARTED, _OF_FINISHED = (
 _values_of_started, _values_of_finished = attrgetter(*_OF_STARTED), attrgetter(*_OF_FINISHED)
 
 
-def _individual(record: Started | Finished) -> Individual:
+def _individual(record: Started | Finished, launch: int) -> Individual:
     if isinstance(record, Started):
-        individual = Individual(**dict(zip(_OF_STARTED, _values_of_started(record), strict=True)))
-        individual.started = record.time
-        return individual
-    return Individual(**dict(zip(_OF_FINISHED, _values_of_finished(record), strict=True)))
+        values = dict(zip(_OF_STARTED, _values_of_started(record), strict=True))
+        return Individual(**values, launch=launch, started=record.time)
+    return Individual(**dict(zip(_OF_FINISHED, _values_of_finished(record), strict=True)), launch=launch)
 
 
 def _known(record: Known) -> Individual:

@@ -125,6 +125,7 @@ def test_a_finished_record_alone_makes_an_individual(home: _Home) -> None:
             operator="crossover",
             parents=("0-0-1", "1-0-2"),
             retries=1,
+            launch=1,
         )
     ]
 
