@@ -52,8 +52,8 @@ class Coordinator:
     ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
     ``timed``: evaluations have a time-out. ``health``: watches for failures that are not the configurations' doing;
-    ``reopened``: puts on record that failures of these ids do not count, with the reason; ``worker_left``: that a worker
-    takes no more part."""
+    ``reopened``: puts on record that these failures do not count, with the reason; ``worker_left``: that a worker takes
+    no more part."""
 
     def __init__(
         self,

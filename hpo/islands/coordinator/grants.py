@@ -123,7 +123,7 @@ class Grants:
 
     @property
     def first(self) -> list[tuple[int, int]]:
-        """The leaders that have something to evaluate, with the token of what was granted first: it is evaluated now."""
+        """The leaders that have something to evaluate, with the token of what is evaluated now."""
         return [(leader, next(iter(mine))) for leader, mine in self._outstanding.items() if mine]
 
     @property
