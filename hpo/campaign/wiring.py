@@ -245,6 +245,7 @@ class Assembly:
                 patience_s=settings.evaluation.start_timeout_s,
                 leaders=[place.leader for place in layout.workers],
             ),
+            timed=settings.evaluation.timeout_s is not None,
             reopened=reopened,
             worker_left=worker_left,
         )

@@ -19,6 +19,7 @@ from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRU
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.ending import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED
 from hpo.islands.coordinator.health import Health, fault, improbable
+from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.messages import (
     EvaluationEnd,
     StopRequest,
@@ -610,3 +611,22 @@ def test_a_worker_that_gets_nothing_more_is_on_record_and_the_rest_is_not_idle()
     ends = [one for one in records_of(simulation) if isinstance(one, Finished)]
     assert max(one.finished for one in ends) < 300 * 4.0 / 6  # six workers could do it in 200 s
     assert simulation.left == [(1, 1, "failing")]
+
+
+@pytest.mark.parametrize(("timed", "said"), [(False, 1), (True, 0)])
+def test_an_evaluation_that_far_exceeds_the_median_is_said_once(timed: bool, said: int) -> None:
+    def prepare(simulation: Simulation) -> None:
+        simulation.coordinator._overdue = Overdue(timed=timed)
+        for minute in range(600):
+            simulation.at(60.0 * minute, simulation.coordinator.step)
+
+    simulation = simulate(
+        lambda number: WELL,
+        duration=lambda index: 30_000.0 if index == 20 else 30.0,
+        evaluations=60,
+        prepare=prepare,
+    )
+    remarks = [one for one in simulation.coordinator.remarks if "nothing ends it" in one]
+    assert len(remarks) == said
+    if said:
+        assert "worker" in remarks[0] and "[evaluation] timeout" in remarks[0]

@@ -19,6 +19,7 @@ from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, Rank
 from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, STOPPED, UNFIT, Ending, verdict
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.health import Failure, Health
+from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import Configurations
 from hpo.islands.coordinator.worker_registry import (
@@ -58,8 +59,9 @@ class Coordinator:
     ``must_end``: as of ``Ending``; ``commands``: what people ask for meanwhile;
     ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
-    ``health``: watches for failures that are not the configurations' doing; ``reopened``: puts on record that failures
-    of these ids do not count, with the reason; ``worker_left``: that a worker takes no more part."""
+    ``timed``: evaluations have a time-out. ``health``: watches for failures that are not the configurations' doing;
+    ``reopened``: puts on record that these failures do not count, with the reason; ``worker_left``: that a worker takes
+    no more part."""
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class Coordinator:
         checkpoints: bool,
         must_end: Callable[[], float] | None = None,
         health: Health,
+        timed: bool = False,
         reopened: Callable[[list[Assignment], str], None] = lambda again, reason: None,
         worker_left: Callable[[WorkerPlacement, str], None] = lambda place, reason: None,
     ) -> None:
@@ -98,6 +101,7 @@ class Coordinator:
         self._ended = ended
         self._registry = registry
         self._health = health
+        self._overdue = Overdue(timed=timed)
         self._reopened = reopened
         self._worker_left = worker_left
         self.tally = tally if tally is not None else Tally()
@@ -210,7 +214,7 @@ class Coordinator:
 
     def _judge(self, leader: int, end: EvaluationEnd) -> None:
         """Act on what the end of an evaluation says of its worker."""
-        if leader not in self._registry.places:
+        if not self._health.watches(leader):
             return
         found = self._health.ended(leader, end)
         if self.stopping is not None:
@@ -221,7 +225,7 @@ class Coordinator:
                 self._send(leader, Recall(self._grants.count(leader)))
         if found.bench:
             place = self._registry.places[found.leader]
-            self._registry.dismiss(found.leader)
+            self._registry.bench(found.leader)
             self._grants.held.pop(found.leader, None)
             self._worker_left(place, FAILING)
             self._reopen(found.reopen, "failing worker")
@@ -317,7 +321,7 @@ class Coordinator:
 
     def _check_workers(self) -> None:
         """End when no worker is left."""
-        if self.stopping is None and not self._registry.places:
+        if self.stopping is None and not self._registry.any_left:
             self.stop(LOST if self._registry.dead else UNFIT)
 
     # --- granting -------------------------------------------------------------------------------------------
@@ -388,6 +392,14 @@ class Coordinator:
             self._finish(self.stopping)
         elif self._ending.must_hurry(now):
             self.stop(self.stopping, urgent=True)
+        for leader, seconds, median_s in self._overdue.look(now, self._grants.first, self.tally.recent_s):
+            place = self._registry.places.get(leader)
+            if place is not None:
+                self.remarks.append(
+                    f"an evaluation of worker {place.island}-{place.worker} has been running for {seconds / 60:.0f} "
+                    f"minutes, {seconds / max(median_s, 0.001):.0f} times the median, and nothing ends it: set "
+                    "[evaluation] timeout"
+                )
         if self._health.lost_patience(now, lambda: self._grants.busy_leaders):
             self._something_changed()
         self.look_at_commands()

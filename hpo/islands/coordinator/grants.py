@@ -131,6 +131,11 @@ class Grants:
         self._recalled.discard(leader)
 
     @property
+    def first(self) -> list[tuple[int, int]]:
+        """The leaders that have something to evaluate, with the token of what is evaluated now."""
+        return [(leader, next(iter(mine))) for leader, mine in self._outstanding.items() if mine]
+
+    @property
     def busy_leaders(self) -> list[int]:
         """Those that have something to evaluate."""
         return [leader for leader, mine in self._outstanding.items() if mine]

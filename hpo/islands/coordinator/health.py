@@ -150,12 +150,19 @@ class Health:
             return Actions(leader=leader)
         test = worker.row[-1]
         worker.test = test.again.id
+        # It is reopened now, and so not once more with the launch's row.
+        kept = [one for one in self._row if one.again.id != test.again.id]
+        self._row = deque(kept, maxlen=_LONGEST)
         return Actions(leader=leader, test=test)
 
     def _can_test(self, suspect: int) -> bool:
         """Whether another worker has shown that it works."""
         others = (other for leader, other in self._workers.items() if leader != suspect)
         return any(other.succeeded and other.test is None for other in others)
+
+    def watches(self, leader: int) -> bool:
+        """Whether ``leader`` may get something."""
+        return leader in self._workers
 
     def left(self, leader: int) -> None:
         """``leader`` takes no more part."""
