@@ -446,7 +446,23 @@ def test_try_of_a_task_that_fails_ends_with_1_and_its_error(terminal: Terminal) 
 # --- help -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["run", "try", "stop", "status", "best", "export"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run",
+        "try",
+        "status",
+        "best",
+        "export",
+        "stop",
+        "pause",
+        "unpause",
+        "drain",
+        "retry",
+        "enqueue",
+        "set",
+    ],
+)
 def test_help_has_an_example_and_the_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
