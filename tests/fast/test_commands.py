@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,15 @@ class Steered:
     def earlier(self) -> ResumeState:
         return fold(self.records, space=SPACE, islands=self.settings["islands"], losses=losses)
 
-    def launch(self, *requests: tuple[float, Request], seed: int = 1, **settings: Any) -> Simulation:
-        """One launch by a person, with these requests at these times; those at 0 were given before it began."""
+    def launch(
+        self,
+        *requests: tuple[float, Request],
+        seed: int = 1,
+        kills: Sequence[tuple[float, int]] = (),
+        **settings: Any,
+    ) -> Simulation:
+        """One launch by a person, with these requests at these times; those at 0 were given before it began.
+        ``kills``: when which ranks die."""
         for identity in [one for one, request in self.inbox.look().requests if isinstance(request, Stop)]:
             del self.inbox.requests[identity]
         for when, request in requests:
@@ -90,11 +98,14 @@ class Steered:
 
         def ask(request: Request) -> None:
             self.inbox.give(request)
-            simulation.coordinator.step()
+            if 0 not in simulation.dead:
+                simulation.coordinator.step()
 
         for when, request in requests:
             if when:
                 simulation.at(when, lambda request=request: ask(request))
+        for when, rank in kills:
+            simulation.at(when, lambda rank=rank: simulation.kill(rank))
         simulation.run()
         self.records += records_of(simulation)
         return simulation
@@ -384,7 +395,8 @@ def test_whatever_is_asked_at_any_time_the_budget_is_met_exactly(seed: int) -> N
             requests = [(0, Unpause(**ASKED)), (0, Set(**ASKED, evaluations=budget + 40))]
         else:
             requests.append((rng.uniform(16, 20), Stop(**ASKED)))
-        simulation = steered.launch(*requests, seed=seed * 10 + launch)
+        kills = [(rng.uniform(1, 12), rng.randrange(workers))] if rng.random() < 0.4 and not last else []
+        simulation = steered.launch(*requests, seed=seed * 10 + launch, kills=kills)
     assert simulation.coordinator.end.reason == DONE
     done = steered.done()
     assert len(done) == sum(done.values()) == budget + 40

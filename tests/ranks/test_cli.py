@@ -15,6 +15,8 @@ from terminal import Terminal, wait_until
 
 import hpo
 from hpo import cli
+from hpo.journal.commands import Stop, asked, give
+from hpo.journal.directory import write_identity
 from hpo.journal.lock import acquire
 
 
@@ -359,6 +361,20 @@ def test_a_second_command_on_a_directory_in_use_is_refused(terminal: Terminal) -
     wait_until(lambda: len(terminal.side()) > count, "another evaluation of the first command")
     first.signal(signal.SIGINT)
     assert first.wait().returncode == 75
+
+
+def test_a_job_that_slurm_starts_again_after_a_stop_ends_with_0(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.task()
+    terminal.campaign()
+    run = terminal.directory / "run"
+    write_identity(run, hpo.Campaign.from_file(terminal.directory / "c.toml").identity)
+    give(run, Stop(**asked()))
+    monkeypatch.setitem(terminal.environment, "SLURM_RESTART_COUNT", "1")
+    for done in terminal.hpo("run", "c.toml", "--ranks", 2), terminal.mpirun(2, "run", "c.toml"):
+        assert done.returncode == 0 and done.stderr.count("nothing is started: `hpo stop ") == 1
+        assert terminal.side() == [] and not (run / "journal").exists() and not (run / "lock").exists()
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
