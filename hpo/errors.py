@@ -30,6 +30,12 @@ class RanksDied(CampaignError):
     exit_code = EXIT_RESUMABLE
 
 
+class LockLost(CampaignError):
+    """Another launch has taken the campaign's lock, or may have; when that is over, this one may go on."""
+
+    exit_code = EXIT_RESUMABLE
+
+
 class JournalDamaged(CampaignError):
     """A journal holds a record, other than a torn last one, whose checksum does not fit.
 

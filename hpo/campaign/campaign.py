@@ -358,11 +358,17 @@ class Campaign:
         """Rank 0: open the campaign, serve as coordinator and as the first leader."""
         settings = self.settings
         others = range(1, transport.size)
-        lock: Lock | None = None
+        held = ExitStack()
         try:
             try:
                 self.check()
-                lock = acquire(settings.directory)
+                lock = held.enter_context(
+                    acquire(
+                        settings.directory,
+                        supervisor=config.launcher().supervisor,
+                        waiting=lambda sentence: write(f"hpo: {sentence}", sys.stderr, flush=True),
+                    )
+                )
                 if (
                     directory.check_identity(settings.directory, self.identity, compare=self._differences)
                     is None
@@ -399,8 +405,7 @@ class Campaign:
                 transport.send(rank, encode(starts[rank]))
             return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
         finally:
-            if lock is not None:
-                lock.release()
+            held.close()
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
