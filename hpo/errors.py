@@ -25,7 +25,7 @@ class CampaignError(HpoError):
 
 
 class RanksDied(CampaignError):
-    """Ranks died before the campaign had begun; it may be tried again."""
+    """Ranks died, or did not start in time, before the campaign had begun; it may be tried again."""
 
     exit_code = EXIT_RESUMABLE
 

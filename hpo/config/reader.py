@@ -32,6 +32,7 @@ else:
 
 __all__ = [
     "DEADLINE",
+    "EXPORTED",
     "STARTED_BY",
     "TERMINAL",
     "EvaluationSettings",
@@ -55,6 +56,8 @@ value is that one's own."""
 TERMINAL = "HPO_TERMINAL_COLUMNS"
 DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
+EXPORTED = (STARTED_BY, TERMINAL, DEADLINE, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+"""Environment variables that the ranks on all hosts are to have."""
 
 # Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFFA
@@ -174,6 +177,12 @@ class SlurmAttempt(NamedTuple):
     def __str__(self) -> str:
         return f"{self.job}.{self.number}"
 
+    @classmethod
+    def parse(cls, text: str) -> SlurmAttempt | None:
+        """What ``str`` makes; None of any other text."""
+        job, _, number = text.partition(".")
+        return cls(job, int(number)) if job.isdecimal() and number.isdecimal() and len(number) < 10 else None
+
 
 def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     """What the environment says about the launch of this process."""
@@ -212,7 +221,7 @@ def slurm_attempt(environ: Mapping[str, str] | None = None) -> SlurmAttempt | No
     """The Slurm job that this process is in, and how often that was requeued before; None outside one."""
     environ = os.environ if environ is None else environ
     job, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
-    return SlurmAttempt(job, int(restarts) if restarts.isdecimal() else 0) if job else None
+    return SlurmAttempt.parse(f"{job}.{restarts or 0}")
 
 
 def environment() -> dict[str, str]:
