@@ -384,8 +384,9 @@ class Supervisor:
         if code is not None and reported:
             return code - EXIT_REPORTED, False
         if code == EXIT_REPORTED + EXIT_RESUMABLE:
-            # Once the campaign has begun, that is what another start would meet, too, such as another launch at work.
-            return EXIT_RESUMABLE, on_record is None
+            # What ended a campaign that had begun, another start would meet, too: another launch at work, or a directory
+            # that is gone.
+            return EXIT_RESUMABLE, on_record is None and (self._directory / "campaign.json").exists()
         if on_record is None:
             if code is not None and code < 0:
                 # By a person, or by a machine that was short of memory: the next one would meet the same.

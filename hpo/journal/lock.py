@@ -172,33 +172,33 @@ class Lock:
 
         Errors of the storage are borne for ``_PATIENCE_S``: they pass, as where a file server changes over."""
         try:
-            named = _decoded(self._read())
-            if named is not None and named.token != self.holder.token:
-                self._lost = self._taken(f" by {named}")
-                return
-            os.utime(self.path)
+            self._refresh()
         except OSError as error:
             silent_s = time.monotonic() - self._refreshed
-            if silent_s >= _PATIENCE_S and self._lost is None:
-                if isinstance(error, FileNotFoundError) and self.path.parent.exists():
-                    self._lost = self._taken("")
-                else:
-                    self._lost = LockLost(
-                        f"{self.path} could not be refreshed for {silent_s:.0f} s ({error.strerror or error}), and "
-                        "another launch may have taken this one for dead. This one stops: give the same command again "
-                        "when the directory can be used."
-                    )
-        else:
-            self._refreshed = time.monotonic()
+            if silent_s >= _PATIENCE_S:
+                self._lost = LockLost(
+                    f"{self.path} could not be refreshed for {silent_s:.0f} s ({error.strerror or error}), and "
+                    "another launch may have taken this one for dead. This one stops: give the same command again "
+                    "when the directory can be used."
+                )
 
-    def _read(self) -> bytes:
+    def _refresh(self) -> None:
         try:
-            return self.path.read_bytes()
+            named = _decoded(self.path.read_bytes())
         except FileNotFoundError:
-            # While nobody can have thought it stale, nobody had the right to take it away: it was removed by hand.
-            if time.monotonic() - self._refreshed < STALE_S and _create(self.path, _encoded(self.holder)):
-                return self.path.read_bytes()
-            raise
+            if not (self.path.parent / "campaign.json").exists():
+                raise  # the whole directory is away, whatever evaluations make in its place
+            # Until others think it stale, only a person can have removed it; later, one of them may have come and gone.
+            if time.monotonic() - self._refreshed >= STALE_S:
+                self._lost = self._taken("")
+                return
+            _create(self.path, _encoded(self.holder))
+            named = None
+        if named is not None and named.token != self.holder.token:
+            self._lost = self._taken(f" by {named}")
+            return
+        os.utime(self.path)
+        self._refreshed = time.monotonic()
 
     def _taken(self, by: str) -> LockLost:
         return LockLost(

@@ -161,7 +161,6 @@ def test_errors_that_pass_are_borne_for_minutes(
             patched.setattr(locks.os, "utime", fails)
         else:
             patched.setattr(Path, "read_bytes", fails)
-            patched.setattr(locks, "_create", fails)
         for _ in range(20):
             clock.sleep(5.0)
             lock.refresh()
@@ -204,19 +203,38 @@ def test_who_could_not_write_for_long_sees_that_another_took_over(tmp_path: Path
 
 def test_a_lock_that_was_removed_by_hand_is_written_again(tmp_path: Path, clock: Clock) -> None:
     lock = acquire(tmp_path)
+    (tmp_path / "campaign.json").touch()
     lock.path.unlink()
     lock.refresh()
     lock.check()
     assert holder(tmp_path) == lock.holder
     # After a silence, another launch may have come and gone meanwhile.
-    clock.sleep(STALE_S + 1)
-    lock.path.unlink()
-    lock.refresh()
-    assert not lock.path.exists()
     clock.sleep(STALE_S)
+    lock.path.unlink()
     lock.refresh()
     with pytest.raises(LockLost, match="was taken away while"):
         lock.check()
+    assert not lock.path.exists()
+
+
+def test_a_directory_that_is_gone_is_waited_for_and_not_taken_for_what_was_made_in_its_place(
+    tmp_path: Path, clock: Clock
+) -> None:
+    home, gone = tmp_path / "run", tmp_path / "gone"
+    lock = acquire(home)
+    (home / "campaign.json").touch()
+    home.rename(gone)
+    (home / "evaluations").mkdir(parents=True)  # as an evaluation that begins does
+    clock.sleep(90.0)
+    lock.refresh()
+    lock.check()
+    assert not lock.path.exists()
+    home.rename(tmp_path / "remains")
+    gone.rename(home)
+    lock.refresh()
+    clock.sleep(90.0)
+    lock.refresh()
+    lock.check()
 
 
 def test_a_lock_that_cannot_be_removed_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,8 +140,15 @@ def test_a_campaign_that_lost_its_lock_is_not_started_against_the_one_that_took_
     assert len(log.read_text().split()) == 1
 
 
+def test_a_campaign_whose_directory_is_gone_is_not_started_in_an_empty_one(tmp_path: Path) -> None:
+    supervised, log = supervisor(tmp_path, f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
+    assert supervised.run() == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 1
+
+
 def test_ranks_that_were_too_slow_to_start_are_started_again(tmp_path: Path) -> None:
     supervised, log = supervisor(tmp_path, f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
+    (tmp_path / "run" / "campaign.json").touch()
     assert supervised.run() == EXIT_RESUMABLE
     assert len(log.read_text().split()) == 3
 
