@@ -384,8 +384,8 @@ class Supervisor:
         if code is not None and reported:
             return code - EXIT_REPORTED, False
         if code == EXIT_REPORTED + EXIT_RESUMABLE:
-            # What ended a campaign that had begun, another start would meet, too: another launch at work, or a directory
-            # that is gone.
+            # What ended a campaign that had begun, such as another launch at work, another start would meet, too; and
+            # one whose directory is gone must not begin anew in an empty one.
             return EXIT_RESUMABLE, on_record is None and (self._directory / "campaign.json").exists()
         if on_record is None:
             if code is not None and code < 0:
