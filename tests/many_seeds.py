@@ -10,7 +10,7 @@ import argparse
 import random
 from collections.abc import Iterator
 
-from simulation.campaigns import SPACE, check_knowledge, disturb, final, losses, make, records_of, slow
+from simulation.campaigns import SPACE, check_knowledge, disturb, losses, make, records_of, slow, standing
 
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.resume import fold
@@ -35,17 +35,18 @@ def run(seed: int) -> None:
             evaluations=budget,
             earlier=earlier,
             migration=rng.choice([0.0, 0.5, 1.0]),
+            first_failures=rng.choice([None, 4, 30]),
             **slow(rng),
         )
         # The last launches are left alone, so that each campaign comes to its end.
         until = disturb(simulation, rng, workers) if launch < _LAUNCHES - 2 else float("inf")
-        before = {record.id for record in records if final(record)}
+        before = {record.id for record in standing(records)}
         report = simulation.run(until=until)  # raises where it comes to a standstill
         new = records_of(simulation)
         again = {record.id for record in new if isinstance(record, (Started, Finished))}
         assert not before & again, "a recorded evaluation was done again"
         records += new
-        ended = [record for record in records if final(record)]
+        ended = standing(records)
         assert len({record.id for record in ended}) == len(ended), "an individual was recorded twice"
         assert len({SPACE.key(record.params) for record in ended}) == len(ended), "a configuration came twice"
         assert len(ended) <= budget, "more than the budget"
@@ -57,9 +58,9 @@ def run(seed: int) -> None:
             check_knowledge(simulation)
             if end.reason == DONE:
                 break
-    assert len([record for record in records if final(record)]) == budget, "the campaign did not complete"
+    assert len(standing(records)) == budget, "the campaign did not complete"
     begun = {record.id for record in records if isinstance(record, Started)}
-    assert begun <= {record.id for record in records if final(record)}, "something begun was lost"
+    assert begun <= {record.id for record in standing(records)}, "something begun was lost"
 
 
 def replayable(seeds: Iterator[int]) -> None:

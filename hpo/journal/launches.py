@@ -13,7 +13,7 @@ from pathlib import Path
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import journal_files, journal_path, last_launch, read_directory, read_file
-from hpo.journal.records import Ended, Finished, Header, Launched, Record, Started
+from hpo.journal.records import Ended, Finished, Header, Launched, Record, Reopened, Started
 
 MOST_IN_VAIN = 3
 """So many launches in a row that get nothing done are enough: what ends them will not go away."""
@@ -56,8 +56,8 @@ def is_complete(directory: Path, evaluations: int | None) -> bool:
     for record in read_directory(directory, []):
         if isinstance(record, Header):
             current.enter_launch(record)
-        elif isinstance(record, (Started, Finished)):
-            change = current.add(record)
+        elif isinstance(record, (Started, Finished, Reopened)):
+            change = current.reopen(record) if isinstance(record, Reopened) else current.add(record)
             if change.reopens:
                 statuses.pop(record.id, None)
             if change.ends and isinstance(record, Finished):

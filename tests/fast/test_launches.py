@@ -73,6 +73,16 @@ def test_a_budget_is_complete_when_so_many_have_ended_for_good(tmp_path: Path) -
     assert not is_complete(tmp_path, None)
 
 
+def test_a_failure_that_was_reopened_is_still_to_be_evaluated(tmp_path: Path) -> None:
+    reopened = {"type": "reopened", "id": "0-0-1", "number": 1, "reason": "sick", "time": 3.0}
+    journals.write(tmp_path, [finished(0), finished(1, "failed")])
+    assert is_complete(tmp_path, 2)
+    journals.write(tmp_path, [reopened], 2)
+    assert not is_complete(tmp_path, 2)
+    journals.write(tmp_path, [finished(1, "failed", reopened=1)], 3)
+    assert is_complete(tmp_path, 2)
+
+
 def test_a_budget_of_failures_alone_is_not_done(tmp_path: Path) -> None:
     journals.write(tmp_path, [finished(0, "failed"), finished(1, "timeout")])
     assert not is_complete(tmp_path, 2)

@@ -14,7 +14,7 @@ from hpo.islands.messages import End
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
 UNFIT = "unfit"
 FUTILE = "futile"
-"""The first evaluations of the launch all failed (see ``hpo.islands.coordinator.futility``)."""
+"""All evaluations failed for a while (see ``hpo.islands.coordinator.health``)."""
 IN_VAIN = "in vain"
 """It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
 LOST = "lost"
