@@ -25,7 +25,13 @@ class CampaignError(HpoError):
 
 
 class RanksDied(CampaignError):
-    """Ranks died before the campaign had begun; it may be tried again."""
+    """Ranks died, or did not start in time, before the campaign had begun; it may be tried again."""
+
+    exit_code = EXIT_RESUMABLE
+
+
+class LockLost(CampaignError):
+    """Another launch has taken the campaign's lock, or may have; when that is over, this one may go on."""
 
     exit_code = EXIT_RESUMABLE
 

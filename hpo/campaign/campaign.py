@@ -52,7 +52,7 @@ from hpo.terminal import one_line, write
 from hpo.text import excerpt
 
 _GREETING_S = 120.0
-"""How long rank 0 waits for the others to start, and they for its answer."""
+_GREETING_OF_A_RANK_S = 0.05
 _DRAWS = 10_000
 
 
@@ -115,7 +115,8 @@ class Campaign:
         timeout (duration; default None): an evaluation that takes longer is killed; None: never.
         retries (int, from 0; default 1): how often an individual whose process died is evaluated again.
         grace (duration or 0; default 60.0): how long evaluations may save when the campaign stops.
-        start_timeout (duration; default 300.0): how long evaluators may take to start.
+        start_timeout (duration; default 300.0): how long evaluators may take to start; and ranks, to which a launch
+            gives at least 120 s, and 0.05 s more for each.
         first_failures (int, from 1, or "off"; default 30): failures in a row, of all workers, that end a launch; a
             third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
@@ -359,11 +360,17 @@ class Campaign:
         """Rank 0: open the campaign, serve as coordinator and as the first leader."""
         settings = self.settings
         others = range(1, transport.size)
-        lock: Lock | None = None
+        held = ExitStack()
         try:
             try:
                 self.check()
-                lock = acquire(settings.directory)
+                lock = held.enter_context(
+                    acquire(
+                        settings.directory,
+                        supervisor=config.launcher().supervisor,
+                        waiting=lambda sentence: write(f"hpo: {sentence}", sys.stderr, flush=True),
+                    )
+                )
                 if (
                     directory.check_identity(settings.directory, self.identity, compare=self._differences)
                     is None
@@ -400,13 +407,13 @@ class Campaign:
                 transport.send(rank, encode(starts[rank]))
             return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
         finally:
-            if lock is not None:
-                lock.release()
+            held.close()
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
         early: list[tuple[int, bytes]] = []
-        deadline = time.monotonic() + 2 * _GREETING_S
+        waits_s = 2 * self._greeting_s(transport.size)
+        deadline = time.monotonic() + waits_s
         while time.monotonic() < deadline:
             if 0 in transport.failed():
                 return End(LOST, EXIT_RESUMABLE, None)
@@ -422,10 +429,14 @@ class Campaign:
                 early.append((source, data))
             time.sleep(0.002)
         raise CampaignError(
-            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {2 * _GREETING_S:.0f} s. "
+            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {waits_s:.0f} s. "
             "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes "
             "blocked"
         )
+
+    def _greeting_s(self, ranks: int) -> float:
+        """How long rank 0 waits for the others to start; they wait twice as long, as it folds the journals, too."""
+        return max(_GREETING_S, self.settings.evaluation.start_timeout_s) + _GREETING_OF_A_RANK_S * ranks
 
     def _fingerprint(self) -> str:
         """Equal on two ranks that would run the same campaign."""
@@ -433,9 +444,11 @@ class Campaign:
         return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
 
     def _greet(self, transport: Transport) -> list[str]:
-        """Host names by rank, once all have said hello; raises CampaignError for one that could not."""
+        """Host names by rank, once all have said hello; raises CampaignError for one that could not, RanksDied for one
+        that did not."""
         hosts: dict[int, str] = {0: socket.gethostname()}
-        deadline = time.monotonic() + _GREETING_S
+        waits_s = self._greeting_s(transport.size)
+        deadline = time.monotonic() + waits_s
         mine = self._fingerprint()
         while len(hosts) < transport.size:
             if transport.failed():
@@ -457,9 +470,9 @@ class Campaign:
                 hosts[source] = hello.host
             if time.monotonic() > deadline:
                 missing = [rank for rank in range(transport.size) if rank not in hosts]
-                raise CampaignError(
+                raise RanksDied(
                     f"ranks {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''} did not start within "
-                    f"{_GREETING_S:.0f} s. Look for their own messages"
+                    f"{waits_s:.0f} s. Look for their own messages; if they are slow, raise [evaluation] start_timeout"
                 )
             time.sleep(0.001)
         return [hosts[rank] for rank in range(transport.size)]

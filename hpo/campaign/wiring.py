@@ -51,8 +51,6 @@ from hpo.task.code_version import code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 
-_REFRESH_S = 5.0
-
 
 @dataclass(kw_only=True)
 class Assembly:
@@ -96,7 +94,12 @@ class Assembly:
             return RankRoles(
                 members=place.ranks, leader=None, non_leader=evaluator_host, filenos=evaluator_host.filenos
             )
-        header = Header.of_this_process(launch=start.launch, island=place.island, worker=place.worker)
+        header = Header.of_this_process(
+            launch=start.launch,
+            island=place.island,
+            worker=place.worker,
+            job=str(config.slurm_attempt() or ""),
+        )
         writer = JournalWriter(self._journal_of(place, start.launch), header)
         self.writer = writer
         closing.callback(writer.close)
@@ -306,18 +309,15 @@ class Assembly:
 
 
 class Housekeeping:
-    """What rank 0 does beside the protocol, now and then: keep the lock fresh, show how it goes."""
+    """What rank 0 does beside the protocol, now and then: end where the lock is lost, show how it goes."""
 
     def __init__(self, lock: Lock, coordinator: Coordinator, display: Display | None) -> None:
         self._lock = lock
         self._coordinator = coordinator
         self._display = display
-        self._next_refresh = 0.0
 
     def __call__(self, now: float) -> None:
-        if now >= self._next_refresh:
-            self._next_refresh = now + _REFRESH_S
-            self._lock.refresh()
+        self._lock.check()
         while self._coordinator.remarks:
             with suppress(OSError):  # its reader may be gone
                 write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)

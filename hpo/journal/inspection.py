@@ -141,8 +141,7 @@ def repair(directory: Path) -> Inspection:
         CampaignError: a campaign is at work, there is none, or the directory cannot be read or written.
     """
     first = check(directory)
-    lock = locks.acquire(directory)
-    try:
+    with locks.acquire(directory):
         inspection = _Inspection(directory, locked=True)
         try:
             done = [_rewrite(directory, journal) for journal in inspection.journals if journal.to_do]
@@ -154,8 +153,6 @@ def repair(directory: Path) -> Inspection:
             ) from error
         lost = [replace(one, kind=LOST) for one in inspection.report.damaged if one.lines is not None]
         report = _Inspection(directory, locked=True).report
-    finally:
-        lock.release()
     report.lock, report.holder, report.repaired = first.lock, first.holder, done
     if done:
         report.findings = lost + report.findings
