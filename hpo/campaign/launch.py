@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -24,13 +24,21 @@ from hpo.cluster.mpi_startup import connect
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
-from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, UsageError
+from hpo.errors import (
+    EXIT_REPORTED,
+    EXIT_RESUMABLE,
+    EXIT_STORAGE,
+    CampaignError,
+    HpoError,
+    StorageFailed,
+    UsageError,
+)
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
-from hpo.journal.files import journal_files, journal_path, last_launch, read_file
+from hpo.journal.files import journal_files, journal_path, last_launch, read_file, worker_journals
 from hpo.journal.lock import acquire
-from hpo.journal.records import Ended, Finished, Launched
+from hpo.journal.records import Ended, Finished, Launched, Record
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
@@ -115,7 +123,9 @@ def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> i
     if transport.rank:
         return 0
     if started_by_us:
-        error.exit_code += EXIT_REPORTED
+        error.exit_code = EXIT_REPORTED + (
+            EXIT_STORAGE if isinstance(error, StorageFailed) else error.exit_code
+        )
     raise error
 
 
@@ -364,6 +374,8 @@ class Supervisor:
         code = self._wait()
         if code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2):
             return code - EXIT_REPORTED, False
+        if code == EXIT_REPORTED + EXIT_STORAGE:
+            return EXIT_RESUMABLE, False
         end = last_end(self._directory, launch=launch)
         if self._live and end is None:
             # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
@@ -398,21 +410,21 @@ def _say(sentence: str) -> None:
     print(f"hpo: {sentence}", file=sys.stderr, flush=True)
 
 
+def _first_journal(directory: Path, launch: int) -> Iterator[Record]:
+    """What rank 0 wrote in the launch."""
+    for path in worker_journals(directory, launch=launch, island=0, worker=0):
+        yield from read_file(path)
+
+
 def last_end(directory: Path, *, launch: int) -> tuple[str, int] | None:
     """Reason and exit code on record for the launch; None when it never began or never came to its end."""
-    path = journal_path(directory, launch=launch, island=0, worker=0)
-    if not path.exists():
-        return None
-    ends = [record for record in read_file(path) if isinstance(record, Ended)]
+    ends = [record for record in _first_journal(directory, launch) if isinstance(record, Ended)]
     return (ends[-1].reason, ends[-1].exit) if ends else None
 
 
 def _launched(directory: Path, launch: int) -> float | None:
     """When the launch began, in Unix seconds; None if it did not."""
-    path = journal_path(directory, launch=launch, island=0, worker=0)
-    if not path.exists():
-        return None
-    return next((one.time for one in read_file(path) if isinstance(one, Launched)), None)
+    return next((one.time for one in _first_journal(directory, launch) if isinstance(one, Launched)), None)
 
 
 def _finished(directory: Path, launch: int) -> bool:

@@ -291,11 +291,15 @@ def dead_leader_record(
     """``records``: of one journal, whose writer writes no more."""
     found = DeadLeaderRecord()
     open_: dict[str, Started] = {}
+    reported: set[tuple[str, int]] = set()
     for record in records:
         if isinstance(record, Started):
             open_[record.id] = record
         elif isinstance(record, Finished):
             open_.pop(record.id, None)
+            if (record.id, record.resumed_at_step) in reported:
+                continue  # written again, after a write that failed
+            reported.add((record.id, record.resumed_at_step))
             key = key_of(space, record.params, record.inherits, record.operator, record.id)
             loss = _loss(record, losses)
             ended = None if loss is None else list(loss)

@@ -181,6 +181,13 @@ class Entered(Record, kw_only=True):
     time: float
 
 
+class Storage(Record, kw_only=True):
+    """A worker waits for its storage because of ``error``, path and reason; null: none waits any more."""
+
+    error: str | None
+    time: float
+
+
 class Stopping(Record, kw_only=True):
     """The launch begins nothing more, and what runs may save itself."""
 

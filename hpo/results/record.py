@@ -27,6 +27,7 @@ from hpo.journal.records import (
     Record,
     Started,
     Stopping,
+    Storage,
 )
 
 
@@ -41,6 +42,8 @@ class Launch:
     """None if the launch died before that record was written."""
     stopping: str | None = None
     """Why it begins nothing more; None until then."""
+    storage: tuple[str, float] | None = None
+    """What a worker waits for, path and reason, and since when; None where none does."""
     ended: tuple[str, int] | None = None
     """Reason and exit code; None if it is running or was killed."""
 
@@ -124,6 +127,9 @@ class _Fold:
     def _on_stopping(self, record: Stopping) -> None:
         self._launch.stopping = record.reason
 
+    def _on_storage(self, record: Storage) -> None:
+        self._launch.storage = None if record.error is None else (record.error, record.time)
+
     def _on_ended(self, record: Ended) -> None:
         self._launch.ended = (record.reason, record.exit)
 
@@ -177,6 +183,7 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Migrated: _Fold._on_migrated,
     Known: _Fold._on_known,
     Stopping: _Fold._on_stopping,
+    Storage: _Fold._on_storage,
     Ended: _Fold._on_ended,
 }
 

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
+from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, UNFIT, Ending, verdict
+from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, STORAGE, UNFIT, Ending, verdict
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.grants import Grants, key_of
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import Configurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.leader.storage import storage_sentence
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
@@ -36,6 +38,7 @@ from hpo.islands.messages import (
     StopRequest,
     ToCoordinator,
     Unfit,
+    Waiting,
     check_handlers,
     encode,
 )
@@ -47,7 +50,8 @@ class Coordinator:
 
     ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations;
     ``configurations``: as of ``UnseenConfigurations``; ``deadline`` to ``stop_requested``: as of ``Ending``;
-    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``stop_begun``: called once with the reason, when
+    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what workers wait
+    for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
     ``futility``: watches for a launch in which everything fails."""
 
@@ -69,6 +73,7 @@ class Coordinator:
         grace_s: float,
         stop_requested: Callable[[], bool] = lambda: False,
         stop_begun: Callable[[str], None] = lambda reason: None,
+        storage_changed: Callable[[str | None], None] = lambda error: None,
         ended: Callable[[End], None] = lambda end: None,
         checkpoints: bool,
         must_end: Callable[[], float] | None = None,
@@ -78,6 +83,10 @@ class Coordinator:
         self._everyone = tuple(everyone)
         self._evaluations = evaluations
         self._stop_begun = stop_begun
+        self._storage_changed = storage_changed
+        # By leader, since when and for what it waits; what it could not be waited for any longer.
+        self._waiting: dict[int, tuple[float, str]] = {}
+        self._storage_failed: str | None = None
         self._ended = ended
         self._registry = registry
         self._futility = futility
@@ -121,6 +130,7 @@ class Coordinator:
             Remark: self._take_remark,
             Returned: self._take_back,
             Unfit: self._dismiss,
+            Waiting: self._note_waiting,
             Disbanded: self._disband,
             StopRequest: lambda source, request: self.stop(request.reason, urgent=request.urgent),
         }
@@ -200,13 +210,31 @@ class Coordinator:
         self._left(leader)
 
     def _dismiss(self, leader: int, message: Unfit) -> None:
-        """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
-        any."""
+        """A worker that cannot start evaluators, or write its journal, is out; what it had begun goes to others, while
+        there are any."""
         self._budget.assignments += self._taken_off(leader, message.unfinished)
         self._registry.dismiss(leader)
-        self.unfit[leader] = message.error
+        if message.storage:
+            self._storage_failed = message.error
+        else:
+            self.unfit[leader] = message.error
+        if (
+            message.storage and leader == self._transport.rank
+        ):  # this journal has the coordinator's records, too
+            self.stop(STORAGE)
         self._check_workers()
         self._left(leader)
+
+    def _note_waiting(self, leader: int, message: Waiting) -> None:
+        before = self.storage_error
+        since, _ = self._waiting.pop(leader, (self._transport.now(), ""))
+        if message.error is not None:
+            self._waiting[leader] = since, message.error
+        if (self.storage_error is None) != (before is None):
+            self._storage_changed(self.storage_error)
+        if message.over:
+            self._storage_failed = message.error
+            self.stop(STORAGE)
 
     def _disband(self, rank: int, message: Disbanded) -> None:
         """A survivor of a broken worker has ended what ran there."""
@@ -251,6 +279,7 @@ class Coordinator:
         return begun
 
     def _forget_leader(self, leader: int) -> None:
+        self._note_waiting(leader, Waiting(None, False))
         for item in self._grants.forget(leader):
             self._release(item)
 
@@ -265,7 +294,7 @@ class Coordinator:
     def _check_workers(self) -> None:
         """End when no worker is left, nor any to come."""
         if self.stopping is None and not self._registry.places and not self._registry.settling:
-            self.stop(LOST if self._registry.dead else UNFIT)
+            self.stop(STORAGE if self._storage_failed else LOST if self._registry.dead else UNFIT)
 
     # --- granting -------------------------------------------------------------------------------------------
 
@@ -366,6 +395,7 @@ class Coordinator:
             works=self._futility.alive,
             unfit=next(iter(self.unfit.values()), None),
             futile=self._futility.sentence() if reason == FUTILE else None,
+            storage=storage_sentence(self._storage_failed or ""),
         )
         self._ended(self.end)
         for rank in self._everyone:
@@ -388,6 +418,19 @@ class Coordinator:
     def next_wake(self) -> float:
         """When ``step`` must be called at the latest."""
         return self._ending.next_look
+
+    @property
+    def storage_error(self) -> str | None:
+        """What a worker waits for that could not be written, path and reason; None where none waits."""
+        return min(self._waiting.values(), default=(0.0, None))[1]
+
+    def waited_for_storage(self, now: float) -> tuple[str, float] | None:
+        """What could not be read or written, path and reason, and for how many seconds; None where all could."""
+        if self._waiting:
+            since, error = min(self._waiting.values())
+            return error, now - since
+        error_ = self._ending.error
+        return None if error_ is None else (describe_os_error(error_, "the request to stop"), 0.0)
 
     @property
     def running(self) -> int:
