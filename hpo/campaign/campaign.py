@@ -26,15 +26,15 @@ from hpo.campaign.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
 from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config
-from hpo.config.layout import Layout, WorkerPlacement
+from hpo.config.layout import Layout
 from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
-from hpo.islands.event_loop import EventLoop, RankRoles
-from hpo.islands.messages import End, Form, Hello, Start, decode, encode
+from hpo.islands.event_loop import EventLoop
+from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.files import journal_files, journal_name, last_launch, read_directory, read_file
@@ -116,7 +116,8 @@ class Campaign:
         retries (int, from 0; default 1): how often an individual whose process died is evaluated again.
         grace (duration or 0; default 60.0): how long evaluations may save when the campaign stops.
         start_timeout (duration; default 300.0): how long evaluators may take to start.
-        first_failures (int, from 1, or "off"; default 30): failures before any success that end a launch.
+        first_failures (int, from 1, or "off"; default 30): failures in a row, of all workers, that end a launch; a
+            third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
         interface (str; default None): network interface between the hosts of a worker; None: found.
 
@@ -313,7 +314,7 @@ class Campaign:
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
             CampaignError: it could not go on: no worker starts evaluators, the first evaluations all failed (see
-                ``hpo.islands.coordinator.futility``), or the storage did not work for minutes (then its ``exit_code``
+                ``hpo.islands.coordinator.health``), or the storage did not work for minutes (then its ``exit_code``
                 is 75). What was recorded stays.
         """
         transport = transport or connect()
@@ -491,26 +492,9 @@ class Campaign:
                 closing=closing,
             )
 
-            def form(message: Form) -> RankRoles:
-                new = WorkerPlacement(
-                    index=len(layout.workers) + message.number - 1,
-                    island=message.island,
-                    worker=message.worker,
-                    ranks=tuple(message.ranks),
-                )
-                known = Start(
-                    start.launch,
-                    start.hosts,
-                    message.sequence,
-                    message.population,
-                    message.owned,
-                    message.reports,
-                )
-                return assembly.roles(new, message.leaders, known, message.number)
-
             coordinator = display = housekeeping = None
             groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
-            mine = assembly.roles(place, groups, start, 0)
+            mine = assembly.roles(place, groups, start)
             if earlier is not None and lock is not None:
                 coordinator = assembly.coordinator(start, earlier, self._points, known)
                 display = Display(settings, self.task, workers=len(layout.workers))
@@ -520,7 +504,6 @@ class Campaign:
             node = EventLoop(
                 transport=transport,
                 roles=mine,
-                form=form,
                 coordinator_rank=0,
                 coordinator=coordinator,
                 signals=signals,

@@ -93,7 +93,6 @@ def make_crew(
     hosts: Sequence[str],
     source: TaskSource,
     objectives: tuple[str, ...],
-    epoch: int = 0,
 ) -> ProcessCrew:
     """The crew of the worker at ``place``; its evaluators are being started when this returns."""
 
@@ -108,7 +107,6 @@ def make_crew(
         settings=settings.evaluation,
         on_warning=_warner(place),
         clock=transport.now,
-        epoch=epoch,
     )
     crew.prepare()
     return crew

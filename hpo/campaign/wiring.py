@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.campaign.evaluators import (
@@ -32,7 +32,7 @@ from hpo.islands import resume
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import STORAGE
-from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
@@ -41,26 +41,26 @@ from hpo.islands.leader.storage import StorageWait, storage_sentence
 from hpo.islands.messages import End, Start
 from hpo.islands.transport import Transport
 from hpo.journal import directory
+from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.files import JournalWriter, journal_path, read_directory, read_file, worker_journals
 from hpo.journal.lock import Lock
-from hpo.journal.records import Ended, Header, Launched, Record, Stopping, Storage
+from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
 from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
 from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
+from hpo.task.code_version import code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 
 _REFRESH_S = 5.0
-_EPOCHS = 1_000_000
-"""More evaluators than any worker starts in a launch."""
 
 
 @dataclass(kw_only=True)
 class Assembly:
     """Makes the parts of this rank. ``source``: how evaluators get the task, None where they are inside the ranks;
-    ``closing``: ends what is made here; ``writers``: the journals opened so far."""
+    ``closing``: ends what is made here; ``writer``: the journal of the worker that this rank leads."""
 
     settings: config.Settings
     task: Task
@@ -69,11 +69,10 @@ class Assembly:
     layout: Layout
     signals: Signals
     closing: ExitStack
-    writers: list[JournalWriter] = field(default_factory=list)
+    writer: JournalWriter | None = None
 
-    def roles(self, place: WorkerPlacement, groups: list[list[int]], start: Start, number: int) -> RankRoles:
-        """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island;
-        ``number``: of the workers that were formed after deaths, 0 for those of the layout."""
+    def roles(self, place: WorkerPlacement, groups: list[list[int]], start: Start) -> RankRoles:
+        """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island."""
         settings, transport, signals, closing = self.settings, self.transport, self.signals, self.closing
         inline = settings.evaluation.isolation == "inline"
         worker_rank = place.ranks.index(transport.rank)
@@ -102,7 +101,7 @@ class Assembly:
             )
         header = Header.of_this_process(launch=start.launch, island=place.island, worker=place.worker)
         writer = JournalWriter(self._journal_of(place, start.launch), header)
-        self.writers.append(writer)
+        self.writer = writer
         closing.callback(_close, writer)
         crew: ProcessCrew | InlineCrew
         if inline:
@@ -121,7 +120,6 @@ class Assembly:
                 hosts=start.hosts,
                 source=self._source,
                 objectives=tuple(self.task.objectives),
-                epoch=number * _EPOCHS,
             )
         closing.callback(crew.close, 10.0)
         leader = self.leader(place, groups, crew, writer, start.hosts)
@@ -139,7 +137,12 @@ class Assembly:
         records of results that were entered."""
         settings, space, layout = self.settings, self.task.space, self.layout
         transport, signals = self.transport, self.signals
-        writer = self.writers[0]  # the rank's own: rank 0 leads the first worker
+        assert self.writer is not None  # rank 0 leads the first worker
+        writer = self.writer
+        code = code_of(self.task)
+        keep_copy(settings.directory, code)
+        if sentence := change(settings.directory, earlier.code, code.hash):
+            write(f"hpo: {sentence}", sys.stderr, flush=True)
         # On record before anything is evaluated, in a file of its own place.
         for record in known:
             writer.append(record)
@@ -152,6 +155,7 @@ class Assembly:
                 ranks_per_worker=settings.layout.ranks_per_worker,
                 time=time.time(),
                 reference=dict(settings.search.reference) if settings.search.reference else None,
+                code=code.hash,
             )
         )
 
@@ -173,6 +177,16 @@ class Assembly:
 
         def ended(end: End) -> None:
             writer.append(Ended(reason=end.reason, exit=end.exit_code, time=time.time()))
+            commit()
+
+        def reopened(again: list[Assignment], reason: str) -> None:
+            for one in again:
+                assert one.id is not None
+                writer.append(Reopened(id=one.id, number=one.reopened, reason=reason, time=time.time()))
+            commit()
+
+        def worker_left(place: WorkerPlacement, reason: str) -> None:
+            writer.append(Left(island=place.island, worker=place.worker, reason=reason, time=time.time()))
             commit()
 
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
@@ -199,12 +213,7 @@ class Assembly:
         job = slurm.job()
         return Coordinator(
             transport=transport,
-            registry=WorkerRegistry(
-                layout.workers,
-                hosts=start.hosts,
-                # Inline, ranks of a worker share a communicator, and one cannot be made among the dead.
-                reforms=settings.evaluation.isolation != "inline",
-            ),
+            registry=WorkerRegistry(layout.workers),
             everyone=range(transport.size),
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
@@ -228,29 +237,30 @@ class Assembly:
             stop_begun=stopping,
             storage_changed=storage_changed,
             ended=ended,
-            futility=Futility(
+            health=Health(
                 settings.evaluation.first_failures,
                 printed=EvaluationDirectories(settings.directory).printed,
                 patience_s=settings.evaluation.start_timeout_s,
-                workers=len(layout.workers),
+                leaders=[place.leader for place in layout.workers],
             ),
+            reopened=reopened,
+            worker_left=worker_left,
         )
 
     def settle(self, end: End) -> End:
         """Put on disk what is not there yet, as the launch ended by ``end``; rank 0 waits for the storage if need be.
         How the launch has ended: for want of its storage where rank 0's journal could not be written."""
-        wait = StorageWait()
-        for writer in self.writers:
-            while writer.error is not None or writer.pending:
-                try:
-                    writer.commit()
-                except OSError as error:
-                    wait.failed(describe_os_error(error, writer.path), time.monotonic())
-                    # Of others no result is missing that the coordinator has counted.
-                    if wait.over or end.reason == STORAGE or self.transport.rank:
-                        writer.discard()
-                    else:
-                        time.sleep(max(0.0, wait.retry_at - time.monotonic()))
+        wait, writer = StorageWait(), self.writer
+        while writer is not None and (writer.error is not None or writer.pending):
+            try:
+                writer.commit()
+            except OSError as error:
+                wait.failed(describe_os_error(error, writer.path), time.monotonic())
+                # Of others no result is missing that the coordinator has counted.
+                if wait.over or end.reason == STORAGE or self.transport.rank:
+                    writer.discard()
+                else:
+                    time.sleep(max(0.0, wait.retry_at - time.monotonic()))
         if self.transport.rank == 0 and wait.over and wait.error is not None:
             return End(STORAGE, EXIT_RESUMABLE, storage_sentence(wait.error))
         return end

@@ -73,10 +73,8 @@ class ProcessCrew:
         clock: Callable[[], float],
         failure_grace_s: float = 5.0,
         straggler_s: float = 60.0,
-        epoch: int = 0,
     ) -> None:
-        """``failure_grace_s`` and ``straggler_s``: what other ranks get once one failed, or once rank 0 ended;
-        ``epoch``: above all that a former worker of these ranks has used."""
+        """``failure_grace_s`` and ``straggler_s``: what other ranks get once one failed, or once rank 0 ended."""
         self._size = size
         self._send_other = send
         self._objectives = objectives
@@ -106,7 +104,7 @@ class ProcessCrew:
         check_handled(self._handlers)
         self._phase: Literal["down", "starting", "idle", "running"] = "down"
         self._since = clock()
-        self._epoch = epoch
+        self._epoch = 0
         self._generation = 0
         self._turn = 0
         self._job: Job | None = None

@@ -20,16 +20,13 @@ from hpo.islands.leader.leader import Leader
 from hpo.islands.messages import (
     Disbanded,
     End,
-    Form,
     Lost,
     Message,
     MessageError,
     StopRequest,
     ToCoordinator,
-    ToRank,
     ToWorker,
     WorkerMessage,
-    check_handlers,
     decode,
     encode,
 )
@@ -38,7 +35,6 @@ from hpo.islands.transport import Transport
 _FASTEST_S = 0.0001
 _SLOWEST_S = 0.05
 _SHARE = 0.01
-check_handlers(ToRank, {Form})
 
 
 class StopRequests(Protocol):
@@ -70,8 +66,8 @@ class RankRoles:
 
 
 class EventLoop:
-    """The loop of one rank. ``form``: makes its roles in a new worker that it is to be in; ``housekeeping``:
-    called each turn with the time, for what is not the protocol's (display, lock).
+    """The loop of one rank. ``housekeeping``: called each turn with the time, for what is not the protocol's (display,
+    lock).
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
     Of its own death the others learn from MPI, and end."""
@@ -81,7 +77,6 @@ class EventLoop:
         *,
         transport: Transport,
         roles: RankRoles,
-        form: Callable[[Form], RankRoles],
         coordinator_rank: int,
         coordinator: Coordinator | None,
         signals: StopRequests,
@@ -89,8 +84,11 @@ class EventLoop:
         on_bad_message: Callable[[int, str], None] = lambda source, text: None,
     ) -> None:
         self._transport = transport
-        self._form = form
-        self._take_roles(roles)
+        self._members = tuple(roles.members)
+        self._leader = roles.leader
+        self._non_leader = roles.non_leader
+        self._filenos = roles.filenos
+        self._disbanding = False
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
         self._signals = signals
@@ -98,13 +96,6 @@ class EventLoop:
         self._housekeeping = housekeeping
         self._on_bad_message = on_bad_message
         self.end: End | None = None
-
-    def _take_roles(self, roles: RankRoles) -> None:
-        self._members = tuple(roles.members)
-        self._leader = roles.leader
-        self._non_leader = roles.non_leader
-        self._filenos = roles.filenos
-        self._disbanding = False
 
     def run(self) -> End:
         """Serve until the coordinator says that the launch is over."""
@@ -148,8 +139,6 @@ class EventLoop:
         if isinstance(message, ToCoordinator):
             if self._coordinator is not None:
                 self._coordinator.receive(source, message)
-        elif isinstance(message, Form):
-            self._take_roles(self._form(message))
         elif not isinstance(message, ToWorker):
             self._on_bad_message(source, f"{type(message).__name__} comes after the start")
         elif self._leader is not None:

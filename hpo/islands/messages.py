@@ -38,10 +38,6 @@ class ToCoordinator(Message, frozen=True):
     """Handled by the coordinator, whichever rank sends it."""
 
 
-class ToRank(Message, frozen=True):
-    """Handled by the event loop of the rank, whatever part it plays."""
-
-
 class ToWorker(Message, frozen=True):
     """Handled by the leader, on a leader's rank; on the other ranks of a worker by the event loop, which ignores what
     is for leaders alone."""
@@ -98,8 +94,9 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
-    """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``, ``fault``:
-    as in ``hpo.islands.coordinator.futility.Futility.ended``."""
+    """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``: it had
+    reported a finite value; ``fault``: see ``hpo.islands.coordinator.health.fault``; ``error``: one line; ``again``: of
+    a failure, what to evaluate if it does not count."""
 
     token: int
     id: str
@@ -108,6 +105,8 @@ class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     reported: bool
     fault: str | None
+    error: str = ""
+    again: Assignment | None = None
 
 
 class Hello(BeforeServing, frozen=True):
@@ -191,21 +190,6 @@ class StopRequest(ToCoordinator, frozen=True):
     urgent: bool
 
 
-class Form(ToRank, frozen=True):
-    """Coordinator to ranks that stand by: be a worker now, led by the first of ``ranks``. ``number``: of this
-    kind of message in this launch, from 1; ``leaders``: those of each island; the rest as in ``Start``."""
-
-    number: int
-    island: int
-    worker: int
-    ranks: list[int]
-    leaders: list[list[int]]
-    sequence: int
-    population: list[Evaluated]
-    owned: list[str]
-    reports: list[RungReport]
-
-
 class Grant(ToWorker, frozen=True):
     """Coordinator to leader, the answer to claims. ``assigned``: by token, what to evaluate in place of what was
     bred."""
@@ -226,13 +210,6 @@ class Lost(ToWorker, frozen=True):
 
     ranks: list[int]
     leaders: list[int]
-
-
-class Joined(ToWorker, frozen=True):
-    """Coordinator to leaders: there is a new one on that island."""
-
-    island: int
-    leader: int
 
 
 class Records(ToWorker, frozen=True):
@@ -272,7 +249,7 @@ class End(ToWorker, frozen=True):
 
 KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for receiver in (BeforeServing, ToCoordinator, ToRank, ToWorker)
+    for receiver in (BeforeServing, ToCoordinator, ToWorker)
     for kind in receiver.__subclasses__()
 }
 _ENCODER = msgspec.json.Encoder()

@@ -27,6 +27,7 @@ from hpo.journal.records import (
     Header,
     NotWhole,
     Record,
+    Reopened,
     Started,
     decode,
     encode,
@@ -202,7 +203,7 @@ class _Inspection:
             self.report.lock, self.report.holder = "stale", stale
         self._evaluations = CurrentEvaluations()
         # By id and run, how it ended.
-        self._ends: dict[tuple[str, int], tuple[str, object]] = {}
+        self._ends: dict[tuple[str, tuple[int, int]], tuple[str, object]] = {}
         self._results = 0
         self._misfits: list[tuple[_Journal, _Piece, str]] = []
         self.journals = [
@@ -218,7 +219,7 @@ class _Inspection:
         report.legs = len({journal.name.launch for journal in self.journals})
         report.records = sum(journal.records for journal in self.journals)
         report.finished = self._evaluations.ended
-        report.unfinished = [record.id for _, record in self._evaluations.open]
+        report.unfinished = [one.record.id for one in self._evaluations.open]
         report.repairable = any(journal.to_do for journal in self.journals)
 
     def _read_identity(self) -> None:
@@ -294,6 +295,8 @@ class _Inspection:
             self._evaluations.enter_launch(record)
         if record is not None and journal.first_time is None:
             journal.first_time = record.at
+        if isinstance(record, Reopened):
+            self._evaluations.reopen(record)
         if not isinstance(record, (Started, Finished)):
             return
         if (misfit := self._misfit(record)) is not None:
@@ -302,7 +305,7 @@ class _Inspection:
         self._results += isinstance(record, Finished)
         if isinstance(record, Finished) and record.status in FINAL:
             end = (record.status, record.objectives)
-            if self._ends.setdefault((record.id, record.resumed_at_step), end) != end:
+            if self._ends.setdefault((record.id, record.run), end) != end:
                 self._damage(
                     journal,
                     [piece],

@@ -219,3 +219,4 @@ class Candidate:
     home: tuple[int, int] = (0, 0)
     resumed_at_step: int = 0
     inherits: str = ""
+    reopened: int = 0

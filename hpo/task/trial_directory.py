@@ -20,15 +20,20 @@ class PlaceTaken(OSError):
     """Something else stands where an individual's directory belongs: of all individuals this one alone is hit."""
 
 
-def check_place(path: Path) -> None:
-    """PlaceTaken where ``path`` is a symbolic link, for what it points to is not the campaign's, or is no directory."""
-    try:
-        mode = os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if stat.S_ISLNK(mode):
+def refuse_link(path: Path) -> None:
+    """PlaceTaken where ``path`` is a symbolic link: what it points to is not the campaign's."""
+    if path.is_symlink():
         reason = "is a symbolic link, which hpo does not follow. Remove it, or put the directory itself there"
         raise PlaceTaken(errno.ELOOP, reason, str(path))
+
+
+def check_place(path: Path) -> None:
+    """PlaceTaken where ``path`` is a symbolic link, or anything else that is no directory."""
+    refuse_link(path)
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
     if not stat.S_ISDIR(mode):
         raise PlaceTaken(errno.ENOTDIR, "is no directory. Remove it", str(path))
 

@@ -8,9 +8,6 @@ from collections import Counter
 import pytest
 from terminal import Terminal, wait_until
 
-from hpo.journal.files import read_file
-from hpo.journal.records import Finished
-
 TWO_RANKS = """
 import os, time
 import hpo
@@ -103,22 +100,6 @@ def test_a_worker_that_lost_a_rank_hands_on_what_it_had_begun(terminal: Terminal
     assert done.returncode == 0, done.stderr
     assert len(terminal.records("launched")) == 1
     check_complete(terminal, 60, victims=len(victims))
-
-
-def test_what_two_broken_workers_leave_forms_a_new_one(terminal: Terminal) -> None:
-    terminal.write("task.py", TWO_RANKS)
-    terminal.campaign("[layout]\nislands = 2\nranks_per_worker = 2", evaluations=80)
-    command = terminal.start("run", "c.toml", "--ranks", 8)
-    wait_until(lambda: len(terminal.side()) >= 4, "a few evaluations", seconds=60)
-    kill(terminal, 2, 5)  # 3 and 4 are left
-    done = command.wait(120)
-    assert done.returncode == 0, done.stderr
-    assert len(terminal.records("launched")) == 1
-    check_complete(terminal, 80, victims=2)
-    # On island 0 or 1, of which each has lost one; its journal is a third one.
-    (new,) = (terminal.directory / "run" / "journal").glob("*-w0002.jsonl")
-    finished = [record for record in read_file(new) if isinstance(record, Finished)]
-    assert {record.status for record in finished} == {"completed"}
 
 
 def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:

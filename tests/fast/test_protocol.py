@@ -21,7 +21,7 @@ import hpo
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import REEVALUATION
 from hpo.islands.coordinator.ending import DONE, EXHAUSTED, STOPPED, UNFIT
-from hpo.islands.messages import Claim, Form, StopRequest, ToRank, check_handlers, encode
+from hpo.islands.messages import BeforeServing, Claim, Hello, Start, StopRequest, check_handlers, encode
 from hpo.islands.resume import fold
 from hpo.journal.records import Finished, Migrated, Started
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
@@ -298,8 +298,9 @@ def test_a_crash_while_stopping_leaves_the_individual_to_the_next_launch():
 
 
 def test_a_message_without_a_handler_is_refused_when_its_receiver_is_made() -> None:
-    check_handlers(ToRank, [Form])
-    with pytest.raises(TypeError, match="handlers of ToRank and its messages differ by Form"):
-        check_handlers(ToRank, [])
-    with pytest.raises(TypeError, match="ToRank and its messages differ by Claim"):
-        check_handlers(ToRank, [Form, Claim])
+    all_of_them = [Hello, Start]
+    check_handlers(BeforeServing, all_of_them)
+    with pytest.raises(TypeError, match="handlers of BeforeServing and its messages differ by Start"):
+        check_handlers(BeforeServing, [Hello])
+    with pytest.raises(TypeError, match="BeforeServing and its messages differ by Claim"):
+        check_handlers(BeforeServing, [*all_of_them, Claim])

@@ -377,6 +377,7 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
     status = terminal.status()
     assert list(status) == [
         "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
+        "left",
     ]  # fmt: skip
     assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 30
     assert status["budget"] == {"evaluations": 30, "deadline": None}

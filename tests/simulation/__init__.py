@@ -17,8 +17,9 @@ from typing import Any
 
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
+from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
@@ -32,7 +33,7 @@ from hpo.islands.messages import (
     decode,
 )
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
-from hpo.journal.records import Record
+from hpo.journal.records import Record, Reopened
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
@@ -301,6 +302,8 @@ class Simulation:
         """By rank, until when it does nothing."""
         self.dead: set[int] = set()
         self._orphaned = False
+        self.left: list[tuple[int, int, str]] = []
+        """Island and worker of those that take no more part, and why."""
         self.started = 0
         self.evaluations: list[tuple[float, float]] = []
         self.admitted_last = 0.0
@@ -380,7 +383,9 @@ class Simulation:
             must_end=None if must_end is None else partial(float, must_end),
             grace_s=GRACE_S,
             duplicates=False,
-            futility=Futility(first_failures, patience_s=300, workers=workers),
+            health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
+            reopened=self._reopened,
+            worker_left=lambda place, reason: self.left.append((place.island, place.worker, reason)),
         )
         if deadline is not None:
             self.at(deadline, self.coordinator.step)
@@ -455,6 +460,11 @@ class Simulation:
             if leader.place.leader not in self.dead:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
+
+    def _reopened(self, again: list[Assignment], reason: str) -> None:
+        for one in again:
+            self.journals[0].append(Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time))
+        self.journals[0].commit()
 
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
         return dead_leader_record(

@@ -17,17 +17,24 @@ from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths
 from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, STORAGE, UNFIT, Ending, verdict
-from hpo.islands.coordinator.futility import Futility
-from hpo.islands.coordinator.grants import Grants, key_of
+from hpo.islands.coordinator.grants import Grants
+from hpo.islands.coordinator.health import Failure, Health
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import Configurations
-from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.coordinator.worker_registry import (
+    FAILING,
+    NO_EVALUATORS,
+    NO_JOURNAL,
+    RANK_DIED,
+    WorkerRegistry,
+)
 from hpo.islands.leader.storage import storage_sentence
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
     Disbanded,
     End,
+    EvaluationEnd,
     Grant,
     Message,
     Recall,
@@ -53,7 +60,8 @@ class Coordinator:
     ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what workers wait
     for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
-    ``futility``: watches for a launch in which everything fails."""
+    ``health``: watches for failures that are not the configurations' doing; ``reopened``: puts on record that failures
+    of these ids do not count, with the reason; ``worker_left``: that a worker takes no more part."""
 
     def __init__(
         self,
@@ -77,7 +85,9 @@ class Coordinator:
         ended: Callable[[End], None] = lambda end: None,
         checkpoints: bool,
         must_end: Callable[[], float] | None = None,
-        futility: Futility,
+        health: Health,
+        reopened: Callable[[list[Assignment], str], None] = lambda again, reason: None,
+        worker_left: Callable[[WorkerPlacement, str], None] = lambda place, reason: None,
     ) -> None:
         self._transport = transport
         self._everyone = tuple(everyone)
@@ -89,7 +99,9 @@ class Coordinator:
         self._storage_failed: str | None = None
         self._ended = ended
         self._registry = registry
-        self._futility = futility
+        self._health = health
+        self._reopened = reopened
+        self._worker_left = worker_left
         self.tally = tally if tally is not None else Tally()
         self._budget = Budget(
             evaluations,
@@ -113,7 +125,6 @@ class Coordinator:
             registry=registry,
             grants=self._grants,
             tally=self.tally,
-            futility=self._futility,
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
             forget=self._forget_leader,
@@ -160,7 +171,10 @@ class Coordinator:
                 self._grants.grant(leader, want.token, paused)
                 accepted.append(want.token)
                 continue
-            if not budget.available or self._futility.holds or self._too_late(leader):
+            if self._health.holds(leader):
+                self._grants.held.setdefault(leader, []).append(want)
+                continue
+            if not budget.available or self._too_late(leader):
                 self._grants.defer(leader, want)
                 continue
             if budget.assignments:
@@ -192,8 +206,39 @@ class Coordinator:
             item = self._grants.take(leader, one.token)
             if item is not None:
                 self.tally.add(one.id, one.status, one.losses, one.seconds)
-                self._futility.ended(key_of(item), one.id, one.status, reported=one.reported, fault=one.fault)
+                self._judge(leader, one)
         self._left(leader)
+
+    def _judge(self, leader: int, end: EvaluationEnd) -> None:
+        """Act on what the end of an evaluation says of its worker."""
+        if leader not in self._registry.places:
+            return
+        found = self._health.ended(leader, end)
+        if self.stopping is not None:
+            return
+        if found.test is not None:
+            self._reopen([found.test], "test of a worker")
+            if self._grants.holds_ahead(leader):
+                self._send(leader, Recall(self._grants.count(leader)))
+        if found.bench:
+            place = self._registry.places[found.leader]
+            self._registry.dismiss(found.leader)
+            self._grants.held.pop(found.leader, None)
+            self._worker_left(place, FAILING)
+            self._reopen(found.reopen, "failing worker")
+            self.remarks.append(
+                f"worker {place.island}-{place.worker} gets nothing more in this launch: {len(found.reopen) + 1} "
+                "evaluations in a row failed there, and one of them worked elsewhere. The others are evaluated again. "
+                f"The last error there: {found.error}"
+            )
+
+    def _reopen(self, failures: list[Failure], reason: str) -> None:
+        """These failures do not count: their individuals are evaluated again."""
+        if failures:
+            self._reopened([one.again for one in failures], reason)
+        for one in failures:
+            self.tally.reopen(one.status)
+            self._budget.assignments.append(one.again)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
         if remark.name not in self._remarked and len(self._remarked) < MOST_REMARKS:
@@ -213,14 +258,15 @@ class Coordinator:
         """A worker that cannot start evaluators, or write its journal, is out; what it had begun goes to others, while
         there are any."""
         self._budget.assignments += self._taken_off(leader, message.unfinished)
+        if leader in self._registry.places:
+            reason = NO_JOURNAL if message.storage else NO_EVALUATORS
+            self._worker_left(self._registry.places[leader], reason)
         self._registry.dismiss(leader)
         if message.storage:
             self._storage_failed = message.error
         else:
             self.unfit[leader] = message.error
-        if (
-            message.storage and leader == self._transport.rank
-        ):  # this journal has the coordinator's records, too
+        if message.storage and leader == self._transport.rank:  # it has the coordinator's records, too
             self.stop(STORAGE)
         self._check_workers()
         self._left(leader)
@@ -255,15 +301,13 @@ class Coordinator:
         if not dead or self.end is not None:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
-        self._deaths.handle(dead, self._everyone)
+        for place in self._deaths.handle(dead, self._everyone):
+            self._worker_left(place, RANK_DIED)
         self._regroup()
 
     def _regroup(self) -> None:
-        """Give out what broken workers held, and make new workers of the ranks that they left."""
+        """Give out what broken workers held."""
         self._budget.assignments += self._registry.released()
-        while self.stopping is None and (self._budget.available or self._registry.holds):
-            if not self._deaths.form_worker():
-                break
         self._check_workers()
         self._something_changed()
 
@@ -274,26 +318,25 @@ class Coordinator:
         for token, assignment in unfinished:
             if self._grants.take(leader, token) is not None:
                 begun.append(assignment)
-                self._futility.released(assignment.key)
         self._forget_leader(leader)
         return begun
 
     def _forget_leader(self, leader: int) -> None:
         self._note_waiting(leader, Waiting(None, False))
+        self._health.left(leader)
         for item in self._grants.forget(leader):
             self._release(item)
 
     def _release(self, item: Admitted) -> None:
         """What was granted and not begun is free again."""
-        self._futility.released(key_of(item))
         if isinstance(item, Assignment) and item.rests:
-            self.tally.reopen(-1)
+            self.tally.reopen(number=-1)
         else:
             self._budget.give_back(item)
 
     def _check_workers(self) -> None:
-        """End when no worker is left, nor any to come."""
-        if self.stopping is None and not self._registry.places and not self._registry.settling:
+        """End when no worker is left."""
+        if self.stopping is None and not self._registry.places:
             self.stop(STORAGE if self._storage_failed else LOST if self._registry.dead else UNFIT)
 
     # --- granting -------------------------------------------------------------------------------------------
@@ -304,6 +347,7 @@ class Coordinator:
         self._something_changed()
 
     def _something_changed(self) -> None:
+        self._serve_held()
         self._serve()
         self._recall()
         self._maybe_end()
@@ -313,9 +357,14 @@ class Coordinator:
         before = 0 if leader is None else self._grants.count(leader)
         return self._ending.too_late(self._transport.now(), self.tally.recent_s, before)
 
+    def _serve_held(self) -> None:
+        """Answer the claims of leaders that get something again."""
+        for leader in [one for one in self._grants.held if not self._health.holds(one)]:
+            self._answer(leader, Claim(self._grants.held.pop(leader), False))
+
     def _serve(self) -> None:
         """Give what has come back to the claims that wait, those of idle leaders first."""
-        if self.stopping or self._futility.holds:
+        if self.stopping or self._health.holds_all:
             return
         grants = self._grants
         # Looked at anew each time: what is too late is put back.
@@ -333,7 +382,7 @@ class Coordinator:
         if not self._grants.held_ahead or self.stopping or self._budget.exhausted:
             return
         wanted = self._grants.lacking
-        if self._futility.holds:  # what they hold ahead is not to be begun either
+        if self._health.holds_all:  # what they hold ahead is not to be begun either
             wanted = UNLIMITED
         elif not self._grants.idle or self._too_late():
             return
@@ -355,8 +404,8 @@ class Coordinator:
             self._finish(self.stopping)
         elif self._ending.must_hurry(now):
             self.stop(self.stopping, urgent=True)
-        if self._futility.lost_patience(now):
-            self._serve()
+        if self._health.lost_patience(now, lambda: self._grants.busy_leaders):
+            self._something_changed()
         self._maybe_end()
 
     def stop(self, reason: str, *, urgent: bool = False) -> None:
@@ -374,9 +423,11 @@ class Coordinator:
         self._maybe_end()
 
     def _maybe_end(self) -> None:
-        if self.stopping is None and self._futility.futile(lambda: self._grants.first_keys):
-            self.stop(FUTILE)
         if self.end is not None or self._grants.running:
+            return
+        if self.stopping is None and self._health.holds_all:
+            self._reopen(self._health.end_launch(), FUTILE)
+            self.stop(FUTILE)
             return
         if self.stopping:
             self._finish(self.stopping)
@@ -392,9 +443,9 @@ class Coordinator:
             reason,
             evaluations=self._evaluations,
             tally=self.tally,
-            works=self._futility.alive,
+            works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
-            futile=self._futility.sentence() if reason == FUTILE else None,
+            futile=self._health.sentence() if reason == FUTILE else None,
             storage=storage_sentence(self._storage_failed or ""),
         )
         self._ended(self.end)
@@ -445,7 +496,7 @@ class Coordinator:
     @property
     def busy(self) -> int:
         """Leaders that have something to evaluate."""
-        return self._grants.busy
+        return len(self._grants.busy_leaders)
 
     @property
     def dead(self) -> frozenset[int]:

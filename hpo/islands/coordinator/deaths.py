@@ -1,17 +1,16 @@
-"""What the coordinator does when ranks die: count what their workers finished, and make new workers of what is left."""
+"""What the coordinator does when ranks die: count what their workers finished, and hand on what they knew."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
-from hpo.islands.messages import Evaluated, Form, Joined, Lost, Migrant, Records, encode, rung_reports
+from hpo.islands.messages import Evaluated, Lost, Migrant, Records, encode
 from hpo.islands.transport import Transport
 from hpo.search.population import Population
 
@@ -29,10 +28,6 @@ class JournalTotals(Protocol):
 
     populations: dict[int, Population]
 
-    @property
-    def reports(self) -> Mapping[int, Iterable[tuple[str, int, float]]]: ...
-    def sequence(self, island: int, worker: int) -> int: ...
-
 
 class RankDeaths:
     """``dead_leader_record``: what the dead leader of a worker left; ``journal_totals``: what all journals say;
@@ -45,7 +40,6 @@ class RankDeaths:
         registry: WorkerRegistry,
         grants: Grants,
         tally: Tally,
-        futility: Futility,
         dead_leader_record: Callable[[WorkerPlacement], DeadLeaderRecord],
         journal_totals: Callable[[], JournalTotals],
         forget: Callable[[int], None],
@@ -54,19 +48,17 @@ class RankDeaths:
         self._registry = registry
         self._grants = grants
         self._tally = tally
-        self._futility = futility
         self._dead_leader_record = dead_leader_record
         self._journal_totals = journal_totals
         self._forget = forget
         # How many results each leader has reported: those of a dead one after them are in its journal only.
         self._reported: dict[int, int] = dict.fromkeys(grants.leaders, 0)
-        self._formed = 0
 
     def results_arrived(self, leader: int, number: int) -> None:
         self._reported[leader] += number
 
-    def handle(self, dead: frozenset[int], living: Iterable[int]) -> None:
-        """``dead`` ranks have died: the ``living`` learn it, and the workers of the dead end."""
+    def handle(self, dead: frozenset[int], living: Iterable[int]) -> list[WorkerPlacement]:
+        """``dead`` ranks have died: the ``living`` learn it, and the workers of the dead end, which are returned."""
         registry = self._registry
         inhabited = {place.island for place in registry.places.values()}
         hit = registry.handle_rank_deaths(dead)
@@ -78,6 +70,7 @@ class RankDeaths:
         for island in sorted(inhabited):
             if not registry.leaders(island):
                 self._evacuate(island)
+        return hit
 
     def _read_journal(self, broken: Broken) -> None:
         """Count what a dead leader finished and had not reported, and hold what it had begun."""
@@ -89,12 +82,9 @@ class RankDeaths:
                 # The oldest: one that paused may have asked to go on already, under the same key.
                 self._grants.take(leader, tokens[key].pop(0))
                 self._tally.add(identity, status, losses, seconds)
-                # Whether a failure was its own cannot be said any more.
-                self._futility.ended(key, identity, status, reported=False, fault=None)
         for assignment in found.begun:
             if tokens.get(assignment.key):
                 self._grants.take(leader, tokens[assignment.key].pop())
-                self._futility.released(assignment.key)
                 broken.held.append(assignment)
         broken.open = False
         self._forget(leader)
@@ -119,37 +109,6 @@ class RankDeaths:
         if owned:
             for member in population.best:
                 self._transport.send(heirs[0], encode(Migrant(Evaluated.of(member))))
-
-    def form_worker(self) -> bool:
-        """Make a new worker of ranks that stand by; False while there are too few."""
-        place = self._registry.form()
-        if place is None:
-            return False
-        self._formed += 1
-        self._grants.add_leader(place.leader)
-        self._reported[place.leader] = 0
-        totals = self._journal_totals()
-        population = totals.populations.get(place.island)
-        form = encode(
-            Form(
-                self._formed,
-                place.island,
-                place.worker,
-                list(place.ranks),
-                [self._registry.leaders(island) for island in range(self._registry.islands)],
-                totals.sequence(place.island, place.worker),
-                [] if population is None else _worst_first(population),
-                [],
-                rung_reports(totals.reports.get(place.island, ())),
-            )
-        )
-        for rank in place.ranks:
-            self._transport.send(rank, form)
-        joined = encode(Joined(place.island, place.leader))
-        for leader in self._registry.places:
-            if leader != place.leader:
-                self._transport.send(leader, joined)
-        return True
 
 
 def _worst_first(population: Population) -> list[Evaluated]:

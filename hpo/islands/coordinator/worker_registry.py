@@ -1,13 +1,11 @@
-"""Which workers there are while ranks die: the living ones of each island, those that broke, who stands by.
+"""Which workers there are while ranks die: the whole ones of each island, and those that broke.
 
-A worker that loses a rank is broken. Its other ranks end what they run and then stand by; as soon as enough
-do, they are a new worker, on the island that has the fewest. Bookkeeping alone: no message is sent here.
-"""
+A worker that loses a rank is broken. Its other ranks end what they run, and idle until the launch ends. Bookkeeping
+alone: no message is sent here."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,10 @@ from hpo.config.layout import WorkerPlacement
 
 if TYPE_CHECKING:
     from hpo.islands.assignment import Assignment
+
+RANK_DIED, NO_EVALUATORS, FAILING = "a rank died", "no evaluators", "failing"
+NO_JOURNAL = "its journal cannot be written"
+"""Why a worker takes no more part."""
 
 
 @dataclass
@@ -30,22 +32,14 @@ class Broken:
 
 
 class WorkerRegistry:
-    """``places``: the workers at the start; ``hosts``: by rank, for new workers on as few hosts as can be.
-    ``reforms``: whether new workers are made of the ranks that broken ones leave."""
+    """``places``: the workers at the start."""
 
-    def __init__(
-        self, places: Iterable[WorkerPlacement], *, hosts: Sequence[str] = (), reforms: bool = True
-    ) -> None:
+    def __init__(self, places: Iterable[WorkerPlacement]) -> None:
         self.places = {place.leader: place for place in places}
         """The workers that are whole and fit, by their leaders."""
         self.islands = 1 + max((place.island for place in self.places.values()), default=0)
         self.dead: frozenset[int] = frozenset()
-        self.spares: list[int] = []
         self._broken: list[Broken] = []
-        self._hosts = hosts
-        self._size = len(next(iter(self.places.values())).ranks) if self.places and reforms else 0
-        self._numbers = Counter(place.island for place in self.places.values())
-        self._formed = len(self.places)
 
     def leaders(self, island: int) -> list[int]:
         """The leaders of the whole workers of ``island``."""
@@ -62,7 +56,6 @@ class WorkerRegistry:
     def handle_rank_deaths(self, dead: Iterable[int]) -> list[WorkerPlacement]:
         """These ranks are dead; the workers that break by it."""
         self.dead |= frozenset(dead)
-        self.spares = [rank for rank in self.spares if rank not in self.dead]
         for broken in self._broken:
             broken.waiting -= self.dead
         hit = [place for place in self.places.values() if not self.dead.isdisjoint(place.ranks)]
@@ -77,11 +70,6 @@ class WorkerRegistry:
         return [broken for broken in self._broken if broken.open and broken.place.leader in self.dead]
 
     @property
-    def settling(self) -> bool:
-        """Whether ranks of broken workers have still to end what they run."""
-        return any(broken.waiting for broken in self._broken)
-
-    @property
     def holds(self) -> bool:
         """Whether broken workers hold individuals that no worker may begin yet."""
         return any(broken.held or broken.open for broken in self._broken)
@@ -91,11 +79,10 @@ class WorkerRegistry:
         return next((broken for broken in self._broken if rank in broken.waiting), None)
 
     def settle(self, rank: int) -> None:
-        """A survivor of a broken worker has ended what it ran, and stands by."""
+        """A survivor of a broken worker has ended what it ran."""
         broken = self.broken_of(rank)
         if broken is not None:
             broken.waiting.remove(rank)
-            self.spares.append(rank)
 
     def dismiss(self, leader: int) -> None:
         """That worker takes no more part, although it is whole."""
@@ -106,26 +93,3 @@ class WorkerRegistry:
         done = [broken for broken in self._broken if not broken.waiting and not broken.open]
         self._broken = [broken for broken in self._broken if broken.waiting or broken.open]
         return [assignment for broken in done for assignment in broken.held]
-
-    def form(self) -> WorkerPlacement | None:
-        """A new worker of ranks that stand by; None while there are too few."""
-        if not self._size or len(self.spares) < self._size:
-            return None
-        ranks = self._choose()
-        self.spares = [rank for rank in self.spares if rank not in ranks]
-        island = min(range(self.islands), key=lambda one: (len(self.leaders(one)), one))
-        place = WorkerPlacement(index=self._formed, island=island, worker=self._numbers[island], ranks=ranks)
-        self._formed += 1
-        self._numbers[island] += 1
-        self.places[place.leader] = place
-        return place
-
-    def _choose(self) -> tuple[int, ...]:
-        """Of one host if one has enough, else neighbours in the launch."""
-        spares = sorted(self.spares)
-        if self._hosts:
-            for host in dict.fromkeys(self._hosts[rank] for rank in spares):
-                there = [rank for rank in spares if self._hosts[rank] == host]
-                if len(there) >= self._size:
-                    return tuple(there[: self._size])
-        return tuple(spares[: self._size])

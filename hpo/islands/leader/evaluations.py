@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
-from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED
-from hpo.islands.coordinator.futility import fault
+from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.health import fault
 from hpo.islands.leader.claims import Claims
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
@@ -26,6 +27,9 @@ from hpo.task.trial import Job
 _START_ATTEMPTS = 3
 _MOST_DEATHS = 3
 """An individual whose ranks have died so often, beside its retries, is to blame: it would take all workers with it."""
+
+
+_FAILURES = FINAL - {COMPLETED, PRUNED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +224,7 @@ class Evaluations:
         losses: tuple[float, ...] | None = None
         if outcome.status == COMPLETED and outcome.objectives is not None:
             losses = tuple(self._rules.losses(outcome.objectives))
+        error = summary_line(outcome.error or "")
         pending = self._publisher.pending
         pending.candidates.append(candidate)
         pending.results.append(
@@ -230,7 +235,9 @@ class Evaluations:
                 losses,
                 now - candidate.started,
                 self._early_stopping.reported(candidate.id),
-                fault(outcome.status, resumed=candidate.resumed, error=summary_line(outcome.error or "")),
+                fault(outcome.status, resumed=candidate.resumed, error=error),
+                error,
+                _anew(candidate) if outcome.status in _FAILURES else None,
             )
         )
         if outcome.status == INTERRUPTED:
@@ -255,6 +262,20 @@ class Evaluations:
             pending.forgotten += self._retention.add(candidate.id, losses)
 
 
+def _anew(candidate: Candidate) -> Assignment:
+    """How ``candidate`` is evaluated if its failure does not count: from the start, by any worker."""
+    return Assignment(
+        id=candidate.id,
+        params=candidate.params,
+        key=candidate.key,
+        operator=candidate.operator,
+        parents=candidate.parents,
+        admitted=True,
+        inherits=candidate.inherits,
+        reopened=candidate.reopened + 1,
+    )
+
+
 def _identity(candidate: Candidate) -> dict[str, Any]:
     """The fields of an ``Evaluation``."""
     return {
@@ -268,4 +289,5 @@ def _identity(candidate: Candidate) -> dict[str, Any]:
         "retries": candidate.retries,
         "resumed_at_step": candidate.resumed_at_step,
         "inherits": candidate.inherits,
+        "reopened": candidate.reopened,
     }

@@ -26,7 +26,6 @@ from hpo.islands.messages import (
     End,
     Evaluated,
     Grant,
-    Joined,
     Lost,
     Message,
     Migrant,
@@ -192,7 +191,6 @@ class Leader:
             Recall: self._give_back,
             Stop: self._halt_for,
             Lost: self._handle_rank_deaths,
-            Joined: self._welcome,
             End: self._finish,
         }
         check_handlers(ToWorker, self._handlers)
@@ -324,12 +322,6 @@ class Leader:
         self._ask(Returned(self._claims.spare(recall.number)))
         return True
 
-    def _welcome(self, source: int, news: Joined) -> bool:
-        self._migration.join(news.island, news.leader)
-        if news.island == self.place.island and news.leader != self._transport.rank:
-            self._publisher.add_peer(news.leader)
-        return True
-
     def _finish(self, source: int, end: End) -> bool:
         self.end = end
         return True
@@ -428,4 +420,5 @@ def _begun(candidate: Candidate, retries: int, resumed: bool) -> tuple[int, Assi
         admitted=True,
         resumed_at_step=candidate.resumed_at_step,
         inherits=candidate.inherits,
+        reopened=candidate.reopened,
     )

@@ -79,11 +79,6 @@ class Migration:
                 self._sent[index] = (target, again[-1])
         return again
 
-    def join(self, island: int, leader: int) -> None:
-        """There is a new leader on ``island``."""
-        if leader not in self._islands[island]:
-            self._islands[island] = (*self._islands[island], leader)
-
     def own(self, member: Member) -> None:
         """Take ``member`` into the care of this leader: it was evaluated here, or came from another
         island."""

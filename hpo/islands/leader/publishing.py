@@ -156,7 +156,3 @@ class Publisher:
         for departure in self._migration.lose(leaders):
             # The gateway may have died before its island learnt of the migrant: that learns it twice rather than never.
             self._depart(departure)
-
-    def add_peer(self, leader: int) -> None:
-        if leader not in self.peers:
-            self.peers += (leader,)
