@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,11 +28,11 @@ from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.reader import tolerates_deaths
-from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Scalar
 from hpo.islands import resume
-from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, UNFIT
+from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
@@ -239,7 +239,7 @@ class Campaign:
         recorded: set[str | None] = set()
         if (home / "campaign.json").exists():
             # Rank 0 enters them, and is the first worker of the first island.
-            files = [one for one in journal_files(home) if (journal_name(one) or ())[1:] == (0, 0)]
+            files = [one for one in journal_files(home) if (journal_name(one) or ())[1:3] == (0, 0)]
             recorded = {one.source for path in files for one in read_file(path) if isinstance(one, Entered)}
         found = []
         for entry in self.settings.known:
@@ -314,8 +314,9 @@ class Campaign:
 
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
-            CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed (see
-                ``hpo.islands.coordinator.health``). What was recorded stays.
+            CampaignError: it could not go on: no worker starts evaluators, the first evaluations all failed (see
+                ``hpo.islands.coordinator.health``), or the storage did not work for minutes (then its ``exit_code``
+                is 75). What was recorded stays.
         """
         transport = transport or connect()
         settings = self.settings
@@ -352,6 +353,8 @@ class Campaign:
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
                 f"this and give the same command again: {end.error}"
             )
+        if end.reason == STORAGE:
+            raise StorageFailed(end.error or "the storage did not work")
         if end.reason == FUTILE:
             raise CampaignError(end.error or "the first evaluations all failed")
         return Result(settings.directory, end.reason)
@@ -519,13 +522,12 @@ class Campaign:
                 signals=signals,
                 housekeeping=housekeeping or (lambda now: None),
             )
-            end = node.run()
-            if assembly.writer is not None:
-                assembly.writer.commit()
+            end = assembly.settle(node.run())
             if display is not None and coordinator is not None:
                 display.finish(coordinator, end.reason, transport.now())
         if coordinator is not None and end.exit_code == 0:
-            keep_only_best(settings.directory, settings.keep)
+            with suppress(OSError):  # it is only space
+                keep_only_best(settings.directory, settings.keep)
         return end
 
     def _tidy(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> None:

@@ -25,7 +25,15 @@ from hpo.cluster.mpi_startup import connect
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
-from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, UsageError
+from hpo.errors import (
+    EXIT_REPORTED,
+    EXIT_RESUMABLE,
+    EXIT_STORAGE,
+    CampaignError,
+    HpoError,
+    StorageFailed,
+    UsageError,
+)
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
@@ -114,7 +122,9 @@ def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> i
     if transport.rank:
         return 0
     if started_by_us:
-        error.exit_code += EXIT_REPORTED
+        error.exit_code = EXIT_REPORTED + (
+            EXIT_STORAGE if isinstance(error, StorageFailed) else error.exit_code
+        )
     raise error
 
 
@@ -366,6 +376,8 @@ class Supervisor:
         if self._asked:
             self._forward()
         code = self._wait()
+        if code == EXIT_REPORTED + EXIT_STORAGE:
+            return EXIT_RESUMABLE, False
         on_record = read_launch(self._directory, launch)
         reported = code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2)
         if code is not None and reported and on_record is None:

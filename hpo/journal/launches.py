@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import journal_files, journal_path, last_launch, read_directory, read_file
+from hpo.journal.files import journal_files, last_launch, read_directory, read_file, worker_journals
 from hpo.journal.records import Ended, Finished, Header, Launched, Record, Reopened, Started
 
 MOST_IN_VAIN = 3
@@ -33,11 +33,11 @@ class LaunchOnRecord:
 
 def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
     """The launch of this number; None where it never began."""
-    path = journal_path(directory, launch=number, island=0, worker=0)
-    if not path.exists():
+    files = worker_journals(directory, launch=number, island=0, worker=0)
+    if not files:
         return None
     launch = LaunchOnRecord(number=number)
-    for record in read_file(path):
+    for record in (one for path in files for one in read_file(path)):
         if isinstance(record, Header):
             launch.job = record.job
         elif isinstance(record, Launched):

@@ -206,6 +206,13 @@ class Entered(Record, kw_only=True):
     time: float
 
 
+class Storage(Record, kw_only=True):
+    """A worker waits for its storage because of ``error``, path and reason; null: none waits any more."""
+
+    error: str | None
+    time: float
+
+
 class Left(Record, kw_only=True):
     """A worker takes no more part in this launch."""
 

@@ -80,8 +80,13 @@ def nothing(record: CampaignRecord) -> str:
 
 def _state(record: CampaignRecord) -> str:
     if record.alive:
-        stopping = record.launches[-1].stopping if record.launches else None
-        return f"stopping ({stopping}): what runs may save itself" if stopping else "running"
+        last = record.launches[-1] if record.launches else None
+        if last is not None and last.stopping:
+            return f"stopping ({last.stopping}): what runs may save itself"
+        if last is not None and last.storage:
+            error, since = last.storage
+            return f"running; storage: {one_line(error)}, waiting {max(0.0, time.time() - since):.0f} s"
+        return "running"
     if record.ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
     reason, code = one_line(record.ended[0]), record.ended[1]
@@ -91,6 +96,7 @@ def _state(record: CampaignRecord) -> str:
         "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
     }
     failed = {
+        "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
         "futile": "futile: evaluations of the last launch failed one after the other. Mend that; the same `hpo run` "
         "evaluates them anew",
         "in vain": "in vain: the budget is used up, and no evaluation has completed. Mend what failed; with more "
