@@ -10,7 +10,17 @@ import argparse
 import random
 from collections.abc import Iterator
 
-from simulation.campaigns import SPACE, check_knowledge, disturb, losses, make, records_of, slow, standing
+from simulation.campaigns import (
+    SPACE,
+    check_knowledge,
+    disturb,
+    fall_sick,
+    losses,
+    make,
+    records_of,
+    slow,
+    standing,
+)
 
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
 from hpo.islands.resume import fold
@@ -39,7 +49,11 @@ def run(seed: int) -> None:
             **slow(rng),
         )
         # The last launches are left alone, so that each campaign comes to its end.
-        until = disturb(simulation, rng, workers) if launch < _LAUNCHES - 2 else float("inf")
+        until = float("inf")
+        if launch < _LAUNCHES - 2:
+            until = disturb(simulation, rng, workers)
+            for rank in rng.sample(range(workers), workers // 2 if rng.random() < 0.3 else 0):
+                fall_sick(simulation, rank, rng.uniform(0, 8))
         before = {record.id for record in standing(records)}
         report = simulation.run(until=until)  # raises where it comes to a standstill
         new = records_of(simulation)

@@ -193,11 +193,11 @@ class Terminal:
     def ranks(self) -> list[psutil.Process]:
         """Under mpirun: the processes of the ranks."""
         return [
-            process for process in self.processes() if _variable(process, "OMPI_COMM_WORLD_RANK") is not None
+            process for process in self.processes() if variable(process, "OMPI_COMM_WORLD_RANK") is not None
         ]
 
     def rank(self, number: int) -> psutil.Process | None:
-        found = [one for one in self.ranks() if _variable(one, "OMPI_COMM_WORLD_RANK") == str(number)]
+        found = [one for one in self.ranks() if variable(one, "OMPI_COMM_WORLD_RANK") == str(number)]
         return found[0] if found else None
 
     def kill(self) -> None:
@@ -219,7 +219,8 @@ def _line(process: psutil.Process) -> str:
         return ""
 
 
-def _variable(process: psutil.Process, name: str) -> str | None:
+def variable(process: psutil.Process, name: str) -> str | None:
+    """Of the environment that ``process`` was started with."""
     try:
         return process.environ().get(name)
     except psutil.Error:

@@ -34,15 +34,16 @@ class Display:
         self._repeats = any(settings.search_of(one).reevaluate for one in range(settings.layout.islands))
         self._began: float | None = None
         self._next = 0.0
-        self._shown: tuple[bool, bool] = (False, False)
+        self._shown: tuple[bool, bool, bool] = (False, False, False)
         self._final_at_start = 0
         self._live: Live | None = None
         self._columns = config.terminal_columns()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Show the state if it is time to; cheap otherwise."""
-        # That it is stopping or paused is said at once.
-        shown = (bool(coordinator.stopping), coordinator.paused)
+        # That it is stopping or paused, or waits for its storage, is said at once.
+        waits = coordinator.waited_for_storage(now) is not None
+        shown = (bool(coordinator.stopping), coordinator.paused, waits)
         if now < self._next and shown == self._shown:
             return
         self._shown = shown
@@ -91,6 +92,8 @@ class Display:
             parts.append(_left(coordinator, final, rate, now))
             if coordinator.paused:
                 parts.append("paused: nothing new starts until `hpo unpause`")
+            if (waits := coordinator.waited_for_storage(now)) is not None:
+                parts.append(f"storage: {waits[0].rpartition(': ')[2]}, waiting {waits[1]:.0f} s")
             if coordinator.stopping:
                 parts.append(_stopping(coordinator, now))
         return "  ".join(part for part in parts if part)

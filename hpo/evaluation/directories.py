@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from hpo.task.trial_directory import OUTPUT, clear_directory, refuse_link
+from hpo.task.trial_directory import OUTPUT, check_place, clear_directory
 
 _ID = re.compile(r"(0|[1-9]\d{0,8})-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,14})")
 
@@ -54,7 +54,7 @@ class EvaluationDirectories:
     def holds(self, identity: str) -> bool:
         """Whether the individual has saved anything that is still there."""
         try:
-            refuse_link(self.path(identity))
+            check_place(self.path(identity))
             return any(not name.startswith(OUTPUT) for name in os.listdir(self.path(identity)))
         except OSError:
             return False

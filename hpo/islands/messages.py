@@ -160,11 +160,20 @@ class Returned(ToCoordinator, frozen=True):
 
 
 class Unfit(ToCoordinator, frozen=True):
-    """Leader to coordinator: no evaluator can be started here, this worker takes no more part.
-    ``unfinished``: what it had begun, by token, for others to evaluate."""
+    """Leader to coordinator: no evaluator can be started here, or (``storage``) its journal cannot be written: this
+    worker takes no more part. ``unfinished``: what it had begun, by token, for others to evaluate."""
 
     error: str
     unfinished: list[tuple[int, Assignment]]
+    storage: bool = False
+
+
+class Waiting(ToCoordinator, frozen=True):
+    """Leader to coordinator: its journal or the directory of its individual cannot be written for this ``error``, path
+    and reason, and it tries again; None: they can again. ``over``: the directory could not be for too long."""
+
+    error: str | None
+    over: bool
 
 
 class Disbanded(ToCoordinator, frozen=True):

@@ -346,11 +346,16 @@ def dead_leader_record(
     """``records``: of one journal, whose writer writes no more."""
     found = DeadLeaderRecord()
     open_: dict[str, Started] = {}
+    ended_runs: set[tuple[str, int, int]] = set()
     for record in records:
         if isinstance(record, Started):
             open_[record.id] = record
         elif isinstance(record, Finished):
             open_.pop(record.id, None)
+            run = (record.id, record.reopened, record.resumed_at_step)
+            if run in ended_runs:
+                continue  # written again, after a write that failed
+            ended_runs.add(run)
             key = key_of(space, record.params, record.inherits, record.operator, record.id)
             loss = _loss(record, losses)
             ended = None if loss is None else list(loss)

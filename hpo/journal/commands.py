@@ -196,12 +196,17 @@ class Inbox:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._ignored: set[str] = set()
+        self.error: OSError | None = None
+        """Why the last ``look`` may have missed something."""
 
     def look(self) -> Look:
         found = Look([], [])
+        self.error = None
         try:
             folder = os.open(self._directory / _FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, *_UNREADABLE):
+                self.error = error
             return found
         try:
             for name in self._names(folder):
@@ -215,6 +220,8 @@ class Inbox:
                 except OSError as error:
                     if error.errno in _UNREADABLE:
                         found.nonsense.append((name, error.strerror or str(error)))
+                    elif error.errno != errno.ENOENT:
+                        self.error = error
         finally:
             os.close(folder)
         return found
@@ -222,7 +229,8 @@ class Inbox:
     def _names(self, folder: int) -> list[str]:
         try:
             names = os.listdir(folder)
-        except OSError:
+        except OSError as error:
+            self.error = error
             return []
         mine = [
             name

@@ -141,8 +141,7 @@ def repair(directory: Path) -> Inspection:
         CampaignError: a campaign is at work, there is none, or the directory cannot be read or written.
     """
     first = check(directory)
-    lock = locks.acquire(directory)
-    try:
+    with locks.acquire(directory):
         inspection = _Inspection(directory, locked=True)
         try:
             done = [_rewrite(directory, journal) for journal in inspection.journals if journal.to_do]
@@ -154,8 +153,6 @@ def repair(directory: Path) -> Inspection:
             ) from error
         lost = [replace(one, kind=LOST) for one in inspection.report.damaged if one.lines is not None]
         report = _Inspection(directory, locked=True).report
-    finally:
-        lock.release()
     report.lock, report.holder, report.repaired = first.lock, first.holder, done
     if done:
         report.findings = lost + report.findings
@@ -410,7 +407,7 @@ def _rewrite(directory: Path, journal: _Journal) -> str:
 
 def _header(journal: _Journal) -> Header:
     """A header by the file's name; its time is that of the first record."""
-    launch, island, worker = journal.name
+    launch, island, worker, _ = journal.name
     at = journal.path.stat().st_mtime if journal.first_time is None else journal.first_time
     return Header(version=VERSION, launch=launch, island=island, worker=worker, host="unknown", time=at)
 

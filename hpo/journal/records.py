@@ -50,7 +50,8 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type",
 
 
 class Header(Record, kw_only=True, rename={"launch": "leg"}):
-    """The first record of each file: which worker of which launch wrote it, and where."""
+    """The first record of each file: which worker of which launch wrote it, and where. ``job``: the attempt at a Slurm
+    job, such as "123.0" (see ``hpo.config.reader.SlurmAttempt``), "" outside one."""
 
     version: int
     launch: Annotated[int, msgspec.Meta(ge=1)]
@@ -58,10 +59,11 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
     worker: Index
     host: str = ""
     pid: int = 0
+    job: str = ""
     time: float
 
     @classmethod
-    def of_this_process(cls, *, launch: int, island: int, worker: int) -> Header:
+    def of_this_process(cls, *, launch: int, island: int, worker: int, job: str = "") -> Header:
         return cls(
             version=VERSION,
             launch=launch,
@@ -69,6 +71,7 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
             worker=worker,
             host=socket.gethostname(),
             pid=os.getpid(),
+            job=job,
             time=time.time(),
         )
 
@@ -216,6 +219,13 @@ class Command(Record, kw_only=True):
     time: float
     refused: str | None = None
     in_file: dict[str, int | float | None] | None = None
+
+
+class Storage(Record, kw_only=True):
+    """A worker waits for its storage because of ``error``, path and reason; null: none waits any more."""
+
+    error: str | None
+    time: float
 
 
 class Left(Record, kw_only=True):

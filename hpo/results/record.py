@@ -32,6 +32,7 @@ from hpo.journal.records import (
     Reopened,
     Started,
     Stopping,
+    Storage,
 )
 
 
@@ -46,6 +47,8 @@ class Launch:
     """None if the launch died before that record was written."""
     stopping: str | None = None
     """Why it begins nothing more; None until then."""
+    storage: tuple[str, float] | None = None
+    """What a worker waits for, path and reason, and since when; None where none does."""
     left: list[Left] = field(default_factory=list)
     """Workers that took no more part."""
     ended: tuple[str, int] | None = None
@@ -157,6 +160,9 @@ class _Fold:
     def _on_stopping(self, record: Stopping) -> None:
         self._launch.stopping = record.reason
 
+    def _on_storage(self, record: Storage) -> None:
+        self._launch.storage = None if record.error is None else (record.error, record.time)
+
     def _on_ended(self, record: Ended) -> None:
         self._launch.ended = (record.reason, record.exit)
 
@@ -219,6 +225,7 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Known: _Fold._on_known,
     Left: _Fold._on_left,
     Stopping: _Fold._on_stopping,
+    Storage: _Fold._on_storage,
     Ended: _Fold._on_ended,
 }
 

@@ -85,6 +85,9 @@ def _state(record: CampaignRecord, state: str) -> str:
         return f"stopping ({stopping or 'stopped'}): what runs may save itself"
     if state == "paused":
         return "paused: what runs goes on, and nothing new starts until `hpo unpause`"
+    if state == "running" and record.launches and record.launches[-1].storage:
+        error, since = record.launches[-1].storage
+        return f"running; storage: {one_line(error)}, waiting {max(0.0, time.time() - since):.0f} s"
     if state == "running":
         return "running"
     paused = "; paused: it begins nothing until `hpo unpause`" if record.standing.paused else ""
@@ -101,6 +104,7 @@ def _ended(record: CampaignRecord) -> str:
         "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
     }
     failed = {
+        "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
         "futile": "futile: evaluations of the last launch failed one after the other. Mend that; the same `hpo run` "
         "evaluates them anew",
         "in vain": "in vain: the budget is used up, and no evaluation has completed. Mend what failed; with more "

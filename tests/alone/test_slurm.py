@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from slurm import Slurm, missing
-from terminal import Terminal, wait_until
+from terminal import Terminal, variable, wait_until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
@@ -57,17 +57,18 @@ class User:
         terminal.environment |= cluster.environment
         self.job = ""
 
-    def write(self, *, evaluations: int, steps: int, grace_s: float = 5.0) -> None:
+    def write(self, *, evaluations: int, steps: int, grace_s: float = 5.0, islands: int = 2) -> None:
         self.terminal.task()
         self.terminal.write("saving.py", SAVING.replace("STEPS", str(steps)))
         self.terminal.campaign(
-            f"[layout]\nislands = 2\n[evaluation]\ngrace = {grace_s}\n",
+            f"[layout]\nislands = {islands}\n[evaluation]\ngrace = {grace_s}\n",
             evaluations=evaluations,
             task="saving.py:task",
         )
 
-    def submit(self, *options: str) -> None:
-        done = self.terminal.hpo("slurm", "c.toml", "--nodes=2", "--ntasks-per-node=2", *options)
+    def submit(self, *options: str, nodes: int = 2, ranks: int = 2) -> None:
+        size = (f"--nodes={nodes}", f"--ntasks-per-node={ranks}")
+        done = self.terminal.hpo("slurm", "c.toml", *size, *options)
         assert done.returncode == 0, done.stderr
         found = re.match(r"job (\d+) is in the queue", done.stdout)
         assert found and f"tail -F slurm-{found[1]}.out" in done.stdout, done.stdout
@@ -186,6 +187,24 @@ def test_a_job_that_keeps_what_is_left_goes_on_there_with_fewer_ranks(user: User
     user.all_is_there_once(16)
     assert [record["workers"] for record in user.terminal.records("launched")] == [4, 2], user.output()
     assert "with 2 ranks on the hosts that are left" in user.output()
+
+
+@pytest.mark.timeout(150)
+def test_a_rank_of_srun_that_was_killed_is_queued_again(user: User) -> None:
+    """srun returns 137 of it, which says nothing of the campaign."""
+    user.write(evaluations=8, steps=5, islands=1)
+    user.submit("--start=srun", "--mpi=none", nodes=1, ranks=1)
+    wait_until(lambda: user.terminal.side("ended"), "an evaluation that ends", seconds=60, pause_s=0.02)
+    for process in user.terminal.processes():
+        if variable(process, "SLURM_STEP_ID") == "0" and process.cmdline()[-2:] == ["run", "c.toml"]:
+            process.kill()
+    user.wait_for_end(90)
+    finished = user.terminal.records("finished")
+    assert len({record["id"] for record in finished if record["status"] == "completed"}) == 8, user.output()
+    headers = user.terminal.records("header")
+    assert [header["job"] for header in headers] == [f"{user.job}.0", f"{user.job}.1"], user.output()
+    assert [record["exit"] for record in user.terminal.records("ended")] == [0]
+    user.nothing_is_left()
 
 
 @pytest.mark.timeout(100)

@@ -621,12 +621,31 @@ def test_second_try_finds_an_empty_directory_but_its_output_is_kept(single: Benc
     assert (directory / "output-0.txt").read_text() == "tried\ntried\n"
 
 
-def test_directory_that_cannot_be_made_fails_the_evaluation_only(bench: Bench) -> None:
+def test_a_file_in_the_place_of_the_directory_fails_that_evaluation(bench: Bench) -> None:
     (bench.root / "file").touch()
-    bench.start(what="complete", id="file/inside")
+    bench.start(what="complete", id="file")
     outcome = bench.finish()
-    assert outcome.status == "failed" and "directory cannot be used" in outcome.error
+    assert outcome.status == "failed" and "directory cannot be used" in outcome.error and not outcome.storage
     assert bench.run("complete").status == "completed"
+
+
+def test_a_directory_that_cannot_be_made_is_the_storage_s_and_no_failed_start(bench: Bench) -> None:
+    above = bench.root / "above"
+    above.touch()
+    pids = bench.pids
+    for _ in range(4):
+        bench.start(what="complete", id="above/inside")
+        outcome = bench.finish()
+        assert outcome.storage and outcome.error == f"{above / 'inside'}: Not a directory"
+        assert bench.crew.failed_starts == 0 and not bench.crew.prepared
+    above.unlink()
+    above.mkdir()
+    # From then on it is known at once that the evaluation has begun: it may take hours.
+    bench.start(what="checkpoint", id="above/inside")
+    bench.until(lambda: bench.crew.prepared)
+    bench.crew.request_checkpoint()
+    assert bench.finish().status == "interrupted"
+    assert not bench.crew.prepared and bench.pids == pids
 
 
 def test_error_quotes_this_evaluation_only(single: Bench) -> None:

@@ -63,17 +63,34 @@ class Curve:
 
 
 class MemoryJournal:
-    """Keeps what was committed; what was only appended is lost with its writer, as on a disk."""
+    """Keeps what was committed; what was only appended is lost with its writer, as on a disk.
+
+    ``disturb``: called at each commit, which fails where it raises an OSError; ``reached(n)``: how many of n records
+    are on the disk all the same after a commit that failed."""
 
     def __init__(self) -> None:
         self._appended: list[Record] = []
         self.committed: list[Record] = []
+        self.error: OSError | None = None
+        self.disturb: Callable[[], object] = lambda: None
+        self.reached: Callable[[int], int] = lambda number: 0
 
     def append(self, record: Record) -> None:
         self._appended.append(record)
 
     def commit(self) -> None:
+        try:
+            self.disturb()
+        except OSError as error:
+            self.error = error
+            self.committed += self._appended[: self.reached(len(self._appended))]
+            raise
+        self.error = None
         self.committed += self._appended
+        self._appended.clear()
+
+    def discard(self) -> None:
+        self.error = None
         self._appended.clear()
 
 
@@ -89,6 +106,8 @@ class _DiscardingJournal(MemoryJournal):
 
 class MemoryInbox:
     """Commands that were given, by id, and have not been applied."""
+
+    error = None
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
@@ -128,7 +147,7 @@ class SimulatedTransport:
         return frozenset()  # the simulation tells by itself
 
     def now(self) -> float:
-        return self._simulation.time
+        return max(self._simulation.time, self._simulation.stalled.get(self.rank, 0.0))
 
 
 class SimulatedCrew:
@@ -149,20 +168,33 @@ class SimulatedCrew:
         self.failed_starts = 0
         self.fit_for: float = math.inf
         """How many evaluations can be started here."""
+        self.unwritable: Callable[[], str | None] = lambda: None
+        """Why the individual's directory cannot be made; None where it can."""
+        self._storage_error: str | None = None
 
     @property
     def busy(self) -> bool:
         return self._candidate is not None
 
+    @property
+    def prepared(self) -> bool:
+        return self._candidate is not None and self._storage_error is None
+
     def start(self, candidate: Candidate) -> None:
         simulation = self._simulation
         self._candidate = candidate
+        self._storage_error = self.unwritable()
+        if self._storage_error is not None:
+            self._over = simulation.time
+            simulation.wake(self._rank, simulation.time)
+            return
         if self.fit_for <= 0:
             self.failed_starts += 1
             self._over = simulation.time
             simulation.wake(self._rank, simulation.time)
             return
         self.fit_for -= 1
+        self.failed_starts = 0
         seconds = simulation.duration(simulation.started)
         simulation.started += 1
         simulation.admitted_last = simulation.time
@@ -183,7 +215,9 @@ class SimulatedCrew:
         if self._candidate is None or self._simulation.time < self._over:
             return ()
         candidate = self._candidate
-        if self.failed_starts:
+        if self._storage_error is not None:
+            outcome = Outcome(status=FAILED, error=self._storage_error, storage=True)
+        elif self.failed_starts:
             outcome = Outcome(status=FAILED, error="no evaluators to be had")
         elif self._killed is not None:
             outcome = Outcome(status=self._killed, error="ended by the campaign")
@@ -300,6 +334,8 @@ class Simulation:
         self.islands = islands
         self.space = space
         self.time = 0.0
+        self.stalled: dict[int, float] = {}
+        """By rank, until when it does nothing."""
         self.dead: set[int] = set()
         self._orphaned = False
         self.left: list[tuple[int, int, str]] = []
@@ -418,18 +454,23 @@ class Simulation:
             self._data, self._message = data, decode(data)
             self._kind = type(self._message).__name__
         self.counter.add(self._kind, len(data))
+        begun = max(self.time, self.stalled.get(source, 0.0)) if self.stalled else self.time
         if source == destination:
-            when = self.time
+            when = begun
         elif self._jitter:
             pair = (source, destination)
-            when = max(self._last.get(pair, 0.0), self.time + self._rng.expovariate(1.0 / self._latency_s))
+            when = max(self._last.get(pair, 0.0), begun + self._rng.expovariate(1.0 / self._latency_s))
             self._last[pair] = when
         else:
             # Fixed for the pair, different between pairs: 0.5 to 1.5 of the mean.
             spread = (source * 7919 + destination * 104729) % 1024 / 1024
-            when = self.time + self._latency_s * (0.5 + spread)
+            when = begun + self._latency_s * (0.5 + spread)
         self._count += 1
         heapq.heappush(self._events, (when, self._count, source, destination, self._message))
+
+    def stall(self, rank: int, seconds: float) -> None:
+        """``rank`` waits in a system call for so long: it sends and receives nothing until then."""
+        self.stalled[rank] = max(self.time, self.stalled.get(rank, 0.0)) + seconds
 
     def wake(self, rank: int, when: float) -> None:
         """Have the leader of ``rank`` step at ``when``."""
@@ -515,6 +556,11 @@ class Simulation:
                 return None
             self.time, _, source, destination, message = heapq.heappop(events)
             if dead and destination in dead and not callable(message):
+                continue
+            if self.stalled and not callable(message) and self.stalled.get(destination, 0.0) > self.time:
+                self._count += 1
+                later = (self.stalled[destination], self._count, source, destination, message)
+                heapq.heappush(self._events, later)
                 continue
             if isinstance(message, Records):  # nearly all are
                 if not leaders[destination].receive(source, message):

@@ -120,10 +120,7 @@ def fall_sick(simulation: Simulation, rank: int, when: float) -> None:
 
 
 def disturb(simulation: Simulation, rng: random.Random, workers: int) -> float:
-    """Deaths, signals, sick workers; when the whole job is killed, if it is."""
-    if workers > 1 and rng.random() < 0.3:
-        for rank in rng.sample(range(workers), rng.randint(1, (workers + 1) // 2)):
-            fall_sick(simulation, rank, rng.uniform(0, 8))
+    """Deaths, signals and slow ranks; when the whole job is killed, if it is."""
     if rng.random() < 0.6:
         # Now and then all of them, rank 0 included; several at one moment, too.
         victims = rng.sample(range(workers), rng.randint(1, workers))

@@ -32,6 +32,8 @@ from hpo.spelling import suggestion
 class Inbox(Protocol):
     """Where commands are found (see ``hpo.journal.commands``)."""
 
+    @property
+    def error(self) -> OSError | None: ...
     def look(self) -> Look: ...
     def set_aside(self, name: str) -> None: ...
     def finish(self, identity: str, request: Request) -> None: ...
@@ -113,8 +115,24 @@ class Commands:
             if identity not in self.standing.applied:
                 self._apply(identity, request, target)
                 any_new = True
-            self._inbox.finish(identity, request)
+        if found and self._recorded():
+            for identity, request in found:
+                if identity in self.standing.applied:
+                    self._inbox.finish(identity, request)
         return any_new
+
+    def _recorded(self) -> bool:
+        """Whether all records are on disk; until then the files stay."""
+        try:
+            self._journal.commit()
+        except OSError:  # rank 0's leader, whose journal it is, tries again
+            return False
+        return True
+
+    @property
+    def error(self) -> OSError | None:
+        """Why the last look at the inbox said nothing; None where it did."""
+        return self._inbox.error
 
     def _apply(self, identity: str, request: Request, target: Target) -> None:
         refused = None
@@ -128,7 +146,6 @@ class Commands:
         # not on record is applied by the next launch.
         record = record_of(identity, request, time=self._now(), refused=refused, in_file=in_file)
         self._journal.append(record)
-        self._journal.commit()
         self.standing.add(record)
         target.remarks.append(f"`hpo {name_of(request)}` by {request.by}: {said}")
 

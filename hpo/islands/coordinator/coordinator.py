@@ -12,11 +12,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
+from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, STOPPED, UNFIT, Ending, verdict
+from hpo.islands.coordinator.ending import (
+    DONE,
+    EXHAUSTED,
+    FUTILE,
+    LOST,
+    STOPPED,
+    STORAGE,
+    UNFIT,
+    Ending,
+    verdict,
+)
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.health import Failure, Health
 from hpo.islands.coordinator.overdue import Overdue
@@ -26,9 +37,11 @@ from hpo.islands.coordinator.worker_registry import (
     DRAINED,
     FAILING,
     NO_EVALUATORS,
+    NO_JOURNAL,
     RANK_DIED,
     WorkerRegistry,
 )
+from hpo.islands.leader.storage import storage_sentence
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
@@ -45,6 +58,7 @@ from hpo.islands.messages import (
     StopRequest,
     ToCoordinator,
     Unfit,
+    Waiting,
     check_handlers,
     encode,
 )
@@ -57,7 +71,8 @@ class Coordinator:
     ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations;
     ``configurations``: as of ``UnseenConfigurations``; ``deadline``, ``grace_s``, ``checkpoints`` and
     ``must_end``: as of ``Ending``; ``commands``: what people ask for meanwhile;
-    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``stop_begun``: called once with the reason, when
+    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what workers wait
+    for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
     ``timed``: evaluations have a time-out. ``health``: watches for failures that are not the configurations' doing;
     ``reopened``: puts on record that these failures do not count, with the reason; ``worker_left``: that a worker takes
@@ -81,6 +96,7 @@ class Coordinator:
         grace_s: float,
         commands: Commands | None = None,
         stop_begun: Callable[[str], None] = lambda reason: None,
+        storage_changed: Callable[[str | None], None] = lambda error: None,
         ended: Callable[[End], None] = lambda end: None,
         checkpoints: bool,
         must_end: Callable[[], float] | None = None,
@@ -98,6 +114,10 @@ class Coordinator:
         self._drained: set[int] = set()
         self._commands = commands
         self._stop_begun = stop_begun
+        self._storage_changed = storage_changed
+        # By leader, since when and for what it waits; what it could not be waited for any longer.
+        self._waiting: dict[int, tuple[float, str]] = {}
+        self._storage_failed: str | None = None
         self._ended = ended
         self._registry = registry
         self._health = health
@@ -142,6 +162,7 @@ class Coordinator:
             Remark: self._take_remark,
             Returned: self._take_back,
             Unfit: self._dismiss,
+            Waiting: self._note_waiting,
             Disbanded: self._disband,
             StopRequest: lambda source, request: self.stop(request.reason, urgent=request.urgent),
         }
@@ -258,15 +279,32 @@ class Coordinator:
         self._left(leader)
 
     def _dismiss(self, leader: int, message: Unfit) -> None:
-        """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
-        any."""
+        """A worker that cannot start evaluators, or write its journal, is out; what it had begun goes to others, while
+        there are any."""
         self._budget.readmit(self._taken_off(leader, message.unfinished))
         if leader in self._registry.places:
-            self._worker_left(self._registry.places[leader], NO_EVALUATORS)
+            reason = NO_JOURNAL if message.storage else NO_EVALUATORS
+            self._worker_left(self._registry.places[leader], reason)
         self._registry.dismiss(leader)
-        self.unfit[leader] = message.error
+        if message.storage:
+            self._storage_failed = message.error
+        else:
+            self.unfit[leader] = message.error
+        if message.storage and leader == self._transport.rank:  # it has the coordinator's records, too
+            self.stop(STORAGE)
         self._check_workers()
         self._left(leader)
+
+    def _note_waiting(self, leader: int, message: Waiting) -> None:
+        before = self.storage_error
+        since, _ = self._waiting.pop(leader, (self._transport.now(), ""))
+        if message.error is not None:
+            self._waiting[leader] = since, message.error
+        if (self.storage_error is None) != (before is None):
+            self._storage_changed(self.storage_error)
+        if message.over:
+            self._storage_failed = message.error
+            self.stop(STORAGE)
 
     def _disband(self, rank: int, message: Disbanded) -> None:
         """A survivor of a broken worker has ended what ran there."""
@@ -308,6 +346,7 @@ class Coordinator:
         return begun
 
     def _forget_leader(self, leader: int) -> None:
+        self._note_waiting(leader, Waiting(None, False))
         self._health.left(leader)
         for item in self._grants.forget(leader):
             self._release(item)
@@ -322,7 +361,7 @@ class Coordinator:
     def _check_workers(self) -> None:
         """End when no worker is left."""
         if self.stopping is None and not self._registry.any_left:
-            self.stop(LOST if self._registry.dead else UNFIT)
+            self.stop(STORAGE if self._storage_failed else LOST if self._registry.dead else UNFIT)
 
     # --- granting -------------------------------------------------------------------------------------------
 
@@ -445,6 +484,7 @@ class Coordinator:
             works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
             futile=self._health.sentence() if reason == FUTILE else None,
+            storage=storage_sentence(self._storage_failed or ""),
         )
         self._ended(self.end)
         for rank in self._everyone:
@@ -512,6 +552,19 @@ class Coordinator:
     def next_wake(self) -> float:
         """When ``step`` must be called at the latest."""
         return self._ending.next_look
+
+    @property
+    def storage_error(self) -> str | None:
+        """What a worker waits for that could not be written, path and reason; None where none waits."""
+        return min(self._waiting.values(), default=(0.0, None))[1]
+
+    def waited_for_storage(self, now: float) -> tuple[str, float] | None:
+        """What could not be read or written, path and reason, and for how many seconds; None where all could."""
+        if self._waiting:
+            since, error = min(self._waiting.values())
+            return error, now - since
+        error_ = None if self._commands is None else self._commands.error
+        return None if error_ is None else (describe_os_error(error_, "the commands"), 0.0)
 
     @property
     def running(self) -> int:

@@ -13,6 +13,8 @@ from hpo.islands.messages import End
 
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
 UNFIT = "unfit"
+STORAGE = "storage"
+"""The storage did not work for minutes: what is done could not be kept."""
 FUTILE = "futile"
 """All evaluations failed for a while (see ``hpo.islands.coordinator.health``)."""
 IN_VAIN = "in vain"
@@ -113,10 +115,18 @@ class Ending:
 
 
 def verdict(
-    reason: str, *, evaluations: int | None, tally: Tally, works: bool, unfit: str | None, futile: str | None
+    reason: str,
+    *,
+    evaluations: int | None,
+    tally: Tally,
+    works: bool,
+    unfit: str | None,
+    futile: str | None,
+    storage: str | None = None,
 ) -> End:
     """How the launch has ended that stopped for ``reason``. ``works``: something has shown in this launch that the task
-    can be evaluated; ``unfit``, ``futile``: the sentences for launches that end for these reasons."""
+    can be evaluated; ``unfit``, ``futile``, ``storage``: the sentences for launches that end for these
+    reasons."""
     complete = evaluations is not None and tally.final >= evaluations
     if complete:
         reason = DONE
@@ -132,6 +142,6 @@ def verdict(
     elif reason == FUTILE and works:
         # Something worked after all while the launch was stopping.
         reason = STOPPED
-    error = unfit if reason == UNFIT else futile if reason == FUTILE else None
+    error = {UNFIT: unfit, FUTILE: futile, STORAGE: storage}.get(reason)
     code = 0 if finished else 1 if reason in (UNFIT, FUTILE, IN_VAIN) else EXIT_RESUMABLE
     return End(reason, code, error)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hpo.islands.assignment import Assignment
 
 RANK_DIED, NO_EVALUATORS, FAILING, DRAINED = "a rank died", "no evaluators", "failing", "drained"
+NO_JOURNAL = "its journal cannot be written"
 """Why a worker takes no more part."""
 
 
