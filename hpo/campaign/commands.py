@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hpo.config import reader as config
-from hpo.errors import UsageError
+from hpo.errors import EXIT_RESUMABLE, UsageError
 from hpo.journal import directory as directories
 from hpo.journal.commands import (
     RETRIED,
@@ -25,9 +25,9 @@ from hpo.journal.commands import (
     give,
     stop_pending,
 )
-from hpo.journal.files import journal_files, journal_name, journal_path, last_launch, read_file
+from hpo.journal.files import journal_files, journal_name, last_launch
+from hpo.journal.launches import read_launch
 from hpo.journal.lock import holder
-from hpo.journal.records import Ended
 from hpo.prior_results.points import read_points
 from hpo.space.description import described_space
 from hpo.spelling import suggestion
@@ -43,7 +43,8 @@ def stop(directory: Path) -> str:
     if holder(directory) is not None:
         give(directory, Stop(**asked()))
         return f"{directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`."
-    if last_exit(directory) in (0, 1):
+    last = read_launch(directory, last_launch(directory))
+    if last is not None and last.end is not None and last.end[1] != EXIT_RESUMABLE:
         return f"{directory}: no campaign is running there, so there is nothing to stop."
     if not stop_pending(directory):
         give(directory, Stop(**asked()))
@@ -51,14 +52,6 @@ def stop(directory: Path) -> str:
         f"{directory}: no campaign is running there now. A job that Slurm starts again will end at once; `hpo run`, "
         "given by a person, goes on."
     )
-
-
-def last_exit(directory: Path) -> int | None:
-    """The exit code of the last launch; None where it was cut off, or there was none."""
-    path = journal_path(directory, launch=last_launch(directory), island=0, worker=0)
-    if not path.exists():
-        return None
-    return next((record.exit for record in read_file(path) if isinstance(record, Ended)), None)
 
 
 def pause(directory: Path) -> str:
@@ -75,7 +68,7 @@ def drain(directory: Path, worker: str) -> str:
     """``worker``: island and number, such as "0-3". Raises UsageError: the last launch has no such worker."""
     directories.read_identity(directory)
     files = map(journal_name, journal_files(directory, last_launch(directory)))
-    workers = [f"{name.island}-{name.worker}" for name in files if name is not None]
+    workers = dict.fromkeys(f"{name.island}-{name.worker}" for name in files if name is not None)
     if worker not in workers:
         raise UsageError(
             f"{excerpt(worker)}: must be a worker of the last launch, by island and number: the first two numbers of "
