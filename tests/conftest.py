@@ -14,6 +14,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import cases
 import gloo
 import mpi_scripts
 import skips
@@ -27,6 +28,7 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-rank", action="store_true", help="leave out what needs several ranks")
+    parser.addoption("--all-cases", action="store_true", help="also the cases that run nightly")
     parser.addoption(
         "--examples", type=int, default=50, metavar="N", help="of each property that Hypothesis tests"
     )
@@ -34,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    cases.all_cases = config.getoption("--all-cases")
     gloo.one_rank = config.getoption("--one-rank")
     # No deadline: how long an example takes says how busy the machine is.
     hypothesis.settings.register_profile("tests", deadline=None, max_examples=config.getoption("--examples"))
