@@ -509,13 +509,15 @@ def test_next_evaluator_waits_for_the_device_only(tmp_path: Path, devices: str) 
         worker.close()
 
 
-def test_waiting_for_the_device_is_no_failed_start(single: Bench) -> None:
-    single.settings.isolation, single.settings.start_timeout_s = "fresh", 4.0
+def test_waiting_for_the_device_is_no_failed_start(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpo.evaluation.evaluator_host._HOLD", 0.25)
+    single.settings.isolation, single.settings.start_timeout_s = "fresh", 8.0
     single.environment["CUDA_VISIBLE_DEVICES"] = "0"
     former = single.run("linger", lingers=60.0).metrics["pid"]
     outcome = single.run("linger", former=former)
     assert (outcome.status, single.crew.failed_starts) == ("completed", 0)
     assert outcome.metrics["alone"] is False
+    os.kill(former, signal.SIGKILL)  # nor need the end of the test wait for it
 
 
 def test_a_process_that_never_goes_is_not_waited_for(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

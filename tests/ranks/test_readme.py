@@ -39,7 +39,7 @@ NAMED = [
 BLOCKS = dict(NAMED)
 """The files that documents print, by the name in their first line."""
 EXAMPLES = tuple(name for name in BLOCKS if Path(name).name.startswith("test_"))
-SLOW = tuple(name for name in EXAMPLES if name.startswith(("alone/", "nightly/")))
+SLOW = tuple(name for name in EXAMPLES if name.startswith("nightly/"))
 COMMANDS = [
     line.split("#")[0].strip()
     for line in re.findall(
