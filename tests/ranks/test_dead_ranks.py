@@ -162,6 +162,7 @@ def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> 
 def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
     terminal.task(0.05)
     terminal.campaign('deadline = "10 min"\n[evaluation]\ngrace = 1', evaluations=None)
+    begun = time.time()
     command = terminal.start("run", "c.toml", "--ranks", 2)
     wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
     kill(terminal, 0)
@@ -173,7 +174,8 @@ def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
     done = command.wait()
     assert done.returncode == 75 and "starting again" in done.stderr, done.stderr
     first, second = terminal.records("launched")
-    assert deadline == first["time"] + 600 < second["time"] + 600
+    # From the first start, which on a busy machine may have come to nothing before the first launch on record.
+    assert begun <= deadline - 600 <= first["time"] < second["time"]
 
 
 def test_a_rank_that_dies_while_mpi_starts_costs_one_launch(terminal: Terminal) -> None:
