@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,11 @@ class Steered:
         *requests: tuple[float, Request],
         seed: int = 1,
         kills: Sequence[tuple[float, int]] = (),
+        prepare: Callable[[Simulation], None] = lambda simulation: None,
         **settings: Any,
     ) -> Simulation:
         """One launch by a person, with these requests at these times; those at 0 were given before it began.
-        ``kills``: when which ranks die."""
+        ``kills``: when which ranks die; ``prepare``: called before it begins."""
         for identity in [one for one, request in self.inbox.look().requests if isinstance(request, Stop)]:
             del self.inbox.requests[identity]
         for when, request in requests:
@@ -104,6 +105,7 @@ class Steered:
         for when, request in requests:
             if when:
                 simulation.at(when, lambda request=request: ask(request))
+        prepare(simulation)
         for when, rank in kills:
             simulation.at(when, lambda rank=rank: simulation.kill(rank))
         simulation.run()
@@ -359,6 +361,28 @@ def test_a_command_on_record_whose_file_is_still_there_is_not_applied_again() ->
     simulation = steered.launch(evaluations=22)
     assert simulation.coordinator.end.reason == DONE and not steered.inbox.requests
     assert len(applied(steered.records)) == 3 and len(enqueued(steered.records)) == 4
+
+
+def test_a_command_whose_record_cannot_be_written_keeps_its_file_until_it_is() -> None:
+    steered = Steered(evaluations=60)
+    kept: list[int] = []
+
+    def full(simulation: Simulation) -> None:
+        if 2.9 < simulation.time < 9:
+            raise OSError(28, "No space left on device")
+
+    def look(simulation: Simulation) -> None:
+        simulation.coordinator.step()
+        kept.append(len(steered.inbox.requests))
+
+    def prepare(simulation: Simulation) -> None:
+        simulation.journals[0].disturb = lambda: full(simulation)
+        for when in (5.0, 8.0, 12.0):
+            simulation.at(when, lambda: look(simulation))
+
+    steered.launch((3.0, Enqueue(**ASKED, points=POINTS)), prepare=prepare)
+    assert kept == [1, 1, 0] and len(applied(steered.records)) == 1
+    assert sorted(enqueued(steered.records)) == [0.0, 1.0, 2.0, 3.0] and len(steered.done()) == 60
 
 
 @pytest.mark.parametrize("seed", range(30))
