@@ -15,7 +15,7 @@ from typing import Any
 import journals
 import pytest
 from simulation import MemoryInbox, Simulation
-from simulation.campaigns import SPACE, final, finished, losses, make, objective, records_of
+from simulation.campaigns import SPACE, fall_sick, final, finished, losses, make, objective, records_of
 
 import hpo
 from hpo import cli
@@ -431,6 +431,31 @@ def test_whatever_is_asked_at_any_time_the_budget_is_met_exactly(seed: int) -> N
         for point in record.arguments["points"]
     ]
     assert sorted(enqueued(steered.records)) == sorted(asked)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_retried_while_workers_are_suspected_is_counted_once(seed: int) -> None:
+    rng = random.Random(f"retries/{seed}")
+    budget = rng.randint(20, 60)
+    steered = Steered(
+        evaluations=budget, workers=rng.randint(2, 5), islands=1, first_failures=rng.choice([4, 5, 30])
+    )
+    for launch in range(9):
+        last = launch > 5
+        asks = [(rng.uniform(0.1, 20), Retry(**ASKED, statuses=RETRIED)) for _ in range(0 if last else 8)]
+        sick = [] if last else [(rng.randrange(steered.settings["workers"]), rng.uniform(0, 5))]
+
+        def prepare(simulation: Simulation, sick: list[tuple[int, float]] = sick) -> None:
+            for rank, when in sick:
+                fall_sick(simulation, rank, when)
+
+        if last:
+            steered.inbox.requests.clear()
+        simulation = steered.launch(*asks, seed=100 * seed + launch, prepare=prepare)
+        counts = {status: count for status, count in steered.earlier().tally.counts.items() if count}
+        assert {key: count for key, count in simulation.coordinator.tally.counts.items() if count} == counts
+        assert sum(counts.values()) <= budget
+    assert sum(counts.values()) == budget
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -518,7 +518,9 @@ class Coordinator:
 
     def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> None:
         """Evaluate individuals that ended with these statuses again."""
-        self._reopen([Failure(status, again, "") for status, again in failures], reason)
+        chosen = [Failure(status, again, "") for status, again in failures]
+        self._health.forget({one.again.id for one in chosen})
+        self._reopen(chosen, reason)
 
     def enqueue(self, assignments: Iterable[Assignment]) -> int:
         """Evaluate these before anything that is bred; how many of them are new."""
