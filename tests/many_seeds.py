@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from simulation.campaigns import (
     SPACE,
     check_knowledge,
+    check_overview,
     disturb,
     fall_sick,
     losses,
@@ -24,7 +25,7 @@ from simulation.campaigns import (
 
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
 from hpo.islands.resume import fold
-from hpo.journal.records import Finished, Started
+from hpo.journal.records import Finished, Header, Started
 
 _LAUNCHES = 12
 
@@ -34,6 +35,7 @@ def run(seed: int) -> None:
     rng = random.Random(f"many/{seed}")
     budget = rng.randint(1, 30)
     records: list[dict[str, object]] = []
+    journals: list[object] = []
     for launch in range(_LAUNCHES):
         workers = rng.randint(1, 8)
         islands = rng.randint(1, min(3, workers))
@@ -60,6 +62,7 @@ def run(seed: int) -> None:
         again = {record.id for record in new if isinstance(record, (Started, Finished))}
         assert not before & again, "a recorded evaluation was done again"
         records += new
+        journals += [Header(version=1, launch=launch + 1, island=0, worker=0, time=0.0), *new]
         ended = standing(records)
         assert len({record.id for record in ended}) == len(ended), "an individual was recorded twice"
         assert len({SPACE.key(record.params) for record in ended}) == len(ended), "a configuration came twice"
@@ -70,6 +73,7 @@ def run(seed: int) -> None:
             assert simulation.coordinator.tally.final == len(ended), "the coordinator has miscounted"
             assert (end.exit_code == 0 or end.reason == IN_VAIN) == (len(ended) == budget)
             check_knowledge(simulation)
+            check_overview(simulation, journals)
             if end.reason in (DONE, IN_VAIN):
                 break
     assert len(standing(records)) == budget, "the campaign did not complete"

@@ -388,12 +388,14 @@ class Campaign:
                     return end
                 launch = last_launch(settings.directory) + 1
                 with resume.located(settings.directory):
+                    torn: list[Path] = []
                     earlier = resume.fold(
-                        read_directory(settings.directory),
+                        read_directory(settings.directory, torn),
                         space=self.task.space,
                         islands=layout.islands,
                         losses=self.task.losses,
                     )
+                    earlier.torn = [path.name for path in torn]
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
@@ -513,14 +515,15 @@ class Campaign:
                 closing=closing,
             )
 
-            coordinator = display = housekeeping = None
+            coordinator = display = status = housekeeping = None
             groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
             mine = assembly.roles(place, groups, start)
             if earlier is not None and lock is not None:
                 coordinator = assembly.coordinator(start, earlier, self._points, known)
                 display = Display(settings, self.task, workers=len(layout.workers))
                 closing.callback(display.close)
-                housekeeping = Housekeeping(lock, coordinator, display)
+                status = assembly.status(lock, coordinator, earlier)
+                housekeeping = Housekeeping(lock, coordinator, display, status)
                 self._tidy(layout, start, earlier)
             node = EventLoop(
                 transport=transport,
@@ -533,6 +536,8 @@ class Campaign:
             end = assembly.settle(node.run())
             if display is not None and coordinator is not None:
                 display.finish(coordinator, end.reason, transport.now())
+        if status is not None and coordinator is not None and end == coordinator.end:
+            status.finish(coordinator, transport.now())
         if coordinator is not None and end.exit_code == 0:
             with suppress(OSError):  # it is only space
                 keep_only_best(settings.directory, settings.keep)
