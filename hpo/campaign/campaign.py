@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from hpo.arguments import checked_arguments
-from hpo.campaign.cleanup import keep_only_best
+from hpo.campaign.cleanup import Cleanup, keep_only_best
 from hpo.campaign.progress import Display
 from hpo.campaign.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
@@ -523,8 +523,8 @@ class Campaign:
                 display = Display(settings, self.task, workers=len(layout.workers))
                 closing.callback(display.close)
                 status = assembly.status(lock, coordinator, earlier)
-                housekeeping = Housekeeping(lock, coordinator, display, status)
-                self._tidy(layout, start, earlier)
+                cleanup = self._cleanup(layout, start, earlier)
+                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup)
             node = EventLoop(
                 transport=transport,
                 roles=mine,
@@ -543,13 +543,19 @@ class Campaign:
                 keep_only_best(settings.directory, settings.keep)
         return end
 
-    def _tidy(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> None:
-        """Let go of what the leaders of earlier launches kept: each begins anew to count its best."""
+    def _cleanup(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> Cleanup | None:
+        """What lets go of what the leaders of earlier launches kept; None where there is nothing, or no more."""
         settings = self.settings
         inherits = any(settings.search_of(one).traits.needs_checkpoints for one in range(layout.islands))
         # Lineages may go on from any of the latest; a front keeps all until the end.
+        cleanup = None
         if start.launch > 1 and not inherits and len(self.task.objectives) == 1:
-            keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
+            if Cleanup.possible(settings.keep, earlier):
+                cleanup = Cleanup(settings.directory, settings.keep, earlier)
+            else:
+                keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
+        earlier.ended = ()  # may be millions
+        return cleanup
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpo.campaign.cleanup import Cleanup
 from hpo.campaign.evaluators import (
     Jobs,
     make_crew,
@@ -396,10 +397,14 @@ def _close(writer: JournalWriter) -> None:
 
 
 class Housekeeping:
-    """What rank 0 does beside the protocol, now and then: end where the lock is lost, show how it goes."""
+    """What rank 0 does beside the protocol, now and then: end where the lock is lost, show how it goes, remove
+    what nothing needs."""
 
-    def __init__(self, lock: Lock, coordinator: Coordinator, display: Display, status: Status) -> None:
+    def __init__(
+        self, lock: Lock, coordinator: Coordinator, display: Display, status: Status, cleanup: Cleanup | None
+    ) -> None:
         self._lock = lock
+        self._cleanup = cleanup
         self._coordinator = coordinator
         self._display = display
         self._status = status
@@ -411,3 +416,5 @@ class Housekeeping:
                 write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)
         self._display.update(self._coordinator, now)
         self._status.update(self._coordinator, now)
+        if self._cleanup is not None:
+            self._cleanup.step(now, self._coordinator.reopened_ids)

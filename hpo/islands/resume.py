@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,7 +55,7 @@ from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
 from hpo.task.outcome import summary_line
 
-_KEPT = 256
+KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""
 _MOST_KNOWN = 256
 """Known points that each island gets: half of them the best, the others from all over the rest."""
@@ -112,7 +112,8 @@ class ResumeState:
     there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what those on record come
     to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it
     is on record; ``launches``: when each began, and the time of its last record; ``repeats``: whether a configuration
-    was evaluated again on purpose; ``torn``: names of the journals whose last line was cut off."""
+    was evaluated again on purpose; ``torn``: names of the journals whose last line was cut off;
+    ``ended``: ids of all that have ended; ``leading``: of one objective loss and id of the best that completed."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -130,6 +131,8 @@ class ResumeState:
     launches: dict[int, tuple[float, float]] = field(default_factory=dict)
     repeats: bool = False
     torn: list[str] = field(default_factory=list)
+    ended: Collection[str] = ()
+    leading: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def code(self) -> str:
@@ -257,7 +260,7 @@ class _Fold:
             state.resting.add(identity)
         loss = _loss(record, self._losses)
         state.tally.add(_end(record, loss))
-        population = self._born.setdefault(record.island, Population(best=_KEPT))
+        population = self._born.setdefault(record.island, Population(best=KEPT))
         progress = _progress(record, self._losses)
         member = Member(identity, (), loss, record.status, (), progress, record.operator)
         population.add(member)
@@ -267,7 +270,7 @@ class _Fold:
             if len(newest) > _LATEST:
                 heapq.heappop(newest)
         self._configurations[identity] = record.params
-        if len(self._configurations) > 4096 + 2 * (_KEPT + _LATEST) * len(self._born):
+        if len(self._configurations) > 4096 + 2 * (KEPT + _LATEST) * len(self._born):
             kept = {one.id for birthplace in self._born for one in self._of(birthplace)}
             self._configurations = {one: self._configurations[one] for one in kept}
 
@@ -287,6 +290,9 @@ class _Fold:
                     population = state.populations.setdefault(island, Population())
                     carried = (member.progress, member.operator)
                     population.add(Member(member.id, genome, member.losses, member.status, history, *carried))
+        state.ended = self._evaluations.ended_ids
+        completed = (one for born in self._born.values() for one in born.best)
+        state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
         for unfinished in self._evaluations.open:
             # That the whole launch was killed is no fault of the individual's, and no try of it.
             interrupted = isinstance(unfinished.record, Finished) and unfinished.record.status == INTERRUPTED

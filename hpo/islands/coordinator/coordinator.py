@@ -155,6 +155,8 @@ class Coordinator:
         self.remarks: deque[str] = deque()
         """Sentences for the user; who shows them takes them off."""
         self._remarked: set[str] = set()
+        self.reopened_ids: set[str] = set()
+        """Of failures that do not count, and are evaluated again in this launch."""
         self.end: End | None = None
         self._handlers: dict[type[Message], Callable[[int, Any], None]] = {
             Claim: self._answer,
@@ -262,6 +264,7 @@ class Coordinator:
             self._reopened([one.again for one in failures], reason)
         for one in failures:
             self.tally.reopen(one.status, identity=one.again.id)
+            self.reopened_ids.add(one.again.id or "")
         self._budget.readmit(one.again for one in failures)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
