@@ -60,6 +60,14 @@ def test_after_each_launch_it_says_what_the_journals_say(campaign, task):
         assert settled(found) == settled(overview.folded(load(home)))
 
 
+def test_a_launch_that_stopped_early_has_left_it_too(campaign):
+    for deadline in (0.001, 0.05):
+        home = campaign(1_000_000, deadline=deadline)
+        found = overview.read(home)
+        assert found is not None and (found.state, found.ended) == ("stopped", ("deadline", 75))
+        assert settled(found) == settled(overview.folded(load(home)))
+
+
 def test_known_points_are_among_the_best_as_in_the_journals(campaign):
     points = [
         {"params": {"x": 0.0, "kind": "a"}, "value": 0.0},
