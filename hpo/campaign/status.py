@@ -39,7 +39,7 @@ class LaunchLog:
 
 class Status:
     """``update`` takes note on rank 0's loop, and the heartbeat of ``lock`` writes it, whatever rank 0 does then; that
-    the launch is stopping, paused or waits for its storage is written at once.
+    the launch is stopping, is paused, waits for its storage or has lost a worker is written at once.
 
     ``limits``: the budget of evaluations and the deadline that hold; ``objectives``: how many the task has. Nothing is
     written where configurations are evaluated again on purpose: the best is then known by all of their evaluations."""
@@ -63,7 +63,7 @@ class Status:
         self._objectives = objectives
         self._repeats = repeats or earlier.repeats
         self._next = 0.0
-        self._shown: tuple[str | None, bool, str | None] | None = None
+        self._shown: tuple[str | None, bool, str | None, int] | None = None
         # Of the two threads that write; neither waits long for the other's storage.
         self._writing = threading.Lock()
         self._newest: Overview | None = None
@@ -75,7 +75,7 @@ class Status:
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Take note of how it stands if it is time to; cheap otherwise."""
-        shown = coordinator.stopping, coordinator.paused, coordinator.storage_error
+        shown = coordinator.stopping, coordinator.paused, coordinator.storage_error, len(self._log.left)
         changed = shown != self._shown
         if self._repeats or (now < self._next and not changed):
             return
