@@ -386,6 +386,13 @@ class Campaign:
                         transport.send(rank, encode(end))
                     transport.flush(10.0)
                     return end
+                if owner := directory.foreign_owner(settings.directory):
+                    write(
+                        f"hpo: {one_line(settings.directory)} belongs to {one_line(owner)}, who can read and remove "
+                        "what this campaign writes there.",
+                        sys.stderr,
+                        flush=True,
+                    )
                 launch = last_launch(settings.directory) + 1
                 with resume.located(settings.directory):
                     earlier = resume.fold(
