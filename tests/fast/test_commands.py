@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -534,7 +535,9 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "commands").symlink_to(elsewhere / "commands")
-    assert Inbox(run).look() == ([], []) and not stop_pending(run)
+    inbox = Inbox(run)
+    assert inbox.look() == ([], []) and not stop_pending(run)
+    assert inbox.error is not None and inbox.error.errno in (errno.ELOOP, errno.ENOTDIR)
     with pytest.raises(CampaignError, match="symbolic link"):
         give(run, Pause(**ASKED))
     assert len(list((elsewhere / "commands").iterdir())) == 1
