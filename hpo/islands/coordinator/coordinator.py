@@ -516,11 +516,14 @@ class Coordinator:
         if self._grants.holds_ahead(leader):
             self._send(leader, Recall(self._grants.count(leader)))
 
-    def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> None:
-        """Evaluate individuals that ended with these statuses again."""
-        chosen = [Failure(status, again, "") for status, again in failures]
+    def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> int:
+        """Evaluate individuals that ended with these statuses again, but for those whose end is on record and not yet
+        known here; how many."""
+        granted = self._grants.keys
+        chosen = [Failure(status, again, "") for status, again in failures if again.key not in granted]
         self._health.forget({one.again.id for one in chosen})
         self._reopen(chosen, reason)
+        return len(chosen)
 
     def enqueue(self, assignments: Iterable[Assignment]) -> int:
         """Evaluate these before anything that is bred; how many of them are new."""
