@@ -504,6 +504,7 @@ class Campaign:
                 coordinator=coordinator,
                 signals=signals,
                 housekeeping=housekeeping or (lambda now: None),
+                failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
             )
             end = node.run()
             if assembly.writer is not None:

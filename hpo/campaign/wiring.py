@@ -92,7 +92,11 @@ class Assembly:
                 )
             closing.callback(evaluator_host.close)
             return RankRoles(
-                members=place.ranks, leader=None, non_leader=evaluator_host, filenos=evaluator_host.filenos
+                members=place.ranks,
+                leader=None,
+                non_leader=evaluator_host,
+                filenos=evaluator_host.filenos,
+                inline=evaluator_host if isinstance(evaluator_host, InlineHost) else None,
             )
         header = Header.of_this_process(launch=start.launch, island=place.island, worker=place.worker)
         writer = JournalWriter(self._journal_of(place, start.launch), header)
@@ -119,7 +123,13 @@ class Assembly:
         closing.callback(crew.close, 10.0)
         leader = self.leader(place, groups, crew, writer, start.hosts)
         leader.begin(start)
-        return RankRoles(members=place.ranks, leader=leader, non_leader=None, filenos=crew.filenos)
+        return RankRoles(
+            members=place.ranks,
+            leader=leader,
+            non_leader=None,
+            filenos=crew.filenos,
+            inline=crew if isinstance(crew, InlineCrew) else None,
+        )
 
     def coordinator(
         self,

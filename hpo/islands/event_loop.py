@@ -1,4 +1,4 @@
-"""The event loop of a rank: messages, evaluators and clock served from one thread that never waits long.
+"""The event loop of a rank: messages, evaluators and clock, served by one thread at a time that never waits long.
 
 A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to
 wait on, so it is polled now and then: after a hundredth of the time for which nothing has happened,
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import select
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from hpo.errors import EXIT_RESUMABLE
+from hpo.islands.background import BackgroundTurns, InlineEvaluator
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import LOST, STOPPED
 from hpo.islands.leader.leader import Leader
@@ -57,17 +60,18 @@ class NonLeader(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class RankRoles:
     """What a rank is in its worker. ``members``: the worker's ranks, the leader first; ``filenos``: what to wait on
-    beside messages."""
+    beside messages; ``inline``: evaluates in the thread that runs the loop, if evaluators are no processes."""
 
     members: Sequence[int]
     leader: Leader | None
     non_leader: NonLeader | None
     filenos: Callable[[], Sequence[int]]
+    inline: InlineEvaluator | None = None
 
 
 class EventLoop:
     """The loop of one rank. ``housekeeping``: called each turn with the time, for what is not the protocol's (display,
-    lock).
+    lock). ``failed``: called with an exception that ends the rank while the main thread is inside an evaluation.
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
     Of its own death the others learn from MPI, and end."""
@@ -82,12 +86,17 @@ class EventLoop:
         signals: StopRequests,
         housekeeping: Callable[[float], None] = lambda now: None,
         on_bad_message: Callable[[int, str], None] = lambda source, text: None,
+        failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._transport = transport
         self._members = tuple(roles.members)
         self._leader = roles.leader
         self._non_leader = roles.non_leader
         self._filenos = roles.filenos
+        self._inline = roles.inline
+        self._lock = roles.inline.lock if roles.inline is not None else threading.Lock()
+        self._failed = failed
+        self._active_at = transport.now()
         self._disbanding = False
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
@@ -99,16 +108,36 @@ class EventLoop:
 
     def run(self) -> End:
         """Serve until the coordinator says that the launch is over."""
-        last = self._transport.now()
-        while self.end is None:
-            active = self._turn()
-            if self._leader is not None and self._leader.can_work:
-                continue
-            now = self._transport.now()
-            if active:
-                last = now
-            self._wait(self._limit(min(max(_FASTEST_S, _SHARE * (now - last)), _SLOWEST_S)))
-        return self.end
+        inline = self._inline
+        beside = None
+        if inline is not None and self._transport.any_thread:
+            beside = BackgroundTurns(
+                lock=self._lock, turn=self._paced_turn, wait=self._wait, failed=self._failed
+            )
+        with beside or nullcontext():
+            while True:
+                with self._lock:
+                    pause_s = self._paced_turn()
+                if self.end is not None:
+                    return self.end
+                if inline is not None and inline.pending:
+                    # Only now: what the task does must not find a turn half done.
+                    if beside is not None:
+                        beside.evaluate(inline.evaluate)
+                    else:
+                        inline.evaluate()
+                elif pause_s:
+                    self._wait(pause_s)
+
+    def _paced_turn(self) -> float:
+        """Take a turn; for how many seconds to wait before the next."""
+        active = self._turn()
+        if self._leader is not None and self._leader.can_work:
+            return 0.0
+        now = self._transport.now()
+        if active:
+            self._active_at = now
+        return self._limit(min(max(_FASTEST_S, _SHARE * (now - self._active_at)), _SLOWEST_S))
 
     def _turn(self) -> bool:
         active = False

@@ -43,6 +43,8 @@ class Transport(Protocol):
 
     rank: int
     size: int
+    any_thread: bool
+    """Whether one thread may call this while another one is inside MPI; never two at a time."""
 
     def send(self, destination: int, data: bytes) -> None:
         """Queue ``data`` for ``destination`` and return at once. Sending to oneself is allowed."""
@@ -77,6 +79,7 @@ class LocalTransport:
 
     rank = 0
     size = 1
+    any_thread = True
 
     def __init__(self) -> None:
         self._inbox: deque[tuple[int, bytes]] = deque()
@@ -131,6 +134,9 @@ class MpiTransport(LocalTransport):
 
         super().__init__()
         self._mpi = MPI
+        self.any_thread = (
+            MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        )  # a program may have initialised MPI otherwise
         self._tag = _FIRST_TAG + next(_made) % _TAGS
         self._comm = communicator
         self.rank = communicator.Get_rank()
