@@ -1,9 +1,9 @@
 """Serves a rank while its main thread evaluates (``isolation = "inline"``).
 
 The task runs in the main thread, as its own MPI code and signal handlers need that. Turns of the event loop are taken
-by one thread at a time, which holds the lock: the main thread between evaluations, the one here during them. Evaluations
-that are expected to be short are not served until one has been seen to last: a function of microseconds pays nothing
-for this."""
+by one thread at a time, which holds the lock: the main thread between evaluations, the one here during them. Beside
+evaluations that are expected to be short none are taken until one has been seen to last: a function of microseconds
+pays nothing for this."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class InlineEvaluator(Protocol):
 
 
 class BackgroundTurns:
-    """``turn``: takes a turn and says for how many seconds to ``wait`` before the next; it is called with ``lock`` held,
-    and so is ``failed`` with the exception that ended it. The exception is raised in the main thread, too, once the
-    evaluation is over."""
+    """``turn``: takes a turn and says for how many seconds to ``wait`` before the next; it is called with ``lock``
+    held, and so is ``failed`` with the exception that ended it. The exception is raised in the main thread, too, once
+    the evaluation is over."""
 
     def __init__(
         self,
