@@ -1,4 +1,4 @@
-"""Simulated campaigns, each with deaths, signals, slow ranks and restarts of its own, to their end.
+"""Simulated campaigns, each with deaths, hangs, signals, slow ranks and restarts of its own, to their end.
 
 python tests/many_seeds.py SEED ...         replays single ones
 python tests/many_seeds.py --seeds 100000   tries seeds from 0 up to that number
@@ -10,7 +10,7 @@ import argparse
 import random
 from collections.abc import Iterator
 
-from simulation.campaigns import SPACE, check_knowledge, disturb, final, losses, make, records_of, slow
+from simulation.campaigns import SPACE, check_knowledge, disturb, final, hang, losses, make, records_of, slow
 
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.resume import fold
@@ -35,10 +35,14 @@ def run(seed: int) -> None:
             evaluations=budget,
             earlier=earlier,
             migration=rng.choice([0.0, 0.5, 1.0]),
+            hang_timeout=rng.choice([1.0, 4.0]),  # the former is too short for a slow network
             **slow(rng),
         )
         # The last launches are left alone, so that each campaign comes to its end.
-        until = disturb(simulation, rng, workers) if launch < _LAUNCHES - 2 else float("inf")
+        until = float("inf")
+        if launch < _LAUNCHES - 2:
+            until = disturb(simulation, rng, workers)
+            hang(simulation, rng, workers)
         before = {record.id for record in records if final(record)}
         report = simulation.run(until=until)  # raises where it comes to a standstill
         new = records_of(simulation)

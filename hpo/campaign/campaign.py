@@ -116,6 +116,8 @@ class Campaign:
         retries (int, from 0; default 1): how often an individual whose process died is evaluated again.
         grace (duration or 0; default 60.0): how long evaluations may save when the campaign stops.
         start_timeout (duration; default 300.0): how long evaluators may take to start.
+        hang_timeout (duration, from 1 s; default 120.0): a rank that shows no life for so long is given up, and what it
+            evaluates runs elsewhere.
         first_failures (int, from 1, or "off"; default 30): failures before any success that end a launch.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
         interface (str; default None): network interface between the hosts of a worker; None: found.
@@ -503,6 +505,7 @@ class Campaign:
                 coordinator_rank=0,
                 coordinator=coordinator,
                 signals=signals,
+                hang_timeout_s=assembly.hang_timeout_s,
                 housekeeping=housekeeping or (lambda now: None),
                 failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
             )

@@ -40,12 +40,17 @@ class Jobs:
         """Individuals in a row whose parent had saved nothing; None once one had, or it was said."""
 
     def __call__(self, candidate: Candidate) -> Job:
+        directory, resumed = self._directories.path(candidate.id), candidate.resumed
+        if candidate.contested:
+            candidate.contested = False
+            directory, copied = self._directories.copy(candidate.id)
+            resumed &= copied
         return Job(
             id=candidate.id,
             params=candidate.params,
             seed=trial_seed(self._seed, candidate.id),
-            directory=str(self._directories.path(candidate.id)),
-            resumed=candidate.resumed,
+            directory=str(directory),
+            resumed=resumed,
             parent=self._parent(candidate.inherits) if candidate.inherits else None,
         )
 

@@ -346,11 +346,17 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
-    def _wait(self) -> int | None:
+    def _wait(self, launch: int) -> int | None:
         """mpirun's return code; None where it was killed here."""
         if self._process is None:
             return None
-        code = processes.wait(self._process, self._fleet.ranks, self._begun, kill_at=lambda: self._kill_at)
+        code = processes.wait(
+            self._process,
+            self._fleet.ranks,
+            self._begun,
+            kill_at=lambda: self._kill_at,
+            ended=lambda: last_end(self._directory, launch=launch) is not None,
+        )
         processes.end_rest(self._process.pid)
         return code
 
@@ -361,7 +367,7 @@ class Supervisor:
         self._start()
         if self._asked:
             self._forward()
-        code = self._wait()
+        code = self._wait(launch)
         if code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2):
             return code - EXIT_REPORTED, False
         end = last_end(self._directory, launch=launch)

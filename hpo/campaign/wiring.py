@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import End, Start
 from hpo.islands.transport import Transport
 from hpo.journal import directory
-from hpo.journal.files import JournalWriter, journal_path, read_directory, read_file
+from hpo.journal.files import JournalWriter, fence, journal_path, read_directory, read_file
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Record, Stopping
 from hpo.results.pareto import reference_losses
@@ -168,8 +169,12 @@ class Assembly:
             writer.append(Ended(reason=end.reason, exit=end.exit_code, time=time.time()))
             writer.commit()
 
+        registry = WorkerRegistry(layout.workers)
+
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
             path = self._journal_of(place, start.launch)
+            if place.leader in registry.hung and path.exists():
+                fence(path)
             records = list(read_file(path)) if path.exists() else []
             with resume.located(settings.directory):
                 return resume.dead_leader_record(
@@ -190,7 +195,7 @@ class Assembly:
         job = slurm.job()
         return Coordinator(
             transport=transport,
-            registry=WorkerRegistry(layout.workers),
+            registry=registry,
             everyone=range(transport.size),
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
@@ -220,6 +225,13 @@ class Assembly:
                 workers=len(layout.workers),
             ),
         )
+
+    @property
+    def hang_timeout_s(self) -> float:
+        """After how long without a sign of life a rank is given up; never where evaluations let it show none."""
+        evaluation = self.settings.evaluation
+        blind = evaluation.isolation == "inline" and not self.transport.any_thread
+        return math.inf if blind else evaluation.hang_timeout_s
 
     def _journal_of(self, place: WorkerPlacement, launch: int) -> Path:
         return journal_path(self.settings.directory, launch=launch, island=place.island, worker=place.worker)

@@ -20,7 +20,9 @@ from hpo.islands.background import BackgroundTurns, InlineEvaluator
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import LOST, STOPPED
 from hpo.islands.leader.leader import Leader
+from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (
+    Alive,
     Disbanded,
     End,
     Lost,
@@ -28,6 +30,7 @@ from hpo.islands.messages import (
     MessageError,
     StopRequest,
     ToCoordinator,
+    ToEventLoop,
     ToWorker,
     WorkerMessage,
     decode,
@@ -71,7 +74,8 @@ class RankRoles:
 
 class EventLoop:
     """The loop of one rank. ``housekeeping``: called each turn with the time, for what is not the protocol's (display,
-    lock). ``failed``: called with an exception that ends the rank while the main thread is inside an evaluation.
+    lock). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends the rank
+    while the main thread is inside an evaluation.
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
     Of its own death the others learn from MPI, and end."""
@@ -84,6 +88,7 @@ class EventLoop:
         coordinator_rank: int,
         coordinator: Coordinator | None,
         signals: StopRequests,
+        hang_timeout_s: float = math.inf,
         housekeeping: Callable[[float], None] = lambda now: None,
         on_bad_message: Callable[[int, str], None] = lambda source, text: None,
         failed: Callable[[BaseException], None] = lambda error: None,
@@ -102,6 +107,11 @@ class EventLoop:
         self._coordinator = coordinator
         self._signals = signals
         self._heard = 0
+        # What rank 0 does before it serves may take its time, so it is watched from its first word on.
+        others = (
+            () if coordinator is None else (one for one in range(transport.size) if one != transport.rank)
+        )
+        self._liveness = Liveness(others, timeout_s=hang_timeout_s, now=transport.now())
         self._housekeeping = housekeeping
         self._on_bad_message = on_bad_message
         self.end: End | None = None
@@ -143,6 +153,8 @@ class EventLoop:
         active = False
         for source, data in self._transport.poll():
             active = True
+            if source != self._transport.rank and (self._coordinator or source == self._coordinator_rank):
+                self._liveness.heard(source)
             try:
                 self._deliver(source, decode(data))
             except MessageError as error:
@@ -161,13 +173,35 @@ class EventLoop:
                 self._transport.send(self._coordinator_rank, encode(Disbanded([])))
         if self._coordinator is not None:
             self._coordinator.step()
-        self._housekeeping(self._transport.now())
+        now = self._transport.now()
+        if now >= self._liveness.next_look:
+            self._look_for_hung_ranks(now)
+        self._housekeeping(now)
         return active
+
+    def _look_for_hung_ranks(self, now: float) -> None:
+        if self._liveness.sign_due(now):
+            sign = encode(Alive())
+            everyone = (
+                range(self._transport.size) if self._coordinator is not None else (self._coordinator_rank,)
+            )
+            for rank in everyone:
+                if rank != self._transport.rank:
+                    self._transport.send(rank, sign)
+        hung = self._liveness.look(now)
+        if not hung:
+            return
+        self._liveness.forget(hung)
+        if self._coordinator is not None:
+            self._coordinator.handle_hung_ranks(hung)
+        self._transport.abandon(hung)
 
     def _deliver(self, source: int, message: Message) -> None:
         if isinstance(message, ToCoordinator):
             if self._coordinator is not None:
                 self._coordinator.receive(source, message)
+        elif isinstance(message, ToEventLoop):
+            pass  # that it came is all that it says
         elif not isinstance(message, ToWorker):
             self._on_bad_message(source, f"{type(message).__name__} comes after the start")
         elif self._leader is not None:
@@ -178,6 +212,11 @@ class EventLoop:
             self._handle_rank_deaths(frozenset(message.ranks))
         if isinstance(message, End):
             self.end = message
+        elif isinstance(message, Lost):
+            self._transport.abandon(message.ranks)
+            if self._transport.rank in message.ranks:  # given up while it hung: others do its work
+                self._transport.abandon(range(self._transport.size))
+                self.end = End(LOST, EXIT_RESUMABLE, None)
 
     def _handle_rank_deaths(self, dead: frozenset[int]) -> None:
         if self._non_leader is not None and not dead.isdisjoint(self._members):

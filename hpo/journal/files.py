@@ -1,7 +1,8 @@
 """The journals of a campaign: one append-only file per worker and launch, synced before a result counts.
 
 ``DIR/journal/0001-i000-w0003.jsonl`` is what worker 3 of island 0 wrote in the first launch. No other process writes
-it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS."""
+it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. The journal of a worker that hangs
+is replaced by a copy when the worker is given up."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal.durable import sync_directory
+from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, Record, decode, encode
 
 _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})\.jsonl")
@@ -161,6 +162,16 @@ class JournalWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def fence(path: Path) -> None:
+    """Put a copy in the place of a journal whose writer is given up and may not have ended: what it still writes goes
+    to a file without a name, so that all readers see what was there when it was given up.
+
+    Raises:
+        OSError: as the file system says; the journal is unchanged then.
+    """
+    write_atomically(path, path.read_bytes())
 
 
 def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:

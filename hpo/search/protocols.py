@@ -197,7 +197,8 @@ class Journal(Protocol):
 class Candidate:
     """An individual on its way through this leader.
 
-    ``resumed_at_step``: steps after which it had paused, and from which it goes on; 0 where it has not paused."""
+    ``resumed_at_step``: steps after which it had paused, and from which it goes on; 0 where it has not paused.
+    ``contested``: as of ``hpo.islands.assignment.Assignment``."""
 
     token: int
     id: str
@@ -214,3 +215,4 @@ class Candidate:
     home: tuple[int, int] = (0, 0)
     resumed_at_step: int = 0
     inherits: str = ""
+    contested: bool = False

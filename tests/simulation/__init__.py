@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,14 +22,18 @@ from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (
+    Alive,
     Counter,
     End,
+    Lost,
     Message,
     Records,
     Start,
     ToCoordinator,
     decode,
+    encode,
 )
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
 from hpo.journal.records import Record
@@ -57,12 +61,15 @@ class MemoryJournal:
     def __init__(self) -> None:
         self._appended: list[Record] = []
         self.committed: list[Record] = []
+        self.fenced = False
+        """Its writer was given up: what it still writes is not read."""
 
     def append(self, record: Record) -> None:
         self._appended.append(record)
 
     def commit(self) -> None:
-        self.committed += self._appended
+        if not self.fenced:
+            self.committed += self._appended
         self._appended.clear()
 
 
@@ -94,6 +101,9 @@ class SimulatedTransport:
 
     def failed(self) -> frozenset[int]:
         return frozenset()  # the simulation tells by itself
+
+    def abandon(self, ranks: Iterable[int]) -> None:
+        raise NotImplementedError("the simulation delivers to the living by itself")
 
     def now(self) -> float:
         return self._simulation.time
@@ -229,8 +239,8 @@ class Simulation:
     """A campaign of one-rank workers.
 
     ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains, instead of ``objective``
-    and ``duration``; ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew (else it is
-    fixed for each pair of ranks, and much faster to simulate)."""
+    and ``duration``; ``hang_timeout``: seconds, None: no rank is given up; ``latency_s``: mean time of a message;
+    ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to simulate)."""
 
     def __init__(
         self,
@@ -257,6 +267,7 @@ class Simulation:
         checkpoints: bool = False,
         must_end: float | None = None,
         first_failures: int | None = None,
+        hang_timeout: float | None = None,
         seed: int = 0,
     ) -> None:
         self.curve = curve
@@ -266,6 +277,10 @@ class Simulation:
         self.space = space
         self.time = 0.0
         self.dead: set[int] = set()
+        self._hung: dict[int, list[tuple[int, Message | None]]] = {}
+        """By rank that hangs, what has come for it."""
+        self._ignored: set[tuple[int, int]] = set()
+        self._quiet_looks = 0
         self._orphaned = False
         self.started = 0
         self.evaluations: list[tuple[float, float]] = []
@@ -330,9 +345,10 @@ class Simulation:
         configurations = None
         if space.size is not None:
             configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
+        self._registry = registry = WorkerRegistry(layout.workers)
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
-            registry=WorkerRegistry(layout.workers),
+            registry=registry,
             everyone=range(workers),
             dead_leader_record=self._dead_leader_record,
             journal_totals=self._journal_totals,
@@ -353,6 +369,10 @@ class Simulation:
         if must_end is not None:
             self.at(must_end - GRACE_S, self.coordinator.step)
             self.at(must_end, self.coordinator.step)
+        self._hang_timeout = hang_timeout
+        self._liveness = Liveness(range(1, workers), timeout_s=hang_timeout or math.inf)
+        if hang_timeout is not None:
+            self.at(0.0, self._look_for_hung_ranks)
         self._starts: list[Start] = start_messages(layout, earlier, 1, [""] * workers)
 
     # --- the network ----------------------------------------------------------------------------------------
@@ -407,17 +427,51 @@ class Simulation:
         heapq.heapify(self._events)
         self.at(self.time + told_after, self._tell_of_deaths)
 
+    def hang(self, rank: int) -> None:
+        """``rank`` stops, and what is sent to it waits; its evaluator runs on."""
+        if rank == 0:
+            raise ValueError("of the hang of rank 0 the launcher makes its death: kill(0)")
+        if rank not in self.dead:
+            self._hung.setdefault(rank, [])
+
+    def resume(self, rank: int) -> None:
+        """``rank`` goes on, with what has come for it meanwhile."""
+        for source, message in self._hung.pop(rank, []):
+            self._count += 1
+            heapq.heappush(self._events, (self.time, self._count, source, rank, message))
+        if self._orphaned and rank not in self.dead:
+            self.leaders[rank].orphan()
+            self.wake(rank, self.time)
+
+    def _look_for_hung_ranks(self) -> None:
+        """What the event loops do: each shows rank 0 that it lives, and rank 0 gives up those that do not."""
+        if 0 in self.dead or self.coordinator.end is not None:
+            return
+        for rank in range(1, self.ranks):
+            if rank not in self.dead and rank not in self._hung:
+                self.post(rank, 0, encode(Alive()))
+        silent = self._liveness.look(self.time)
+        self._liveness.forget(silent)
+        self.coordinator.handle_hung_ranks(silent)
+        assert self._hang_timeout is not None
+        nothing = all(isinstance(event[4], Alive) for event in self._events)
+        self._quiet_looks = self._quiet_looks + 1 if nothing else 0
+        if self._quiet_looks > 64:
+            return  # a standstill, as nobody is left to be given up
+        self.at(max(self._liveness.next_look, self.time + self._hang_timeout / 16), self._look_for_hung_ranks)
+
     def _tell_of_deaths(self) -> None:
         if 0 not in self.dead:
             self.coordinator.handle_rank_deaths(self.dead)
             return
         self._orphaned = True
         for leader in self.leaders:
-            if leader.place.leader not in self.dead:
+            if leader.place.leader not in self.dead and leader.place.leader not in self._hung:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+        self.journals[place.leader].fenced = place.leader in self._registry.hung
         return dead_leader_record(
             self.journals[place.leader].committed,
             space=self.space,
@@ -453,6 +507,11 @@ class Simulation:
             self.time, _, source, destination, message = heapq.heappop(events)
             if dead and destination in dead and not callable(message):
                 continue
+            if destination in self._hung and not callable(message):
+                self._hung[destination].append((source, message))
+                continue
+            if (source, destination) in self._ignored:
+                continue
             if isinstance(message, Records):  # nearly all are
                 if not leaders[destination].receive(source, message):
                     continue
@@ -461,6 +520,18 @@ class Simulation:
                 message()
                 continue
             leader = leaders[destination]
+            if destination == 0 != source:
+                self._liveness.heard(source)
+            if isinstance(message, Alive):
+                continue
+            if isinstance(message, Lost):
+                self._ignored.update(
+                    (rank, destination) for rank in self._registry.hung.intersection(message.ranks)
+                )
+                if destination in message.ranks:  # given up, and awake
+                    dead.add(destination)
+                    self.crews[destination].disband()
+                    continue
             if isinstance(message, ToCoordinator):
                 coordinator.receive(source, message)
                 continue
@@ -473,6 +544,7 @@ class Simulation:
                     ended.add(destination)
         if self._orphaned:
             return None
+        dead |= self._registry.hung | set(self._hung)
         alive = {leader.place.leader for leader in leaders} - dead
         if not alive <= ended:
             raise RuntimeError(

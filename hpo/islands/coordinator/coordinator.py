@@ -14,7 +14,7 @@ from typing import Any
 from hpo.config.layout import WorkerPlacement
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
-from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths
+from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths, hung_remark
 from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, UNFIT, Ending, verdict
 from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.grants import Grants, key_of
@@ -227,8 +227,17 @@ class Coordinator:
         if not dead or self.end is not None:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
-        self._deaths.handle(dead, self._everyone)
+        # Those that hang learn it, too: they may wake up.
+        self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung)))
         self._regroup()
+
+    def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
+        """These ranks say nothing any more: they are given up as if they were dead."""
+        hung = frozenset(ranks) - self._registry.dead
+        if hung and self.end is None:
+            self._registry.hung |= hung
+            self.remarks.append(hung_remark(sorted(hung)))
+            self.handle_rank_deaths(hung)
 
     def _regroup(self) -> None:
         """Give out what broken workers held."""

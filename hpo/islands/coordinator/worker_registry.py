@@ -35,6 +35,8 @@ class WorkerRegistry:
         """The workers that are whole and fit, by their leaders."""
         self.islands = 1 + max((place.island for place in self.places.values()), default=0)
         self.dead: frozenset[int] = frozenset()
+        self.hung: set[int] = set()
+        """Those of the dead that were given up, and may still run."""
         self._broken: list[Broken] = []
 
     def leaders(self, island: int) -> list[int]:
@@ -88,4 +90,7 @@ class WorkerRegistry:
         """What broken workers held in which nothing runs any more; each individual is named once."""
         done = [broken for broken in self._broken if not broken.waiting and not broken.open]
         self._broken = [broken for broken in self._broken if broken.waiting or broken.open]
+        for broken in done:
+            for assignment in broken.held if not self.hung.isdisjoint(broken.place.ranks) else ():
+                assignment.contested = True
         return [assignment for broken in done for assignment in broken.held]
