@@ -106,6 +106,7 @@ class EventLoop:
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
         self._signals = signals
+        self._given_up = False
         self._heard = 0
         # What rank 0 does before it serves may take its time, so it is watched from its first word on.
         others = (
@@ -159,6 +160,8 @@ class EventLoop:
                 self._deliver(source, decode(data))
             except MessageError as error:
                 self._on_bad_message(source, str(error))
+            if self._given_up:  # others do its work: nothing of it is to be touched here
+                return True
         self._look_for_deaths()
         if self._signals.count > self._heard:
             self._heard = self._signals.count
@@ -215,6 +218,7 @@ class EventLoop:
         elif isinstance(message, Lost):
             self._transport.abandon(message.ranks)
             if self._transport.rank in message.ranks:  # given up while it hung: others do its work
+                self._given_up = True
                 self._transport.abandon(range(self._transport.size))
                 self.end = End(LOST, EXIT_RESUMABLE, None)
 

@@ -18,10 +18,13 @@ from hpo.config.layout import Layout
 from hpo.errors import EXIT_RESUMABLE
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, Lost, encode
+from hpo.islands.resume import DeadLeaderRecord, ResumeState
 from hpo.journal.files import JournalWriter, fence, read_file
 from hpo.journal.records import Finished, Header, Stopping
 from hpo.search.protocols import Candidate
@@ -180,6 +183,40 @@ def test_what_a_worker_with_a_hung_rank_held_is_contested(hung: set[int]) -> Non
         broken.open = False
         broken.waiting.clear()
     assert [one.contested for one in workers.released()] == [1 in hung, 2 in hung]
+
+
+class Nowhere:
+    """A transport that delivers nothing."""
+
+    rank = 0
+
+    def send(self, destination: int, data: bytes) -> None:
+        pass
+
+    def now(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(("hung", "given_up"), [(3, {2, 3}), (2, {2, 3}), (1, {1})])
+def test_the_other_ranks_of_a_worker_are_given_up_with_the_one_that_hangs(
+    hung: int, given_up: set[int]
+) -> None:
+    registry = WorkerRegistry(Layout.plan(ranks=6, islands=1, ranks_per_worker=2).workers)
+    coordinator = Coordinator(
+        transport=Nowhere(),  # type: ignore[arg-type]
+        registry=registry,
+        everyone=range(6),
+        dead_leader_record=lambda place: DeadLeaderRecord(),
+        journal_totals=ResumeState,
+        evaluations=2,
+        duplicates=False,
+        grace_s=60.0,
+        checkpoints=False,
+        futility=Futility(None, patience_s=300),
+    )
+    coordinator.handle_hung_ranks([hung])
+    assert coordinator.dead == registry.hung == given_up and coordinator.end is None
+    assert len(registry.places) == 2 and coordinator.remarks[0].startswith(f"rank {hung} hangs")
 
 
 def candidate(contested: bool) -> Candidate:

@@ -232,12 +232,14 @@ class Coordinator:
         self._regroup()
 
     def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
-        """These ranks say nothing any more: they are given up as if they were dead."""
+        """These ranks say nothing any more: they are given up as if they were dead, and with them the other ranks of
+        their workers, which may wait for them for ever."""
         hung = frozenset(ranks) - self._registry.dead
         if hung and self.end is None:
-            self._registry.hung |= hung
             self.remarks.append(hung_remark(sorted(hung)))
-            self.handle_rank_deaths(hung)
+            given_up = hung.union(*self._registry.workers_of(hung)) - {self._transport.rank}
+            self._registry.hung |= given_up
+            self.handle_rank_deaths(given_up)
 
     def _regroup(self) -> None:
         """Give out what broken workers held."""

@@ -51,6 +51,10 @@ class WorkerRegistry:
                 return leaders
         return []
 
+    def workers_of(self, ranks: frozenset[int]) -> list[tuple[int, ...]]:
+        """The ranks of all whole workers that have any of ``ranks``."""
+        return [place.ranks for place in self.places.values() if not ranks.isdisjoint(place.ranks)]
+
     def handle_rank_deaths(self, dead: Iterable[int]) -> list[WorkerPlacement]:
         """These ranks are dead; the workers that break by it."""
         self.dead |= frozenset(dead)
