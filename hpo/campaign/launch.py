@@ -20,7 +20,7 @@ from hpo.campaign.campaign import Campaign
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
-from hpo.cluster.mpi_startup import connect
+from hpo.cluster.mpi_startup import connect, raise_file_limit
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
@@ -328,6 +328,7 @@ class Supervisor:
         self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
 
     def _start(self) -> None:
+        raise_file_limit()  # mpirun and its ranks inherit it
         line = command(
             self._mpirun,
             self._version,

@@ -36,7 +36,7 @@ from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import End, Start
+from hpo.islands.messages import End, Start, Surroundings
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.files import JournalWriter, fence, journal_path, read_directory, read_file
@@ -79,7 +79,7 @@ class Assembly:
                     transport=transport,
                     place=place,
                     worker_rank=worker_rank,
-                    hosts=start.hosts,
+                    surroundings=start.surroundings,
                     task=self.task,
                 )
             else:
@@ -88,7 +88,7 @@ class Assembly:
                     transport=transport,
                     place=place,
                     worker_rank=worker_rank,
-                    hosts=start.hosts,
+                    surroundings=start.surroundings,
                     source=self._source,
                 )
             closing.callback(evaluator_host.close)
@@ -108,7 +108,7 @@ class Assembly:
             crew = make_inline_crew(
                 transport=transport,
                 place=place,
-                hosts=start.hosts,
+                surroundings=start.surroundings,
                 task=self.task,
                 stopping=lambda: signals.count > 0,
             )
@@ -117,12 +117,12 @@ class Assembly:
                 settings,
                 transport=transport,
                 place=place,
-                hosts=start.hosts,
+                surroundings=start.surroundings,
                 source=self._source,
                 objectives=tuple(self.task.objectives),
             )
         closing.callback(crew.close, 10.0)
-        leader = self.leader(place, groups, crew, writer, start.hosts)
+        leader = self.leader(place, groups, crew, writer, start.surroundings)
         leader.begin(start)
         return RankRoles(
             members=place.ranks,
@@ -242,9 +242,9 @@ class Assembly:
         groups: list[list[int]],
         crew: ProcessCrew | InlineCrew,
         writer: JournalWriter,
-        hosts: Sequence[str],
+        surroundings: Surroundings,
     ) -> Leader:
-        """The leader of the worker at ``place``, not begun. ``hosts``: by world rank."""
+        """The leader of the worker at ``place``, not begun."""
         settings, transport = self.settings, self.transport
         search = settings.search_of(place.island)
         space = restricted(self.task.space, search.only)
@@ -254,9 +254,8 @@ class Assembly:
             search,
             SearchContext(
                 clock=transport.now,
-                leader=place.leader,
-                leaders=[rank for island in groups for rank in island],
-                hosts=hosts,
+                all_workers=sum(map(len, groups)),
+                local_workers=surroundings.local_leaders,
                 cores=count_cores()[1],
                 workers=len(groups[place.island]),
                 islands=len(groups),

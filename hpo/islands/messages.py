@@ -119,13 +119,22 @@ class Hello(BeforeServing, frozen=True):
     error: str | None
 
 
+class Surroundings(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rank runs. ``hosts``: names by worker rank; ``local_rank``, ``local_size``: among all ranks of the launch
+    on its host; ``local_leaders``: how many of these lead workers."""
+
+    hosts: tuple[str, ...]
+    local_rank: int
+    local_size: int
+    local_leaders: int
+
+
 class Start(BeforeServing, frozen=True):
-    """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequence``: first free number of this
-    worker; ``population``: what the island knows from earlier launches; ``owned``: ids among them for this
-    leader to emigrate, to promote, or to go on from."""
+    """Coordinator to rank, once. ``sequence``: first free number of this worker; ``population``: what the island knows
+    from earlier launches; ``owned``: ids among them for this leader to emigrate, to promote, or to go on from."""
 
     launch: int
-    hosts: list[str]
+    surroundings: Surroundings
     sequence: int
     population: list[Evaluated]
     owned: list[str]

@@ -59,15 +59,14 @@ class Offspring:
 class SearchContext:
     """What a breeder may know of its campaign. The defaults are those of a search outside any campaign.
 
-    ``clock``: seconds, None where proposals must not depend on it. ``leader``, ``leaders``, ``hosts``: the rank of its
-    worker, those of all workers, and the host of each rank; ``cores``: of its own host; ``workers``: of its island;
-    ``islands``: of the campaign.
+    ``clock``: seconds, None where proposals must not depend on it. ``all_workers``: of the campaign;
+    ``local_workers``: led from this host; ``cores``: of this host; ``workers``: of its island; ``islands``: of the
+    campaign.
     ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds."""
 
     clock: Callable[[], float] | None = None
-    leader: int = 0
-    leaders: Sequence[int] = (0,)
-    hosts: Sequence[str] = ("",)
+    all_workers: int = 1
+    local_workers: int = 1
     cores: int = 1
     workers: int = 1
     islands: int = 1

@@ -15,6 +15,7 @@ import pytest
 
 import hpo
 from hpo.campaign.campaign import request_stop
+from hpo.cli import main
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.background import BackgroundTurns
@@ -226,6 +227,20 @@ def test_what_runs_is_not_ended_and_counts_unless_other_ranks_are_missing(tmp_pa
     assert not crew.gone and not crew.ready, "its directory is still in use"
     crew.evaluate()
     assert crew.gone and crew.poll() == []
+
+
+def test_hpo_try_evaluates_inline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(
+        "import hpo\ntask = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 4.25, default={'x': 0.5})\n"
+    )
+    Path("c.toml").write_text(
+        'task = "task.py:task"\ndirectory = "run"\nevaluations = 1\n[evaluation]\nisolation = "inline"\n'
+    )
+    assert main(["try", "c.toml"]) == 0
+    assert "4.25" in capsys.readouterr().out
 
 
 def test_a_stop_from_outside_is_heard_during_an_evaluation(tmp_path: Path) -> None:
