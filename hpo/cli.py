@@ -157,7 +157,8 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
         help="a line of shell to run first, such as 'module load openmpi'; may be given again",
     )
     command.add_argument("--dry-run", action="store_true", help="print the script; submit nothing")
-    command.add_argument("--requeue", action="store_true", help=argparse.SUPPRESS)
+    # 75: as scripts of earlier versions mean it.
+    command.add_argument("--requeue", type=_whole, nargs="?", const=EXIT_RESUMABLE, help=argparse.SUPPRESS)
 
 
 def _whole(text: str) -> int:
@@ -245,7 +246,7 @@ def _slurm(options: argparse.Namespace) -> int:
         mpi=options.mpi,
         setup=options.setup,
         dry_run=options.dry_run,
-        again=options.requeue,
+        returned=options.requeue,
     )
 
 

@@ -6,6 +6,8 @@ EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
 EXIT_REPORTED = 64
 """Added to the exit code of a rank that has said why it ends, so that ``hpo run`` need not guess."""
+EXIT_STORAGE = 76
+"""From a rank to ``hpo run`` only: as EXIT_RESUMABLE, and to start again at once would be in vain."""
 
 
 class HpoError(Exception):
@@ -25,7 +27,19 @@ class CampaignError(HpoError):
 
 
 class RanksDied(CampaignError):
-    """Ranks died before the campaign had begun; it may be tried again."""
+    """Ranks died, or did not start in time, before the campaign had begun; it may be tried again."""
+
+    exit_code = EXIT_RESUMABLE
+
+
+class LockLost(CampaignError):
+    """Another launch has taken the campaign's lock, or may have; when that is over, this one may go on."""
+
+    exit_code = EXIT_RESUMABLE
+
+
+class StorageFailed(CampaignError):
+    """The campaign's storage did not work for minutes; with room and access again the same command goes on."""
 
     exit_code = EXIT_RESUMABLE
 
@@ -45,6 +59,11 @@ class JournalDamaged(CampaignError):
         )
         self.path = path
         self.line = line
+
+
+def describe_os_error(error: OSError, path: object) -> str:
+    """``PATH: reason``. ``path``: what was used, where the error names none."""
+    return f"{error.filename or path}: {error.strerror or error}"
 
 
 class SpaceExhausted(HpoError):

@@ -58,7 +58,8 @@ def is_known(identity: str) -> bool:
 @dataclass
 class Individual:
     """One row of a campaign's results. Times are Unix seconds; ``objectives`` is None unless completed (or
-    pruned). ``inherits``: the individual from whose checkpoint it went on, if from any."""
+    pruned). ``inherits``: the individual from whose checkpoint it went on, if from any; ``launch``: the number of the
+    launch in which it was last evaluated, 0 for a known point."""
 
     id: str
     island: int
@@ -76,6 +77,7 @@ class Individual:
     retries: int = 0
     error: str | None = None
     inherits: str = ""
+    launch: int = 0
 
     @property
     def value(self) -> float | None:

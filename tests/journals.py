@@ -53,9 +53,12 @@ def write(
     launch: int = 1,
     worker: int = 0,
     time: float = 1.0,
+    job: str = "",
 ) -> Path:
-    """The journal of ``worker`` of the first island in ``launch``, with a header that was written at ``time``."""
+    """The journal of ``worker`` of the first island in ``launch``, with a header that was written at ``time``, in the
+    attempt ``job`` at a Slurm job."""
     path = journal_path(directory, launch=launch, island=0, worker=worker)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(map(line, [header(launch, worker, time), *tables])))
+    first = {**header(launch, worker, time), **({"job": job} if job else {})}
+    path.write_bytes(b"".join(map(line, [first, *tables])))
     return path

@@ -128,11 +128,22 @@ class Terminal:
     def task(self, seconds: float = 0.03, name: str = "task.py") -> None:
         self.write(name, TASK.replace("SECONDS", repr(seconds)))
 
-    def campaign(self, text: str = "", *, evaluations: int | None = 60, task: str = "task.py:task") -> None:
-        """Write c.toml for a campaign in run/; ``text`` is added."""
+    def campaign(
+        self,
+        text: str = "",
+        *,
+        evaluations: int | None = 60,
+        task: str = "task.py:task",
+        kind: str | None = "random",
+    ) -> None:
+        """Write c.toml for a campaign in run/; ``text`` is added. ``kind``: of the search, None where ``text`` says
+        it; ``default`` has each rank import scikit-learn, which takes most of the processor time of a short campaign.
+        """
         lines = [f'task = "{task}"', 'directory = "run"']
         if evaluations is not None:
             lines.append(f"evaluations = {evaluations}")
+        if kind is not None:
+            lines.append(f'search.kind = "{kind}"')
         self.write("c.toml", "\n".join([*lines, text, ""]))
 
     # --- commands -------------------------------------------------------------------------------------------------
@@ -193,11 +204,11 @@ class Terminal:
     def ranks(self) -> list[psutil.Process]:
         """Under mpirun: the processes of the ranks."""
         return [
-            process for process in self.processes() if _variable(process, "OMPI_COMM_WORLD_RANK") is not None
+            process for process in self.processes() if variable(process, "OMPI_COMM_WORLD_RANK") is not None
         ]
 
     def rank(self, number: int) -> psutil.Process | None:
-        found = [one for one in self.ranks() if _variable(one, "OMPI_COMM_WORLD_RANK") == str(number)]
+        found = [one for one in self.ranks() if variable(one, "OMPI_COMM_WORLD_RANK") == str(number)]
         return found[0] if found else None
 
     def kill(self) -> None:
@@ -219,7 +230,8 @@ def _line(process: psutil.Process) -> str:
         return ""
 
 
-def _variable(process: psutil.Process, name: str) -> str | None:
+def variable(process: psutil.Process, name: str) -> str | None:
+    """Of the environment that ``process`` was started with."""
     try:
         return process.environ().get(name)
     except psutil.Error:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,11 +28,11 @@ from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.reader import tolerates_deaths
-from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Scalar
 from hpo.islands import resume
-from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, UNFIT
+from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
@@ -52,7 +52,7 @@ from hpo.terminal import one_line, write
 from hpo.text import excerpt
 
 _GREETING_S = 120.0
-"""How long rank 0 waits for the others to start, and they for its answer."""
+_GREETING_OF_A_RANK_S = 0.05
 _DRAWS = 10_000
 
 
@@ -115,10 +115,12 @@ class Campaign:
         timeout (duration; default None): an evaluation that takes longer is killed; None: never.
         retries (int, from 0; default 1): how often an individual whose process died is evaluated again.
         grace (duration or 0; default 60.0): how long evaluations may save when the campaign stops.
-        start_timeout (duration; default 300.0): how long evaluators may take to start.
+        start_timeout (duration; default 300.0): how long evaluators may take to start; and ranks, to which a launch
+            gives at least 120 s, and 0.05 s more for each.
         hang_timeout (duration, from 1 s; default 120.0): a rank that shows no life for so long is given up, and what it
             evaluates runs elsewhere.
-        first_failures (int, from 1, or "off"; default 30): failures before any success that end a launch.
+        first_failures (int, from 1, or "off"; default 30): failures in a row, of all workers, that end a launch; a
+            third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
         interface (str; default None): network interface between the hosts of a worker; None: found.
 
@@ -239,7 +241,7 @@ class Campaign:
         recorded: set[str | None] = set()
         if (home / "campaign.json").exists():
             # Rank 0 enters them, and is the first worker of the first island.
-            files = [one for one in journal_files(home) if (journal_name(one) or ())[1:] == (0, 0)]
+            files = [one for one in journal_files(home) if (journal_name(one) or ())[1:3] == (0, 0)]
             recorded = {one.source for path in files for one in read_file(path) if isinstance(one, Entered)}
         found = []
         for entry in self.settings.known:
@@ -314,8 +316,9 @@ class Campaign:
 
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
-            CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed (see
-                ``hpo.islands.coordinator.futility``). What was recorded stays.
+            CampaignError: it could not go on: no worker starts evaluators, the first evaluations all failed (see
+                ``hpo.islands.coordinator.health``), or the storage did not work for minutes (then its ``exit_code``
+                is 75). What was recorded stays.
         """
         transport = transport or connect()
         settings = self.settings
@@ -352,6 +355,8 @@ class Campaign:
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
                 f"this and give the same command again: {end.error}"
             )
+        if end.reason == STORAGE:
+            raise StorageFailed(end.error or "the storage did not work")
         if end.reason == FUTILE:
             raise CampaignError(end.error or "the first evaluations all failed")
         return Result(settings.directory, end.reason)
@@ -360,11 +365,17 @@ class Campaign:
         """Rank 0: open the campaign, serve as coordinator and as the first leader."""
         settings = self.settings
         others = range(1, transport.size)
-        lock: Lock | None = None
+        held = ExitStack()
         try:
             try:
                 self.check()
-                lock = acquire(settings.directory)
+                lock = held.enter_context(
+                    acquire(
+                        settings.directory,
+                        supervisor=config.launcher().supervisor,
+                        waiting=lambda sentence: write(f"hpo: {sentence}", sys.stderr, flush=True),
+                    )
+                )
                 if (
                     directory.check_identity(settings.directory, self.identity, compare=self._differences)
                     is None
@@ -401,13 +412,13 @@ class Campaign:
                 transport.send(rank, encode(starts[rank]))
             return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
         finally:
-            if lock is not None:
-                lock.release()
+            held.close()
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
         early: list[tuple[int, bytes]] = []
-        deadline = time.monotonic() + 2 * _GREETING_S
+        waits_s = 2 * self._greeting_s(transport.size)
+        deadline = time.monotonic() + waits_s
         while time.monotonic() < deadline:
             if 0 in transport.failed():
                 return End(LOST, EXIT_RESUMABLE, None)
@@ -423,10 +434,14 @@ class Campaign:
                 early.append((source, data))
             time.sleep(0.002)
         raise CampaignError(
-            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {2 * _GREETING_S:.0f} s. "
+            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {waits_s:.0f} s. "
             "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes "
             "blocked"
         )
+
+    def _greeting_s(self, ranks: int) -> float:
+        """How long rank 0 waits for the others to start; they wait twice as long, as it folds the journals, too."""
+        return max(_GREETING_S, self.settings.evaluation.start_timeout_s) + _GREETING_OF_A_RANK_S * ranks
 
     def _fingerprint(self) -> str:
         """Equal on two ranks that would run the same campaign."""
@@ -434,9 +449,11 @@ class Campaign:
         return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
 
     def _greet(self, transport: Transport) -> list[str]:
-        """Host names by rank, once all have said hello; raises CampaignError for one that could not."""
+        """Host names by rank, once all have said hello; raises CampaignError for one that could not, RanksDied for one
+        that did not."""
         hosts: dict[int, str] = {0: socket.gethostname()}
-        deadline = time.monotonic() + _GREETING_S
+        waits_s = self._greeting_s(transport.size)
+        deadline = time.monotonic() + waits_s
         mine = self._fingerprint()
         while len(hosts) < transport.size:
             if transport.failed():
@@ -458,9 +475,9 @@ class Campaign:
                 hosts[source] = hello.host
             if time.monotonic() > deadline:
                 missing = [rank for rank in range(transport.size) if rank not in hosts]
-                raise CampaignError(
+                raise RanksDied(
                     f"ranks {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''} did not start within "
-                    f"{_GREETING_S:.0f} s. Look for their own messages"
+                    f"{waits_s:.0f} s. Look for their own messages; if they are slow, raise [evaluation] start_timeout"
                 )
             time.sleep(0.001)
         return [hosts[rank] for rank in range(transport.size)]
@@ -510,12 +527,14 @@ class Campaign:
                 failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
             )
             end = node.run()
-            if assembly.writer is not None:
-                assembly.writer.commit()
+            if node.given_up and assembly.writer is not None:
+                assembly.writer.discard()  # it would go on in a file that is read
+            end = assembly.settle(end)
             if display is not None and coordinator is not None:
                 display.finish(coordinator, end.reason, transport.now())
         if coordinator is not None and end.exit_code == 0:
-            keep_only_best(settings.directory, settings.keep)
+            with suppress(OSError):  # it is only space
+                keep_only_best(settings.directory, settings.keep)
         return end
 
     def _tidy(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> None:

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -24,18 +25,24 @@ from hpo.cluster.mpi_startup import connect, raise_file_limit
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
-from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, UsageError
+from hpo.errors import (
+    EXIT_REPORTED,
+    EXIT_RESUMABLE,
+    EXIT_STORAGE,
+    CampaignError,
+    HpoError,
+    StorageFailed,
+    UsageError,
+)
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
-from hpo.journal.files import journal_files, journal_path, last_launch, read_file
+from hpo.journal.files import journal_path, last_launch
+from hpo.journal.launches import MOST_IN_VAIN, got_something_done, is_complete, read_launch
 from hpo.journal.lock import acquire
-from hpo.journal.records import Ended, Finished, Launched
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
-_IN_VAIN = 3
-"""So many launches in a row that finish nothing are enough: what kills the ranks will not go away."""
 _AGENT = "PRTE_MCA_prte_launch_agent"
 """What Open MPI 5 starts on other nodes, there to start ranks."""
 _SHOW_CURSOR = "\033[?25h"
@@ -79,7 +86,7 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     campaign.check()
     # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
     # between mpirun's own lines.
-    acquire(campaign.settings.directory).release()
+    acquire(campaign.settings.directory, waiting=_say).release()
     return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
 
 
@@ -115,7 +122,9 @@ def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> i
     if transport.rank:
         return 0
     if started_by_us:
-        error.exit_code += EXIT_REPORTED
+        error.exit_code = EXIT_REPORTED + (
+            EXIT_STORAGE if isinstance(error, StorageFailed) else error.exit_code
+        )
     raise error
 
 
@@ -168,11 +177,13 @@ def command(
     live: bool = False,
     tolerant: bool = False,
     fleet: tuple[Host, ...] | None = None,
+    exported: Iterable[str] = (),
 ) -> list[str]:
     """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
     share one, and must be allowed more ranks than cores: the ranks are light. ``live``: it must not keep back
     a line that has no end yet, as a line of progress has none. ``tolerant``: it must not end all ranks when one
-    dies. ``fleet``: the only hosts to use, filled in this order."""
+    dies. ``fleet``: the only hosts to use, filled in this order. ``exported``: environment variables for the ranks of
+    all hosts, where it would give them to those of its own host only."""
     flags = ["-n", str(ranks)]
     if fleet is not None:
         slots = fleet if "Open MPI" in version else tuple(Host(host.name, 0) for host in fleet)
@@ -186,6 +197,7 @@ def command(
         flags += ["--map-by", ":OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]
         flags += ["--stream-buffering", "0"] if major >= 5 and live else []
         flags += ["--with-ft", "ulfm"] if major >= 5 and tolerant else []
+        flags += [word for name in exported for word in ("-x", name)]
     return [mpirun, *flags, *rest]
 
 
@@ -193,7 +205,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     """For mpirun: root may run it (in containers there is no other user), the ranks know who started them, and its
     daemons on a Slurm job's nodes do not mind the SIGTERM by which that is cancelled: they would kill the ranks,
     which mind it themselves."""
-    added = {config.STARTED_BY: str(os.getpid())}
+    added = {config.STARTED_BY: uuid.uuid4().hex}
     columns = config.terminal_columns()
     if columns is not None:
         added[config.TERMINAL] = str(columns)
@@ -259,10 +271,11 @@ class Supervisor:
                     return code
                 if self._deadline_s is not None and config.DEADLINE not in self._environment:
                     # It counts from the first start: where that came to nothing, from now.
-                    began = _launched(self._directory, launch) or time.time()
-                    self._environment[config.DEADLINE] = repr(began + self._deadline_s)
-                in_vain = 0 if _finished(self._directory, launch) else in_vain + 1
-                if restarts >= self._restarts or in_vain >= _IN_VAIN:
+                    on_record = read_launch(self._directory, launch)
+                    began = on_record and on_record.began
+                    self._environment[config.DEADLINE] = repr((began or time.time()) + self._deadline_s)
+                in_vain = 0 if got_something_done(self._directory, launch) else in_vain + 1
+                if restarts >= self._restarts or in_vain >= MOST_IN_VAIN:
                     why = (
                         f"restarts = {self._restarts}" if restarts >= self._restarts else "nothing gets done"
                     )
@@ -337,6 +350,7 @@ class Supervisor:
             live=self._live,
             tolerant=self._tolerant,
             fleet=self._fleet.hosts,
+            exported=[name for name in config.EXPORTED if name in self._environment],
         )
         # mpirun keeps the mask; its ranks get an empty one from it.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -356,7 +370,9 @@ class Supervisor:
             self._fleet.ranks,
             self._begun,
             kill_at=lambda: self._kill_at,
-            ended=lambda: last_end(self._directory, launch=launch) is not None,
+            ended=lambda: (
+                (found := read_launch(self._directory, launch)) is not None and found.end is not None
+            ),
         )
         processes.end_rest(self._process.pid)
         return code
@@ -369,20 +385,30 @@ class Supervisor:
         if self._asked:
             self._forward()
         code = self._wait(launch)
-        if code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2):
+        if code == EXIT_REPORTED + EXIT_STORAGE:
+            return EXIT_RESUMABLE, False
+        on_record = read_launch(self._directory, launch)
+        reported = code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2)
+        if code is not None and reported and on_record is None:
             return code - EXIT_REPORTED, False
-        end = last_end(self._directory, launch=launch)
+        end = None if on_record is None else on_record.end
         if self._live and end is None:
             # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
             print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
+        if (end is None or end[0] == LOST) and is_complete(self._directory, self._settings.evaluations):
+            return 0, False
         if self._early and (end is None or end[1] != 0):
             _say("stopped before the campaign began. Give the same command again to start it.")
             return EXIT_RESUMABLE, False
         if end is not None:
             return end[1], end[0] == LOST
+        if code is not None and reported:
+            return code - EXIT_REPORTED, False
         if code == EXIT_REPORTED + EXIT_RESUMABLE:
-            return EXIT_RESUMABLE, True
-        if not self._begun.exists():
+            # What ended a campaign that had begun, such as another launch at work, another start would meet, too; and
+            # one whose directory is gone must not begin anew in an empty one.
+            return EXIT_RESUMABLE, on_record is None and (self._directory / "campaign.json").exists()
+        if on_record is None:
             if code is not None and code < 0:
                 # By a person, or by a machine that was short of memory: the next one would meet the same.
                 _say(
@@ -392,7 +418,8 @@ class Supervisor:
                 return EXIT_RESUMABLE, False
             _say(f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above.")
             # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
-            return 1, code not in (1, 2)
+            passing = code not in (1, 2)
+            return EXIT_RESUMABLE if passing and launch > 1 else 1, passing
         _say(f"the ranks ended ({_ending(code)}) before the campaign did.")
         return EXIT_RESUMABLE, True
 
@@ -403,26 +430,3 @@ def _ending(code: int | None) -> str:
 
 def _say(sentence: str) -> None:
     print(f"hpo: {sentence}", file=sys.stderr, flush=True)
-
-
-def last_end(directory: Path, *, launch: int) -> tuple[str, int] | None:
-    """Reason and exit code on record for the launch; None when it never began or never came to its end."""
-    path = journal_path(directory, launch=launch, island=0, worker=0)
-    if not path.exists():
-        return None
-    ends = [record for record in read_file(path) if isinstance(record, Ended)]
-    return (ends[-1].reason, ends[-1].exit) if ends else None
-
-
-def _launched(directory: Path, launch: int) -> float | None:
-    """When the launch began, in Unix seconds; None if it did not."""
-    path = journal_path(directory, launch=launch, island=0, worker=0)
-    if not path.exists():
-        return None
-    return next((one.time for one in read_file(path) if isinstance(one, Launched)), None)
-
-
-def _finished(directory: Path, launch: int) -> bool:
-    """Whether anything was finished in this launch."""
-    files = journal_files(directory, launch)
-    return any(isinstance(record, Finished) for path in files for record in read_file(path))

@@ -36,17 +36,18 @@ class Display:
         self._repeats = any(settings.search_of(one).reevaluate for one in range(settings.layout.islands))
         self._began: float | None = None
         self._next = 0.0
-        self._stopping = False
+        self._stopping = self._waits = False
         self._final_at_start = 0
         self._live: Live | None = None
         self._columns = config.terminal_columns()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Show the state if it is time to; cheap otherwise."""
-        # That it is stopping is said at once.
-        if now < self._next and (self._stopping or not coordinator.stopping):
+        # That it is stopping, or waits for its storage, is said at once.
+        waits = coordinator.waited_for_storage(now) is not None
+        if now < self._next and (self._stopping or not coordinator.stopping) and (self._waits or not waits):
             return
-        self._stopping = bool(coordinator.stopping)
+        self._stopping, self._waits = bool(coordinator.stopping), waits
         if self._began is None:
             self._began = now
             self._final_at_start = coordinator.tally.final
@@ -90,6 +91,8 @@ class Display:
         if not ended:
             parts.append(f"{coordinator.busy}/{self._workers} workers busy")
             parts.append(self._left(final, rate, seconds))
+            if (waits := coordinator.waited_for_storage(now)) is not None:
+                parts.append(f"storage: {waits[0].rpartition(': ')[2]}, waiting {waits[1]:.0f} s")
             if coordinator.stopping:
                 parts.append(_stopping(coordinator, now))
         return "  ".join(part for part in parts if part)

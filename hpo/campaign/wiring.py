@@ -22,6 +22,7 @@ from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
+from hpo.errors import EXIT_RESUMABLE, describe_os_error
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import count_cores
@@ -31,26 +32,28 @@ from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.ending import STORAGE
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.leader.storage import StorageWait, storage_sentence
 from hpo.islands.messages import End, Start, Surroundings
 from hpo.islands.transport import Transport
 from hpo.journal import directory
-from hpo.journal.files import JournalWriter, fence, journal_path, read_directory, read_file
+from hpo.journal.code_copies import change, keep_copy
+from hpo.journal.files import JournalWriter, fence, journal_path, read_directory, read_file, worker_journals
 from hpo.journal.lock import Lock
-from hpo.journal.records import Ended, Header, Launched, Record, Stopping
+from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
 from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
 from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
+from hpo.task.code_version import code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
-
-_REFRESH_S = 5.0
 
 
 @dataclass(kw_only=True)
@@ -99,10 +102,15 @@ class Assembly:
                 filenos=evaluator_host.filenos,
                 inline=evaluator_host if isinstance(evaluator_host, InlineHost) else None,
             )
-        header = Header.of_this_process(launch=start.launch, island=place.island, worker=place.worker)
+        header = Header.of_this_process(
+            launch=start.launch,
+            island=place.island,
+            worker=place.worker,
+            job=str(config.slurm_attempt() or ""),
+        )
         writer = JournalWriter(self._journal_of(place, start.launch), header)
         self.writer = writer
-        closing.callback(writer.close)
+        closing.callback(_close, writer)
         crew: ProcessCrew | InlineCrew
         if inline:
             crew = make_inline_crew(
@@ -145,6 +153,10 @@ class Assembly:
         transport, signals = self.transport, self.signals
         assert self.writer is not None  # rank 0 leads the first worker
         writer = self.writer
+        code = code_of(self.task)
+        keep_copy(settings.directory, code)
+        if sentence := change(settings.directory, earlier.code, code.hash):
+            write(f"hpo: {sentence}", sys.stderr, flush=True)
         # On record before anything is evaluated, in a file of its own place.
         for record in known:
             writer.append(record)
@@ -157,25 +169,50 @@ class Assembly:
                 ranks_per_worker=settings.layout.ranks_per_worker,
                 time=time.time(),
                 reference=dict(settings.search.reference) if settings.search.reference else None,
+                code=code.hash,
             )
         )
-        writer.commit()
+
+        def commit() -> None:
+            # What cannot be written now is tried again by rank 0's leader, whose journal it is, and in the end by
+            # ``settle``.
+            with suppress(OSError):
+                writer.commit()
+
+        commit()
 
         def stopping(reason: str) -> None:
             writer.append(Stopping(reason=reason, time=time.time()))
-            writer.commit()
+            commit()
+
+        def storage_changed(error: str | None) -> None:
+            writer.append(Storage(error=error, time=time.time()))
+            commit()
 
         def ended(end: End) -> None:
             writer.append(Ended(reason=end.reason, exit=end.exit_code, time=time.time()))
-            writer.commit()
+            commit()
+
+        def reopened(again: list[Assignment], reason: str) -> None:
+            for one in again:
+                assert one.id is not None
+                writer.append(Reopened(id=one.id, number=one.reopened, reason=reason, time=time.time()))
+            commit()
+
+        def worker_left(place: WorkerPlacement, reason: str) -> None:
+            writer.append(Left(island=place.island, worker=place.worker, reason=reason, time=time.time()))
+            commit()
 
         registry = WorkerRegistry(layout.workers)
 
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
-            path = self._journal_of(place, start.launch)
-            if place.leader in registry.hung and path.exists():
-                fence(path)
-            records = list(read_file(path)) if path.exists() else []
+            paths = worker_journals(
+                settings.directory, launch=start.launch, island=place.island, worker=place.worker
+            )
+            if place.leader in registry.hung:
+                for path in paths:
+                    fence(path)
+            records = [record for path in paths for record in read_file(path)]
             with resume.located(settings.directory):
                 return resume.dead_leader_record(
                     records, space=space, islands=layout.islands, losses=self.task.losses
@@ -217,13 +254,17 @@ class Assembly:
             checkpoints=earlier.saves if checkpoints is None else checkpoints,
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             stop_begun=stopping,
+            storage_changed=storage_changed,
             ended=ended,
-            futility=Futility(
+            health=Health(
                 settings.evaluation.first_failures,
                 printed=EvaluationDirectories(settings.directory).printed,
                 patience_s=settings.evaluation.start_timeout_s,
-                workers=len(layout.workers),
+                leaders=[place.leader for place in layout.workers],
             ),
+            timed=settings.evaluation.timeout_s is not None,
+            reopened=reopened,
+            worker_left=worker_left,
         )
 
     @property
@@ -232,6 +273,24 @@ class Assembly:
         evaluation = self.settings.evaluation
         blind = evaluation.isolation == "inline" and not self.transport.any_thread
         return math.inf if blind else evaluation.hang_timeout_s
+
+    def settle(self, end: End) -> End:
+        """Put on disk what is not there yet, as the launch ended by ``end``; rank 0 waits for the storage if need be.
+        How the launch has ended: for want of its storage where rank 0's journal could not be written."""
+        wait, writer = StorageWait(), self.writer
+        while writer is not None and (writer.error is not None or writer.pending):
+            try:
+                writer.commit()
+            except OSError as error:
+                wait.failed(describe_os_error(error, writer.path), time.monotonic())
+                # Of others no result is missing that the coordinator has counted.
+                if wait.over or end.reason == STORAGE or self.transport.rank:
+                    writer.discard()
+                else:
+                    time.sleep(max(0.0, wait.retry_at - time.monotonic()))
+        if self.transport.rank == 0 and wait.over and wait.error is not None:
+            return End(STORAGE, EXIT_RESUMABLE, storage_sentence(wait.error))
+        return end
 
     def _journal_of(self, place: WorkerPlacement, launch: int) -> Path:
         return journal_path(self.settings.directory, launch=launch, island=place.island, worker=place.worker)
@@ -306,19 +365,22 @@ class Assembly:
         return self.source
 
 
+def _close(writer: JournalWriter) -> None:
+    # After ``settle`` nothing is left to be written; before it, an error is on its way already.
+    with suppress(OSError):
+        writer.close()
+
+
 class Housekeeping:
-    """What rank 0 does beside the protocol, now and then: keep the lock fresh, show how it goes."""
+    """What rank 0 does beside the protocol, now and then: end where the lock is lost, show how it goes."""
 
     def __init__(self, lock: Lock, coordinator: Coordinator, display: Display | None) -> None:
         self._lock = lock
         self._coordinator = coordinator
         self._display = display
-        self._next_refresh = 0.0
 
     def __call__(self, now: float) -> None:
-        if now >= self._next_refresh:
-            self._next_refresh = now + _REFRESH_S
-            self._lock.refresh()
+        self._lock.check()
         while self._coordinator.remarks:
             with suppress(OSError):  # its reader may be gone
                 write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)

@@ -57,7 +57,7 @@ def raise_file_limit() -> None:
 
 def give_up(transport: Transport, error: BaseException) -> None:
     """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
-    code = HpoError.exit_code
+    code = error.exit_code if isinstance(error, HpoError) else HpoError.exit_code
     if config.launcher().started_by_hpo:
         code += EXIT_REPORTED
     if isinstance(error, HpoError):

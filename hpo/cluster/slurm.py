@@ -20,11 +20,11 @@ from hpo.cluster.hosts import Host, counts
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
-from hpo.errors import CampaignError, UsageError
-from hpo.individual import INTERRUPTED
+from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
+from hpo.islands.coordinator.ending import LOST
 from hpo.journal.directory import stop_file
-from hpo.journal.files import journal_files, last_launch, read_file
-from hpo.journal.records import Finished, Record
+from hpo.journal.files import last_launch
+from hpo.journal.launches import MOST_IN_VAIN, is_complete, launches_in_vain, read_launch
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
 
@@ -35,8 +35,6 @@ _EARLY_S = 60
 _LONGEST_WARNING_S = 65535
 _MARGIN_S = 5.0
 """What a campaign needs to write down its end."""
-_MOST_IN_VAIN = 3
-"""Jobs in a row that finish nothing, after which no other is put into the queue."""
 
 OURS = {
     "signal": "hpo works it out from `grace` in the campaign file",
@@ -131,9 +129,11 @@ def script(plan: Plan) -> str:
             "done",
             "campaign=",
             "",
-            "# 75: stopped before it was done. Not after `hpo stop`, nor when job after job gets nothing done.",
-            "if ((code == 75)) && [[ -z $cancelled ]]; then",
-            '    hpo slurm "$file" --requeue',
+            "# Puts this job into the queue again if the campaign can go on, which its journal says and no launcher's",
+            "# code. Not after `hpo stop`, nor when launch after launch gets nothing done.",
+            "if ((code)) && [[ -z $cancelled ]]; then",
+            '    hpo slurm "$file" --requeue "$code"',
+            "    code=$?",
             "fi",
             'exit "$code"',
             "",
@@ -280,9 +280,10 @@ def command(
     mpi: str,
     setup: Sequence[str],
     dry_run: bool,
-    again: bool,
+    returned: int | None = None,
 ) -> int:
-    """``hpo slurm``: show or submit the job, or put the one that this runs in into the queue again.
+    """``hpo slurm``: show or submit the job; or, in a job whose launcher ``returned`` that code, put it into the queue
+    again if its campaign can go on.
 
     Raises:
         UsageError: the file or an option is wrong.
@@ -290,14 +291,16 @@ def command(
     """
     options = {**options, **sbatch_options(unknown)}
     settings = config.read_file(file)
-    if again:
-        number = config.environment().get("SLURM_JOB_ID")
-        if not number:
+    if returned is not None:
+        attempt = config.slurm_attempt()
+        if attempt is None:
             raise UsageError(
                 "--requeue is for the script of a job. Submit one with: hpo slurm FILE --nodes N"
             )
-        write(f"hpo: {requeue(settings.directory, number)}", sys.stderr, flush=True)
-        return 0
+        code, sentence = requeue(settings, attempt, returned)
+        if sentence:
+            write(f"hpo: {sentence}", sys.stderr, flush=True)
+        return code
     if "nodes" not in options:
         raise UsageError(
             "--nodes is missing: how many nodes is the job to have? Write for example: --nodes 4"
@@ -331,41 +334,42 @@ def submit(text: str, environ: Mapping[str, str] | None = None) -> str:
     return out.split(";")[0].strip()
 
 
-def requeue(directory: Path, job: str) -> str:
-    """Put this job into the queue again, unless that is of no use; a sentence about it.
+def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> tuple[int, str]:
+    """Put this job into the queue again if its campaign can go on; the code that the job is to return, and a sentence,
+    empty where all is said. ``returned``: the launcher's code, which counts only where the journal says nothing: a
+    launch that met an error before it began returns 1 or 2.
 
     Raises:
-        CampaignError: Slurm refused.
+        CampaignError: Slurm refused, or launch after launch got nothing done.
     """
+    directory, job = settings.directory, attempt.job
+    last = read_launch(directory, last_launch(directory))
+    begun = last is not None and last.job == str(attempt)
+    end = last.end if last is not None and begun else None
+    if (end is None or end[0] == LOST) and is_complete(directory, settings.evaluations):
+        return 0, f"the budget is complete, so job {job} ends with 0 and not with its launcher's {returned}"
+    if end is not None and end[1] != EXIT_RESUMABLE:
+        return end[1], ""
+    if not begun and returned in (1, 2):
+        return returned, ""
     if stop_file(directory).exists():
-        return f"job {job} is not put into the queue again: `hpo stop` was asked for"
-    if _in_vain(directory) >= _MOST_IN_VAIN:
+        return EXIT_RESUMABLE, f"job {job} is not put into the queue again: `hpo stop` was asked for"
+    former = config.SlurmAttempt.parse(last.job) if last is not None else None
+    # Attempts that came to no launch at all are on no record.
+    idle = attempt.number - (former.number if former is not None and former.job == job else -1)
+    in_vain = launches_in_vain(directory, job) + idle
+    if in_vain >= MOST_IN_VAIN:
         raise CampaignError(
-            f"job {job} is not put into the queue again: {_MOST_IN_VAIN} in a row finished no evaluation. Look above "
-            "for what ends them; if they are too short for one evaluation, give them more time, or let the task save"
+            f"job {job} is not put into the queue again: {in_vain} launches in a row finished no evaluation. Look "
+            "above for what ends them; if they are too short for one evaluation, give them more time, or let the task "
+            "save"
         )
     code, out, err = _call(["scontrol", "requeue", job])
     if code:
         raise CampaignError(
             f"Slurm did not put job {job} into the queue again: {err or out}. Submit it again"
         )
-    return f"job {job} is in the queue again"
-
-
-def _in_vain(directory: Path) -> int:
-    """How many of the last launches in a row finished nothing and saved nothing."""
-    count = 0
-    for launch in range(last_launch(directory), 0, -1):
-        files = journal_files(directory, launch)
-        if any(_progress(record) for path in files for record in read_file(path)):
-            break
-        count += bool(files)
-    return count
-
-
-def _progress(record: Record) -> bool:
-    """Whether something was finished, or saved for the next launch."""
-    return isinstance(record, Finished) and (record.status != INTERRUPTED or record.error is None)
+    return EXIT_RESUMABLE, f"job {job} is in the queue again"
 
 
 # --- what a job is asked about itself -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -32,6 +32,7 @@ else:
 
 __all__ = [
     "DEADLINE",
+    "EXPORTED",
     "STARTED_BY",
     "TERMINAL",
     "EvaluationSettings",
@@ -39,19 +40,24 @@ __all__ = [
     "LayoutSettings",
     "SearchSettings",
     "Settings",
+    "SlurmAttempt",
     "deadline",
     "environment",
     "from_keywords",
     "launcher",
     "read_file",
+    "slurm_attempt",
 ]
 
 _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 STARTED_BY = "HPO_STARTED_BY"
-"""The environment variable by which the ranks that mpirun starts know that ``hpo run`` watches them."""
+"""The environment variable by which the ranks that mpirun starts know that ``hpo run`` watches them, and which: its
+value is that one's own."""
 TERMINAL = "HPO_TERMINAL_COLUMNS"
 DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
+EXPORTED = (STARTED_BY, TERMINAL, DEADLINE, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+"""Environment variables that the ranks on all hosts are to have."""
 
 # Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFFA
@@ -144,17 +150,38 @@ def from_keywords(**flat: object) -> Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Which MPI launcher started this process, if any; ``size`` is None where it does not say."""
+    """Which MPI launcher started this process, if any; ``size`` is None where it does not say. ``supervisor``: token of
+    the ``hpo run`` that started the launcher and watches it, None without one."""
 
     rank: int | None = None
     size: int | None = None
     kind: Literal["openmpi", "mpich", "slurm"] | None = None
-    started_by_hpo: bool = False
+    supervisor: str | None = None
+
+    @property
+    def started_by_hpo(self) -> bool:
+        return self.supervisor is not None
 
     @property
     def speaks(self) -> bool:
         """Whether this process, of all that were started with it, is the one to talk to the user."""
         return self.rank is None or (self.rank == 0 and not self.started_by_hpo)
+
+
+class SlurmAttempt(NamedTuple):
+    """``number``: of the attempts at the job, from 0; written as "JOB.NUMBER"."""
+
+    job: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.job}.{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> SlurmAttempt | None:
+        """What ``str`` makes; None of any other text."""
+        job, _, number = text.partition(".")
+        return cls(job, int(number)) if job.isdecimal() and number.isdecimal() and len(number) < 10 else None
 
 
 def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
@@ -165,21 +192,21 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
         value = environ.get(name, "")
         return int(value) if value.isdecimal() else None
 
-    ours = STARTED_BY in environ
+    ours = environ.get(STARTED_BY)
     step, tasks = number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS") or number("SLURM_NTASKS")
     in_step = step is not None and step < _FIRST_SPECIAL_STEP
     rank = number("OMPI_COMM_WORLD_RANK")
     if rank is None and not in_step:
         rank = number("PMIX_RANK")
     if rank is not None:
-        return Launcher(rank=rank, size=number("OMPI_COMM_WORLD_SIZE"), kind="openmpi", started_by_hpo=ours)
+        return Launcher(rank=rank, size=number("OMPI_COMM_WORLD_SIZE"), kind="openmpi", supervisor=ours)
     rank = number("PMI_RANK")
     if rank is not None:
-        return Launcher(rank=rank, size=number("PMI_SIZE"), kind="mpich", started_by_hpo=ours)
+        return Launcher(rank=rank, size=number("PMI_SIZE"), kind="mpich", supervisor=ours)
     rank = number("SLURM_PROCID")
     if in_step and rank is not None and tasks is not None and tasks > 1:
-        return Launcher(rank=rank, size=tasks, kind="slurm", started_by_hpo=ours)
-    return Launcher(started_by_hpo=ours)
+        return Launcher(rank=rank, size=tasks, kind="slurm", supervisor=ours)
+    return Launcher(supervisor=ours)
 
 
 def deadline(settings: Settings, now: float) -> float | None:
@@ -188,6 +215,13 @@ def deadline(settings: Settings, now: float) -> float | None:
     if value:
         return float(value)
     return None if settings.deadline_s is None else now + settings.deadline_s
+
+
+def slurm_attempt(environ: Mapping[str, str] | None = None) -> SlurmAttempt | None:
+    """The Slurm job that this process is in, and how often that was requeued before; None outside one."""
+    environ = os.environ if environ is None else environ
+    job, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
+    return SlurmAttempt.parse(f"{job}.{restarts or 0}")
 
 
 def environment() -> dict[str, str]:

@@ -208,8 +208,8 @@ class SearchSettings(Section):
 
 class EvaluationSettings(Section):
     """How one individual is evaluated. ``checkpoints``: whether the task saves when it is asked to, None where that is
-    to be seen; ``interface``: the network interface between the hosts of a worker; ``first_failures``: after so many
-    failures before anything worked a launch ends (see ``hpo.islands.coordinator.futility``), None for "off"."""
+    to be seen; ``interface``: the network interface between the hosts of a worker; ``first_failures``: how many
+    failures in a row end a launch (see ``hpo.islands.coordinator.health``), None for "off"."""
 
     isolation: Isolation = Field(default="warm", description=_one_of(Isolation))
     timeout_s: Seconds | None = Field(

@@ -12,7 +12,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from hpo.task.trial_directory import OUTPUT, clear_directory, refuse_link
+from hpo.task.trial_directory import OUTPUT, check_place, clear_directory
 
 _ID = re.compile(r"(0|[1-9]\d{0,8})-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,14})")
 _ATTEMPT = ".attempt-"
@@ -44,7 +44,7 @@ class EvaluationDirectories:
         latest = self.path(identity)
         target = self._attempt(identity, len(self._attempts(identity)) + 1)
         try:
-            refuse_link(latest)
+            check_place(latest)
             shutil.copytree(latest, target, symlinks=True, ignore=shutil.ignore_patterns(f"{OUTPUT}*"))
         except OSError:  # half a copy is no checkpoint
             shutil.rmtree(target, ignore_errors=True)
@@ -85,7 +85,7 @@ class EvaluationDirectories:
     def holds(self, identity: str) -> bool:
         """Whether the individual has saved anything that is still there."""
         try:
-            refuse_link(self.path(identity))
+            check_place(self.path(identity))
             return any(not name.startswith(OUTPUT) for name in os.listdir(self.path(identity)))
         except OSError:
             return False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job, Trial, attempt
-from hpo.task.trial_directory import clear_directory, directory_unusable, refuse_link
+from hpo.task.trial_directory import check_place, clear_directory, not_begun
 
 
 class Communicator(Protocol):
@@ -162,6 +163,11 @@ class InlineCrew:
         """Whether ``start`` may be called."""
         return not self.busy and self._own is None
 
+    @property
+    def prepared(self) -> bool:
+        """Nothing is known of an evaluation before its end."""
+        return False
+
     def prepare(self) -> None:
         """There is nothing to prepare."""
 
@@ -177,12 +183,12 @@ class InlineCrew:
         self._unusable = False
         several = self._send is not None and self._size > 1
         try:
-            refuse_link(Path(job.directory))
+            check_place(Path(job.directory))
             if several and not job.resumed:
                 clear_directory(Path(job.directory))  # before any rank may write there
         except OSError as error:
             self.busy = False
-            self._outcomes.append(Outcome(status=FAILED, error=directory_unusable(error)))
+            self._outcomes.append(not_begun(error, job.directory))
             return
         if self._send is not None and several:
             for worker_rank in range(1, self._size):
@@ -259,8 +265,9 @@ class InlineCrew:
         if len(self._finished) == self._size:
             self.busy = False
             self.failed_starts = self.failed_starts + 1 if self._unusable else 0
-            failed = (one for one in self._finished.values() if one.status == FAILED)
-            self._outcomes.append(next(failed, self._finished[0]))
+            failed = [one for one in self._finished.values() if one.status == FAILED]
+            failed.sort(key=lambda one: not one.storage)
+            self._outcomes.append(failed[0] if failed else self._finished[0])
 
 
 class InlineHost:
@@ -314,7 +321,7 @@ class InlineHost:
         trial = Trial(self._link, order.job, rank=self._worker_rank, size=self._size)
         outcome, unusable = self._link.attempt(self._evaluate, trial, self._objectives)
         if outcome.status == FAILED and not unusable:
-            outcome = Outcome(status=FAILED, error=f"worker rank {self._worker_rank}: {outcome.error}")
+            outcome = replace(outcome, error=f"worker rank {self._worker_rank}: {outcome.error}")
         over = EvaluationOver(turn=order.turn, outcome=outcome, unusable=unusable)
         with self.lock:
             self._order = None

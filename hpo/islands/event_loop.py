@@ -106,7 +106,8 @@ class EventLoop:
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
         self._signals = signals
-        self._given_up = False
+        self.given_up = False
+        """Whether this rank hung, and others do its work."""
         self._heard = 0
         # What rank 0 does before it serves may take its time, so it is watched from its first word on.
         others = (
@@ -160,7 +161,7 @@ class EventLoop:
                 self._deliver(source, decode(data))
             except MessageError as error:
                 self._on_bad_message(source, str(error))
-            if self._given_up:  # others do its work: nothing of it is to be touched here
+            if self.given_up:  # others do its work: nothing of it is to be touched here
                 return True
         self._look_for_deaths()
         if self._signals.count > self._heard:
@@ -218,7 +219,7 @@ class EventLoop:
         elif isinstance(message, Lost):
             self._transport.abandon(message.ranks)
             if self._transport.rank in message.ranks:  # given up while it hung: others do its work
-                self._given_up = True
+                self.given_up = True
                 self._transport.abandon(range(self._transport.size))
                 self.end = End(LOST, EXIT_RESUMABLE, None)
 

@@ -98,8 +98,9 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
-    """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``, ``fault``:
-    as in ``hpo.islands.coordinator.futility.Futility.ended``."""
+    """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``: it had
+    reported a finite value; ``fault``: see ``hpo.islands.coordinator.health.fault``; ``error``: one line; ``again``: of
+    a failure, what to evaluate if it does not count."""
 
     token: int
     id: str
@@ -108,6 +109,8 @@ class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     reported: bool
     fault: str | None
+    error: str = ""
+    again: Assignment | None = None
 
 
 class Hello(BeforeServing, frozen=True):
@@ -170,11 +173,20 @@ class Returned(ToCoordinator, frozen=True):
 
 
 class Unfit(ToCoordinator, frozen=True):
-    """Leader to coordinator: no evaluator can be started here, this worker takes no more part.
-    ``unfinished``: what it had begun, by token, for others to evaluate."""
+    """Leader to coordinator: no evaluator can be started here, or (``storage``) its journal cannot be written: this
+    worker takes no more part. ``unfinished``: what it had begun, by token, for others to evaluate."""
 
     error: str
     unfinished: list[tuple[int, Assignment]]
+    storage: bool = False
+
+
+class Waiting(ToCoordinator, frozen=True):
+    """Leader to coordinator: its journal or the directory of its individual cannot be written for this ``error``, path
+    and reason, and it tries again; None: they can again. ``over``: the directory could not be for too long."""
+
+    error: str | None
+    over: bool
 
 
 class Disbanded(ToCoordinator, frozen=True):

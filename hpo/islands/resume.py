@@ -15,15 +15,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hpo.config.layout import Layout
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar, is_known, known_id
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.messages import Evaluated, Start, Surroundings, rung_reports
-from hpo.journal.evaluations import CurrentEvaluations
+from hpo.journal.evaluations import CurrentEvaluations, Unfinished
 from hpo.journal.files import damaged
-from hpo.journal.records import Evaluation, Finished, Header, Known, Migrated, Record, Reported, Started
+from hpo.journal.records import (
+    Evaluation,
+    Finished,
+    Header,
+    Known,
+    Launched,
+    Migrated,
+    Record,
+    Reopened,
+    Reported,
+    Started,
+)
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
@@ -80,7 +93,8 @@ class ResumeState:
     """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
     saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known points
-    there are; ``saves``: whether one that was asked to has ever saved itself."""
+    there are; ``saves``: whether one that was asked to has ever saved itself; ``code``: the hash of the task's code in
+    the last launch that has one on record."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -92,6 +106,7 @@ class ResumeState:
     continued: set[str] = field(default_factory=set)
     known: int = 0
     saves: bool = False
+    code: str = ""
 
     def sequence(self, island: int, worker: int) -> int:
         return self.sequences.get((island, worker), 0)
@@ -141,6 +156,9 @@ class _Fold:
     def _on_header(self, record: Header) -> None:
         self._evaluations.enter_launch(record)
 
+    def _on_launched(self, record: Launched) -> None:
+        self._state.code = record.code or self._state.code
+
     def _on_known(self, record: Known) -> None:
         self._known.setdefault(record.number, record)
 
@@ -163,11 +181,22 @@ class _Fold:
             # Its own lineage went on, also where it had fallen behind and took over another's checkpoint.
             state.continued.update(record.parents[-1:])
         change = self._evaluations.add(record)
-        if change.reopens:
-            state.tally.reopen()
-            state.resting.discard(record.id)
+        self._reopen(record.id, change.reopens)
         if change.ends and isinstance(record, Finished):
             self._ended(record)
+
+    def _on_reopened(self, record: Reopened) -> None:
+        self._reopen(record.id, self._evaluations.reopen(record).reopens)
+
+    def _reopen(self, identity: str, ended: str | None) -> None:
+        """An individual that had ended with this status goes on."""
+        if ended is None:
+            return
+        self._state.tally.reopen(ended)
+        self._state.resting.discard(identity)
+        if ended != PRUNED:  # what was pruned is still worth knowing
+            for population in self._born.values():
+                population.discard(identity)
 
     def _ended(self, record: Finished) -> None:
         state, identity = self._state, record.id
@@ -204,9 +233,9 @@ class _Fold:
                     population = state.populations.setdefault(island, Population())
                     carried = (member.progress, member.operator)
                     population.add(Member(member.id, genome, member.losses, member.status, history, *carried))
-        for _, record in self._evaluations.open:
+        for unfinished in self._evaluations.open:
             # That the whole launch was killed is no fault of the individual's, and no try of it.
-            assignment = _unfinished(record, space=space, deaths=0)
+            assignment = _assignment(unfinished, space=space)
             state.keys.add(assignment.key)
             state.pending.append(assignment)
         enter(state, self._known.values(), space=space, islands=islands, losses=self._losses)
@@ -215,11 +244,13 @@ class _Fold:
 
 _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Header: _Fold._on_header,
+    Launched: _Fold._on_launched,
     Known: _Fold._on_known,
     Migrated: _Fold._on_migrated,
     Reported: _Fold._on_reported,
     Started: _Fold._on_evaluation,
     Finished: _Fold._on_evaluation,
+    Reopened: _Fold._on_reopened,
 }
 
 
@@ -291,11 +322,16 @@ def dead_leader_record(
     """``records``: of one journal, whose writer writes no more."""
     found = DeadLeaderRecord()
     open_: dict[str, Started] = {}
+    ended_runs: set[tuple[str, int, int]] = set()
     for record in records:
         if isinstance(record, Started):
             open_[record.id] = record
         elif isinstance(record, Finished):
             open_.pop(record.id, None)
+            run = (record.id, record.reopened, record.resumed_at_step)
+            if run in ended_runs:
+                continue  # written again, after a write that failed
+            ended_runs.add(run)
             key = key_of(space, record.params, record.inherits, record.operator, record.id)
             loss = _loss(record, losses)
             ended = None if loss is None else list(loss)
@@ -319,7 +355,38 @@ def _unfinished(record: Started | Finished, *, space: Codec, deaths: int) -> Ass
         admitted=True,
         resumed_at_step=record.resumed_at_step,
         inherits=record.inherits,
+        reopened=record.reopened,
     )
+
+
+def _assignment(unfinished: Unfinished, *, space: Codec) -> Assignment:
+    _, record, reopened = unfinished
+    assignment = _unfinished(record, space=space, deaths=0)
+    return assignment if reopened == record.reopened else anew(assignment, reopened)
+
+
+def anew(assignment: Assignment, reopened: int) -> Assignment:
+    """To be evaluated from the start, as if for the first time."""
+    return msgspec.structs.replace(
+        assignment, reopened=reopened, retries=0, resumed=False, resumed_at_step=0, admitted=True
+    )
+
+
+def failures(records: Iterable[Record], *, space: Codec) -> list[tuple[str, Assignment]]:
+    """The status of each individual that ended in a failure, and how it would be evaluated if it was reopened."""
+    current = CurrentEvaluations()
+    for record in records:
+        if isinstance(record, Header):
+            current.enter_launch(record)
+        elif isinstance(record, Reopened):
+            current.reopen(record)
+        elif isinstance(record, (Started, Finished)):
+            current.add(record)
+    return [
+        (record.status, anew(_unfinished(record, space=space, deaths=0), record.reopened + 1))
+        for record in current.failures
+        if isinstance(record, Finished)
+    ]
 
 
 def _progress(

@@ -3,7 +3,8 @@
 Journals are in no order of time: an individual may have been begun on one worker and ended on another, twice after a
 death, and again after a pause. The rules, once for all readers:
 
-- The runs of an individual are numbered by the step at which each was resumed; a later run replaces an earlier one.
+- The runs of an individual are numbered by how often it was reopened, and by the step at which each was resumed; a
+  later run replaces an earlier one. What was reopened is unfinished until a later run has ended.
 - Within a run the first end that is final stays: another can only be that of an evaluation that was thought lost.
 - Of what is not final, the latest counts: by retries, then by launch, then by time."""
 
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hpo.individual import FINAL
-from hpo.journal.records import Finished, Header, Started
+from hpo.individual import COMPLETED, FINAL, PRUNED
+from hpo.journal.records import Finished, Header, Reopened, Started
+
+_Run = tuple[int, int]
 
 
 class Change(NamedTuple):
@@ -22,22 +25,33 @@ class Change(NamedTuple):
     """False where a later run or an end of this run is on record."""
     ends: bool = False
     """It has ended, for now."""
-    reopens: bool = False
-    """An end of it that counted before was that of an earlier run."""
+    reopens: str | None = None
+    """The status of an end that counted before, and was that of an earlier run."""
 
 
 class _Open(NamedTuple):
-    order: tuple[int, int, int, float]
+    order: tuple[_Run, int, int, float]
     record: Started | Finished
+
+
+class Unfinished(NamedTuple):
+    """An individual to be evaluated: its latest record, with its launch. ``reopened``: how often it has been; more
+    often than the record says where it was not begun again."""
+
+    launch: int
+    record: Started | Finished
+    reopened: int
 
 
 class CurrentEvaluations:
     """Takes records as they are read, and keeps those of unfinished individuals."""
 
     def __init__(self) -> None:
-        # By id, the number of the run that ended.
-        self._ended: dict[str, int] = {}
+        # By id, the run that ended, and its status.
+        self._ended: dict[str, tuple[_Run, str]] = {}
         self._open: dict[str, _Open] = {}
+        self._failures: dict[str, _Open] = {}
+        self._reopened: dict[str, int] = {}
         self._launch = 0
 
     @property
@@ -46,26 +60,53 @@ class CurrentEvaluations:
         return len(self._ended)
 
     @property
-    def open(self) -> list[tuple[int, Started | Finished]]:
-        """The latest record of each unfinished individual, with its launch."""
-        return [(one.order[2], one.record) for one in self._open.values()]
+    def open(self) -> list[Unfinished]:
+        """The unfinished individuals."""
+        return [
+            Unfinished(one.order[2], one.record, max(one.record.reopened, self._reopened.get(identity, 0)))
+            for identity, one in self._open.items()
+        ]
+
+    @property
+    def failures(self) -> list[Started | Finished]:
+        """The ends that may be reopened."""
+        return [one.record for one in self._failures.values()]
 
     def enter_launch(self, header: Header) -> None:
         """The records that follow are of the launch of ``header``."""
         self._launch = header.launch
 
+    def reopen(self, record: Reopened) -> Change:
+        """An individual is evaluated anew. Its failure may be read later."""
+        identity = record.id
+        if self._reopened.get(identity, 0) >= record.number:
+            return Change(counts=False)
+        self._reopened[identity] = record.number
+        ended = self._ended.get(identity)
+        if ended is None or ended[0][0] >= record.number or identity not in self._failures:
+            return Change(counts=False)
+        del self._ended[identity]
+        self._open[identity] = self._failures.pop(identity)
+        return Change(counts=True, reopens=ended[1])
+
     def add(self, record: Started | Finished) -> Change:
-        identity, run = record.id, record.resumed_at_step
+        identity, run = record.id, record.run
         ended = self._ended.get(identity)
         open_ = self._open.get(identity)
-        if (ended is not None and run <= ended) or (open_ is not None and run < open_.order[0]):
+        if (ended is not None and run <= ended[0]) or (open_ is not None and run < open_.order[0]):
             return Change(counts=False)
+        before = None if ended is None else ended[1]
+        found = _Open((run, record.retries, self._launch, record.at), record)
+        self._failures.pop(identity, None)
         if isinstance(record, Finished) and record.status in FINAL:
-            self._ended[identity] = run
-            self._open.pop(identity, None)
-            return Change(counts=True, ends=True, reopens=ended is not None)
-        order = (run, record.retries, self._launch, record.at)
-        if open_ is None or order >= open_.order:
-            self._open[identity] = _Open(order, record)
+            failure = record.status not in (COMPLETED, PRUNED)
+            if not failure or self._reopened.get(identity, 0) <= record.reopened:
+                self._ended[identity] = run, record.status
+                self._open.pop(identity, None)
+                if failure:
+                    self._failures[identity] = found
+                return Change(counts=True, ends=True, reopens=before)
+        if open_ is None or found.order >= open_.order:
+            self._open[identity] = found
         self._ended.pop(identity, None)
-        return Change(counts=True, reopens=ended is not None)
+        return Change(counts=True, reopens=before)

@@ -27,6 +27,7 @@ from hpo.journal.records import (
     Header,
     NotWhole,
     Record,
+    Reopened,
     Started,
     decode,
     encode,
@@ -140,8 +141,7 @@ def repair(directory: Path) -> Inspection:
         CampaignError: a campaign is at work, there is none, or the directory cannot be read or written.
     """
     first = check(directory)
-    lock = locks.acquire(directory)
-    try:
+    with locks.acquire(directory):
         inspection = _Inspection(directory, locked=True)
         try:
             done = [_rewrite(directory, journal) for journal in inspection.journals if journal.to_do]
@@ -153,8 +153,6 @@ def repair(directory: Path) -> Inspection:
             ) from error
         lost = [replace(one, kind=LOST) for one in inspection.report.damaged if one.lines is not None]
         report = _Inspection(directory, locked=True).report
-    finally:
-        lock.release()
     report.lock, report.holder, report.repaired = first.lock, first.holder, done
     if done:
         report.findings = lost + report.findings
@@ -202,7 +200,7 @@ class _Inspection:
             self.report.lock, self.report.holder = "stale", stale
         self._evaluations = CurrentEvaluations()
         # By id and run, how it ended.
-        self._ends: dict[tuple[str, int], tuple[str, object]] = {}
+        self._ends: dict[tuple[str, tuple[int, int]], tuple[str, object]] = {}
         self._results = 0
         self._misfits: list[tuple[_Journal, _Piece, str]] = []
         self.journals = [
@@ -218,7 +216,7 @@ class _Inspection:
         report.legs = len({journal.name.launch for journal in self.journals})
         report.records = sum(journal.records for journal in self.journals)
         report.finished = self._evaluations.ended
-        report.unfinished = [record.id for _, record in self._evaluations.open]
+        report.unfinished = [one.record.id for one in self._evaluations.open]
         report.repairable = any(journal.to_do for journal in self.journals)
 
     def _read_identity(self) -> None:
@@ -294,6 +292,8 @@ class _Inspection:
             self._evaluations.enter_launch(record)
         if record is not None and journal.first_time is None:
             journal.first_time = record.at
+        if isinstance(record, Reopened):
+            self._evaluations.reopen(record)
         if not isinstance(record, (Started, Finished)):
             return
         if (misfit := self._misfit(record)) is not None:
@@ -302,7 +302,7 @@ class _Inspection:
         self._results += isinstance(record, Finished)
         if isinstance(record, Finished) and record.status in FINAL:
             end = (record.status, record.objectives)
-            if self._ends.setdefault((record.id, record.resumed_at_step), end) != end:
+            if self._ends.setdefault((record.id, record.run), end) != end:
                 self._damage(
                     journal,
                     [piece],
@@ -407,7 +407,7 @@ def _rewrite(directory: Path, journal: _Journal) -> str:
 
 def _header(journal: _Journal) -> Header:
     """A header by the file's name; its time is that of the first record."""
-    launch, island, worker = journal.name
+    launch, island, worker, _ = journal.name
     at = journal.path.stat().st_mtime if journal.first_time is None else journal.first_time
     return Header(version=VERSION, launch=launch, island=island, worker=worker, host="unknown", time=at)
 

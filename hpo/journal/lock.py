@@ -6,19 +6,26 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from types import TracebackType
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from hpo.errors import CampaignError
+from hpo.errors import CampaignError, LockLost
 from hpo.journal.directory import unwritable
 from hpo.journal.durable import write_atomically
+from hpo.journal.heartbeat import Heartbeat
 from hpo.terminal import quoted
 
 STALE_S = 60.0
 """A lock held on another machine counts as abandoned when it has not been refreshed for this many seconds."""
+REFRESH_S = 5.0
+_LOOK_S = 1.0
+_PATIENCE_S = 2 * STALE_S
+"""For which errors of the storage are borne; from ``STALE_S`` on another may have taken the lock over."""
 
 
 _Pid = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
@@ -36,6 +43,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Clock ticks after boot: distinguishes a process from a later one with its ``pid``; None if unknown."""
     time: _Time
     token: str
+    supervisor: str | None = None
+    """Token of the ``hpo run`` that started the launch of this process and watches it; None without one."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
@@ -73,73 +82,157 @@ def _is_running(holder: Holder) -> bool:
     return True
 
 
-def _read_lock(path: Path) -> tuple[Holder | None, bool] | None:
-    """Who the lock file names (None while it is being written) and whether it is held; None if absent."""
+class _Found(NamedTuple):
+    """What the lock file says. ``holder``: None while it is being written; ``local``: its process can be looked up
+    here; ``alive``: as far as one look can tell."""
+
+    holder: Holder | None
+    mtime_ns: int
+    local: bool
+    alive: bool
+
+
+def _read_lock(path: Path) -> _Found | None:
+    """None if there is no lock."""
     try:
-        data = path.read_bytes()
-        age = time.time() - path.stat().st_mtime
+        # Attributes after the file was opened: those of an NFS client may be a minute old otherwise.
+        with open(path, "rb") as file:
+            data, mtime_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise unwritable(path.parent, error) from error
+    holder = _decoded(data)
+    if holder is not None and holder.machine == _machine():
+        return _Found(holder, mtime_ns, local=True, alive=_is_running(holder))
+    return _Found(holder, mtime_ns, local=False, alive=_time_of(path.parent) - mtime_ns / 1e9 < STALE_S)
+
+
+def _decoded(data: bytes) -> Holder | None:
     try:
-        holder = msgspec.json.decode(data, type=Holder)
+        return msgspec.json.decode(data, type=Holder)
     except ValueError:
-        return None, age < STALE_S
-    return holder, _is_running(holder) if holder.machine == _machine() else age < STALE_S
+        return None
+
+
+def _time_of(directory: Path) -> float:
+    """Unix seconds by the clock that stamps files in ``directory``: that of a file server may be minutes off ours, so
+    that the age of a lock is the difference of two of its own stamps. Ours where nothing can be written."""
+    probe = directory / f".lock.{uuid.uuid4().hex}"
+    try:
+        handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except OSError:
+        return time.time()
+    try:
+        return os.fstat(handle).st_mtime
+    finally:
+        os.close(handle)
+        with suppress(OSError):
+            probe.unlink()
 
 
 def holder(directory: Path) -> Holder | None:
     """The process that is at work on the campaign in ``directory``; None if there is none, or it has died."""
     found = _read_lock(directory / "lock")
-    return found[0] if found and found[1] else None
+    return found.holder if found and found.alive else None
 
 
 def stale_holder(directory: Path) -> str | None:
     """What the lock that a dead process left says of it; None without such a lock."""
     found = _read_lock(directory / "lock")
-    if not found or found[1]:
+    if not found or found.alive:
         return None
-    return str(found[0] or "a process that cannot be read")
+    return str(found.holder or "a process that cannot be read")
 
 
 class Lock:
-    """The right to be the one campaign at work in a directory; from :func:`acquire`."""
+    """The right to be the one campaign at work in a directory; from :func:`acquire`. As a context it is kept alive by
+    its ``heartbeat``, on which others may register what they do as often, and released in the end."""
 
     def __init__(self, path: Path, holder: Holder) -> None:
         self.path = path
         self.holder = holder
+        self.heartbeat = Heartbeat(REFRESH_S)
+        self.heartbeat.register(self.refresh)
+        self._refreshed = time.monotonic()
+        self._lost: LockLost | None = None
+
+    def __enter__(self) -> Lock:
+        self.heartbeat.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.heartbeat.stop()
+        self.release()
 
     def refresh(self) -> None:
-        """Show other machines that the holder lives: to be called every few seconds.
+        """Show other machines that the holder lives, at least every few seconds; ``check`` says what came of it.
 
-        Raises:
-            CampaignError: another campaign has taken the lock, because this one was not seen for too long.
-        """
-        found = _read_lock(self.path)
-        if found is None or (found[0] is not None and found[0].token != self.holder.token):
-            by = f" by {found[0]}" if found else ""
-            raise CampaignError(
-                f"{self.path} was taken away{by} while this campaign was at work. This one stops, so that "
-                "the two do not mix; start it again when the other has finished."
-            )
-        with suppress(OSError):
-            os.utime(self.path)
+        Errors of the storage are borne for ``_PATIENCE_S``: they pass, as where a file server changes over."""
+        try:
+            self._refresh()
+        except OSError as error:
+            silent_s = time.monotonic() - self._refreshed
+            if silent_s >= _PATIENCE_S:
+                self._lost = LockLost(
+                    f"{self.path} could not be refreshed for {silent_s:.0f} s ({error.strerror or error}), and "
+                    "another launch may have taken this one for dead. This one stops: give the same command again "
+                    "when the directory can be used."
+                )
+
+    def _refresh(self) -> None:
+        try:
+            named = _decoded(self.path.read_bytes())
+        except FileNotFoundError:
+            if not (self.path.parent / "campaign.json").exists():
+                raise  # the whole directory is away, whatever evaluations make in its place
+            # Until others think it stale, only a person can have removed it; later, one of them may have come and gone.
+            if time.monotonic() - self._refreshed >= STALE_S:
+                self._lost = self._taken("")
+                return
+            _create(self.path, _encoded(self.holder))
+            named = None
+        if named is not None and named.token != self.holder.token:
+            self._lost = self._taken(f" by {named}")
+            return
+        os.utime(self.path)
+        self._refreshed = time.monotonic()
+
+    def _taken(self, by: str) -> LockLost:
+        return LockLost(
+            f"{self.path} was taken away{by} while this campaign was at work. This one stops, so that "
+            "the two do not mix; start it again when the other has finished."
+        )
+
+    def check(self) -> None:
+        """Raises LockLost: another campaign has taken the lock, or may have, as this one was not seen for too long."""
+        if self._lost is not None:
+            raise self._lost
 
     def release(self) -> None:
-        """Let others in; a lock that was taken away is left to its new holder."""
-        found = _read_lock(self.path)
-        if found and found[0] and found[0].token == self.holder.token:
-            with suppress(FileNotFoundError):
+        """Let others in; a lock that was taken away is left to its new holder, and one that cannot be removed gets
+        stale."""
+        with suppress(OSError):
+            named = _decoded(self.path.read_bytes())
+            if named is not None and named.token == self.holder.token:
                 self.path.unlink()
 
 
-def acquire(directory: Path) -> Lock:
+def acquire(
+    directory: Path, *, supervisor: str | None = None, waiting: Callable[[str], None] | None = None
+) -> Lock:
     """Become the one campaign at work in ``directory``, which is made if need be.
 
-    A dead holder's lock is taken over: one that ran here and whose process is gone, or that ran elsewhere and
-    has not refreshed the lock for ``STALE_S`` seconds. File locks are no alternative: across the nodes of a
-    cluster they are not to be relied on.
+    A dead holder's lock is taken over: one that ran here and whose process is gone, one that ran elsewhere and has not
+    refreshed the lock for ``STALE_S`` seconds, and that of an earlier launch of the same supervisor. File locks are no
+    alternative: across the nodes of a cluster they are not to be relied on.
+
+    Args:
+        supervisor: a token of the ``hpo run`` that starts this launch, and starts none while another is at work.
+        waiting: where a holder elsewhere may have died, it is waited for until it refreshes the lock or that is stale;
+            called once, with a sentence. None: it is refused at once.
 
     Raises:
         CampaignError: another campaign holds the lock (the text says which process, where), or the directory
@@ -154,22 +247,67 @@ def acquire(directory: Path) -> Lock:
         process_started=_process_started(pid),
         time=time.time(),
         token=uuid.uuid4().hex,
+        supervisor=supervisor,
     )
+    watch = _Watch()
+    turns, said = 0, False
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        data = msgspec.json.encode(mine) + b"\n"
         # One turn is enough unless others acquire or release the lock at the same moment.
-        for _ in range(10):
-            if _create(path, data):
+        while turns < 10:
+            if _create(path, _encoded(mine)):
                 return Lock(path, mine)
             found = _read_lock(path)
-            if found and found[1]:
-                raise _refused(directory, found[0])
-            if found and _take_over(path, found[0], data):
-                return Lock(path, mine)
+            if found is None:
+                turns += 1
+                continue
+            refreshed = watch.refreshed(found)
+            if not found.alive or watch.stale or _same_supervisor(found.holder, mine):
+                turns += 1
+                if _take_over(path, found, _encoded(mine)):
+                    return Lock(path, mine)
+            elif waiting is None or found.local or refreshed:
+                raise _refused(directory, found.holder)
+            else:
+                if not said:
+                    by = found.holder or "another campaign"
+                    waiting(
+                        f"{directory} is in use by {by}. Waiting until that shows that it lives, or for at most "
+                        f"{STALE_S:.0f} s in case it has died."
+                    )
+                said = True
+                time.sleep(_LOOK_S)
     except OSError as error:
         raise unwritable(directory, error) from error
     raise _refused(directory, None)
+
+
+class _Watch:
+    """Looks at a lock again and again, and trusts no clock but this machine's own monotonic one."""
+
+    def __init__(self) -> None:
+        self._seen: _Found | None = None
+        self._since = 0.0
+
+    def refreshed(self, found: _Found) -> bool:
+        """Whether its holder has refreshed the lock since the last look. To be asked once a look."""
+        former, self._seen = self._seen, found
+        if former is None or former[:2] != found[:2]:
+            self._since = time.monotonic()
+        return former is not None and former.holder == found.holder and former.mtime_ns != found.mtime_ns
+
+    @property
+    def stale(self) -> bool:
+        """Whether a holder elsewhere has not refreshed it for long enough, whatever the lock's stamp says."""
+        return self._seen is not None and not self._seen.local and time.monotonic() - self._since >= STALE_S
+
+
+def _same_supervisor(former: Holder | None, mine: Holder) -> bool:
+    return former is not None and mine.supervisor is not None and former.supervisor == mine.supervisor
+
+
+def _encoded(holder: Holder) -> bytes:
+    return msgspec.json.encode(holder) + b"\n"
 
 
 def _create(path: Path, data: bytes) -> bool:
@@ -187,20 +325,21 @@ def _create(path: Path, data: bytes) -> bool:
     return True
 
 
-def _take_over(path: Path, stale: Holder | None, data: bytes) -> bool:
+def _take_over(path: Path, stale: _Found, data: bytes) -> bool:
     """Put ``data`` in the place of a dead holder's lock; False if another is doing so, or has done it.
 
     Of several that found the same dead holder, only the one that could create the claim on it may go on, and
-    only if the lock is still the one that it found: so none replaces the lock of another that was quicker.
+    only if the lock is still as it found it: so none replaces the lock of another that was quicker.
     """
-    claim = path.with_name(f".lock.{stale.token if stale else 'unreadable'}")
+    claim = path.with_name(f".lock.{stale.holder.token if stale.holder else 'unreadable'}")
     if not _create(claim, data):
         claimed = _read_lock(claim)
-        if claimed and not claimed[1]:
+        if claimed and not claimed.alive:
             claim.unlink(missing_ok=True)
         return False
     try:
-        if _read_lock(path) != (stale, False):
+        found = _read_lock(path)
+        if found is None or found[:2] != stale[:2]:
             return False
         write_atomically(path, data)
         return True

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Id = str
     Index = int
     Count = int
+    Hash = str
 else:
     # A whole number stays one; a word becomes its number in ``decode``.
     Number = int | float | Literal["nan", "inf", "-inf"]
@@ -35,6 +36,8 @@ else:
     Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,18}\Z")]
     Index = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
     Count = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
+    # The name of a directory, too.
+    Hash = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag=str.lower):
@@ -47,7 +50,8 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type",
 
 
 class Header(Record, kw_only=True, rename={"launch": "leg"}):
-    """The first record of each file: which worker of which launch wrote it, and where."""
+    """The first record of each file: which worker of which launch wrote it, and where. ``job``: the attempt at a Slurm
+    job, such as "123.0" (see ``hpo.config.reader.SlurmAttempt``), "" outside one."""
 
     version: int
     launch: Annotated[int, msgspec.Meta(ge=1)]
@@ -55,10 +59,11 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
     worker: Index
     host: str = ""
     pid: int = 0
+    job: str = ""
     time: float
 
     @classmethod
-    def of_this_process(cls, *, launch: int, island: int, worker: int) -> Header:
+    def of_this_process(cls, *, launch: int, island: int, worker: int, job: str = "") -> Header:
         return cls(
             version=VERSION,
             launch=launch,
@@ -66,12 +71,14 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
             worker=worker,
             host=socket.gethostname(),
             pid=os.getpid(),
+            job=job,
             time=time.time(),
         )
 
 
 class Launched(Record, kw_only=True):
-    """What a launch was started with. ``workers``: of all islands together; ``reference``: by objective."""
+    """What a launch was started with. ``workers``: of all islands together; ``reference``: by objective; ``code``: the
+    hash of the task's code (``hpo.task.code_version``), "" where it could not be read."""
 
     evaluations: int | None
     deadline_s: float | None
@@ -80,6 +87,7 @@ class Launched(Record, kw_only=True):
     ranks_per_worker: int | None = None
     time: float
     reference: dict[str, int | float] | None = None
+    code: Hash = ""
 
 
 class Evaluation(Record, kw_only=True, rename={"resumed_at_step": "promoted"}):
@@ -87,7 +95,8 @@ class Evaluation(Record, kw_only=True, rename={"resumed_at_step": "promoted"}):
 
     ``island``, ``worker``, ``sequence``: where it was bred, which make up its id; ``retries``: how many evaluations
     crashed before; ``resumed_at_step``: the step at which it was paused and went on, 0 in its first run; ``inherits``:
-    the individual from whose checkpoint it went on, if from any."""
+    the individual from whose checkpoint it went on, if from any; ``reopened``: how often it had ended in a failure that
+    was reopened."""
 
     id: str
     island: Index
@@ -99,6 +108,12 @@ class Evaluation(Record, kw_only=True, rename={"resumed_at_step": "promoted"}):
     retries: int
     resumed_at_step: int = 0
     inherits: str = ""
+    reopened: int = 0
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """Which run of its evaluation this is: later ones are larger."""
+        return self.reopened, self.resumed_at_step
 
     def __post_init__(self) -> None:
         if self.id != make_id(self.island, self.worker, self.sequence):
@@ -127,6 +142,16 @@ class Finished(Evaluation, kw_only=True):
     @property
     def at(self) -> float:
         return self.finished
+
+
+class Reopened(Record, kw_only=True):
+    """A failure of an individual does not count: it is evaluated again, anew. ``number``: how often this has been done;
+    its records from then on have it as ``reopened``."""
+
+    id: Id
+    number: Annotated[int, msgspec.Meta(ge=1)]
+    reason: str
+    time: float
 
 
 class Note(Record, kw_only=True):
@@ -178,6 +203,22 @@ class Entered(Record, kw_only=True):
 
     source: str
     told: str
+    time: float
+
+
+class Storage(Record, kw_only=True):
+    """A worker waits for its storage because of ``error``, path and reason; null: none waits any more."""
+
+    error: str | None
+    time: float
+
+
+class Left(Record, kw_only=True):
+    """A worker takes no more part in this launch."""
+
+    island: Index
+    worker: Index
+    reason: str
     time: float
 
 

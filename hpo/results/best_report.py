@@ -47,6 +47,7 @@ def best(directory: Path, top: int | None) -> str:
         parts = [text.front(found, knee, fronts.hypervolume(record), len(front), record.objectives)]
     line = results.schedule(record, chief.id)
     parts.append(text.schedule(line, results.changed(line)))
+    parts.append(text.code(record, chief))
     return "\n".join([*filter(None, parts), *map(str, _importance(record).values())])
 
 
@@ -62,10 +63,10 @@ def _importance(record: CampaignRecord) -> dict[str, Importance | CampaignError]
 
 
 def best_json(directory: Path, top: int | None) -> str:
-    """A list of objects, best first: ``id, value, objectives, params``, the campaign's ``task`` and ``options``, which
-    say what the parameters are of, ``known`` for known points, with ``kind = "pbt"`` ``schedule``, with several
-    objectives ``knee``; where configurations were evaluated again, their ``evaluations, failed, mean, error``; the
-    first has ``campaign``, too: what is said of all together."""
+    """A list of objects, best first: ``id, value, objectives, params``, the campaign's ``task`` and ``options``,
+    which say what the parameters are of, ``code``, the hash of the code that evaluated it, ``known`` for known
+    points, with ``kind = "pbt"`` ``schedule``, with several objectives ``knee``; where configurations were evaluated
+    again, their ``evaluations, failed, mean, error``; the first has ``campaign``, too: what is said of all together."""
     record = load(directory)
     found = _top(record, top)
     several = len(record.objectives) > 1
@@ -81,6 +82,7 @@ def best_json(directory: Path, top: int | None) -> str:
             "params": one.params,
             "task": record.identity.get("task"),
             "options": record.identity.get("options") or {},
+            "code": record.code_versions.get(one.launch),
         }
         if one.id in repeated:
             entry["evaluations"] = len(repeated[one.id].values)

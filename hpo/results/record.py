@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from hpo.individual import KNOWN, LOST, RUNNING, Individual, known_id
+from hpo.individual import FINAL, KNOWN, LOST, RUNNING, Individual, known_id
 from hpo.journal import directory as directories
 from hpo.journal import lock
 from hpo.journal.evaluations import CurrentEvaluations
@@ -23,10 +23,13 @@ from hpo.journal.records import (
     Header,
     Known,
     Launched,
+    Left,
     Migrated,
     Record,
+    Reopened,
     Started,
     Stopping,
+    Storage,
 )
 
 
@@ -41,6 +44,10 @@ class Launch:
     """None if the launch died before that record was written."""
     stopping: str | None = None
     """Why it begins nothing more; None until then."""
+    storage: tuple[str, float] | None = None
+    """What a worker waits for, path and reason, and since when; None where none does."""
+    left: list[Left] = field(default_factory=list)
+    """Workers that took no more part."""
     ended: tuple[str, int] | None = None
     """Reason and exit code; None if it is running or was killed."""
 
@@ -75,6 +82,15 @@ class CampaignRecord:
         return dict((launched and launched.reference) or {})
 
     @property
+    def code_versions(self) -> dict[int, str]:
+        """By the number of the launch, the hash of the task's code; without launches that have none on record."""
+        return {
+            one.number: one.launched.code
+            for one in self.launches
+            if one.launched is not None and one.launched.code
+        }
+
+    @property
     def started(self) -> float | None:
         return self.launches[0].started if self.launches else None
 
@@ -97,6 +113,7 @@ class _Fold:
         self.known: dict[int, Individual] = {}
         self._evaluations = CurrentEvaluations()
         self._ended: dict[str, Started | Finished] = {}
+        self._ended_in: dict[str, int] = {}
         # Of individuals that went on after a pause, the earliest record: it says what proposed them.
         self._first: dict[str, Started | Finished] = {}
         # By (hop, time, source, target): the record of a second move may be read before that of the first.
@@ -121,8 +138,14 @@ class _Fold:
     def _on_launched(self, record: Launched) -> None:
         self._launch.launched = record
 
+    def _on_left(self, record: Left) -> None:
+        self._launch.left.append(record)
+
     def _on_stopping(self, record: Stopping) -> None:
         self._launch.stopping = record.reason
+
+    def _on_storage(self, record: Storage) -> None:
+        self._launch.storage = None if record.error is None else (record.error, record.time)
 
     def _on_ended(self, record: Ended) -> None:
         self._launch.ended = (record.reason, record.exit)
@@ -136,26 +159,32 @@ class _Fold:
 
     def _on_evaluation(self, record: Started | Finished) -> None:
         change = self._evaluations.add(record)
-        if change.reopens:
+        if change.reopens is not None:
             self._keep_first(self._ended.pop(record.id))
         if change.ends:
             self._ended[record.id] = record
+            self._ended_in[record.id] = self._launch.number
         elif not change.counts:
             self._keep_first(record)
 
+    def _on_reopened(self, record: Reopened) -> None:
+        if self._evaluations.reopen(record).reopens is not None:
+            del self._ended[record.id]
+
     def _keep_first(self, record: Started | Finished) -> None:
         first = self._first.setdefault(record.id, record)
-        if record.resumed_at_step < first.resumed_at_step:
+        if record.run < first.run:
             self._first[record.id] = record
 
     def individuals(self, *, alive: bool) -> list[Individual]:
         """All, in the order in which they started; those at work in a launch that is no more are lost."""
         last = max(self.launches, default=0)
         runs = alive and bool(last) and self.launches[last].ended is None
-        everyone = [_individual(record) for record in self._ended.values()]
-        for launch, record in self._evaluations.open:
-            individual = _individual(record)
-            if individual.status == RUNNING and not (runs and launch == last):
+        everyone = [_individual(record, self._ended_in[identity]) for identity, record in self._ended.items()]
+        for launch, record, _ in self._evaluations.open:
+            individual = _individual(record, launch)
+            reopened = individual.status in FINAL
+            if reopened or (individual.status == RUNNING and not (runs and launch == last)):
                 individual.status = LOST
             everyone.append(individual)
         for individual in everyone:
@@ -174,9 +203,12 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Launched: _Fold._on_launched,
     Started: _Fold._on_evaluation,
     Finished: _Fold._on_evaluation,
+    Reopened: _Fold._on_reopened,
     Migrated: _Fold._on_migrated,
     Known: _Fold._on_known,
+    Left: _Fold._on_left,
     Stopping: _Fold._on_stopping,
+    Storage: _Fold._on_storage,
     Ended: _Fold._on_ended,
 }
 
@@ -189,12 +221,11 @@ _OF_STARTED, _OF_FINISHED = (
 _values_of_started, _values_of_finished = attrgetter(*_OF_STARTED), attrgetter(*_OF_FINISHED)
 
 
-def _individual(record: Started | Finished) -> Individual:
+def _individual(record: Started | Finished, launch: int) -> Individual:
     if isinstance(record, Started):
-        individual = Individual(**dict(zip(_OF_STARTED, _values_of_started(record), strict=True)))
-        individual.started = record.time
-        return individual
-    return Individual(**dict(zip(_OF_FINISHED, _values_of_finished(record), strict=True)))
+        values = dict(zip(_OF_STARTED, _values_of_started(record), strict=True))
+        return Individual(**values, launch=launch, started=record.time)
+    return Individual(**dict(zip(_OF_FINISHED, _values_of_finished(record), strict=True)), launch=launch)
 
 
 def _known(record: Known) -> Individual:

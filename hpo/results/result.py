@@ -65,7 +65,8 @@ def status(record: CampaignRecord) -> dict[str, object]:
 
     ``evaluations`` counts the individuals by status, those that are running apart (``running``). The budget's
     ``deadline`` is in seconds from the launch. With several objectives, ``best`` is the individual of the
-    front that is best in the first one, and its ``value`` holds all of them by name.
+    front that is best in the first one, and its ``value`` holds all of them by name. ``left`` are the workers
+    that take no more part in the launch, each with the reason.
     """
     counts = dict.fromkeys(STATUSES, 0)
     for individual in record.individuals:
@@ -86,6 +87,10 @@ def status(record: CampaignRecord) -> dict[str, object]:
         "started": record.started,
         "updated": record.updated,
         "seconds": record.seconds,
+        "left": [
+            {"worker": f"{one.island}-{one.worker}", "reason": one.reason}
+            for one in (record.launches[-1].left if record.launches else ())
+        ],
     }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, is_known
+from hpo.journal.code_copies import changed_files, where
 from hpo.task.outcome import summary_line
 from hpo.terminal import one_line
 
@@ -32,8 +34,13 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
         ("running", str(status["running"])),
         ("budget", _budget(status["budget"])),
         ("islands, workers", f"{status['islands']}, {status['workers']}"),
+        *[
+            ("" if number else "without", f"worker {one['worker']}: {one['reason']}")
+            for number, one in enumerate(status["left"])
+        ],
         ("best", _best(status["best"]) + "".join(f" ({of_several(one)})" for one in repeated[:1])),
         *([("known points", str(len(record.known)))] if record.known else []),
+        *[("code", line) for line in _versions(record)],
         *[("errors" if first else "", line) for first, line in _numbered(errors(record))],
         ("started", _when(status["started"])),
         ("last record", _when(status["updated"])),
@@ -73,8 +80,13 @@ def nothing(record: CampaignRecord) -> str:
 
 def _state(record: CampaignRecord) -> str:
     if record.alive:
-        stopping = record.launches[-1].stopping if record.launches else None
-        return f"stopping ({stopping}): what runs may save itself" if stopping else "running"
+        last = record.launches[-1] if record.launches else None
+        if last is not None and last.stopping:
+            return f"stopping ({last.stopping}): what runs may save itself"
+        if last is not None and last.storage:
+            error, since = last.storage
+            return f"running; storage: {one_line(error)}, waiting {max(0.0, time.time() - since):.0f} s"
+        return "running"
     if record.ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
     reason, code = one_line(record.ended[0]), record.ended[1]
@@ -84,13 +96,42 @@ def _state(record: CampaignRecord) -> str:
         "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
     }
     failed = {
-        "futile": "futile: the first evaluations of the last launch all failed. Mend that; the same `hpo run` goes on",
+        "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
+        "futile": "futile: evaluations of the last launch failed one after the other. Mend that; the same `hpo run` "
+        "evaluates them anew",
         "in vain": "in vain: the budget is used up, and no evaluation has completed. Mend what failed; with more "
         "evaluations or time the same `hpo run` goes on",
     }
     if code:
         return failed.get(reason, f"{reason}. The same `hpo run` goes on")
     return more.get(reason, reason)
+
+
+def _versions(record: CampaignRecord) -> list[str]:
+    """A line where the task's code was not the same in all launches."""
+    launches = list(record.code_versions.items())
+    changes = [(now, before[1], code) for before, (now, code) in pairwise(launches) if code != before[1]]
+    if not changes:
+        return []
+    launch, before, after = changes[-1]
+    count = len({code for _, code in launches})
+    return [
+        f"{count} versions, in {one_line(record.directory / 'code')}; last changed before launch {launch}"
+        f"{changed_files(record.directory, before, after)}"
+    ]
+
+
+def code(record: CampaignRecord, one: Individual) -> str:
+    """Where the task's code has changed since ``one`` was evaluated, a line that says so; else empty."""
+    versions = record.code_versions
+    used = versions.get(one.launch)
+    latest = versions[max(versions)] if versions else None
+    if used is None or latest is None or used == latest:
+        return ""
+    return (
+        f"the task's code has changed since {one.id} was evaluated{changed_files(record.directory, used, latest)}. Of "
+        f"the version that evaluated it {where(record.directory, used)}"
+    )
 
 
 def _budget(budget: Mapping[str, Any]) -> str:

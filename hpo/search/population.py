@@ -115,10 +115,10 @@ class Population:
         if member.id in self._recent or member.id in self._ids:
             return
         member.age = self.seen
-        if self._pruned.pop(member.id, None) is None:
-            self.seen += 1
-        else:  # it was promoted, and is known already
+        if self._pruned.pop(member.id, None) is not None:  # it was promoted, and is known already
             self.judged -= 1
+        elif self._failures.pop(member.id, None) is None:  # else it was reopened, and is known already
+            self.seen += 1
         losses = member.losses
         if member.status == PRUNED and member.progress is not None:
             self.judged += 1
@@ -147,10 +147,11 @@ class Population:
             self._add_by_domination(member)
 
     def discard(self, identity: str) -> None:
-        """Forget the individual (it emigrated); unknown ones are ignored, they may be long out of the
-        bounds."""
+        """Forget the individual (it emigrated, or is evaluated anew); unknown ones are ignored, they may be long out of
+        the bounds."""
         self._recent.pop(identity, None)
         self._pruned.pop(identity, None)
+        self._failures.pop(identity, None)
         if identity in self._ids:
             index = self._ids.index(identity)
             member = self.best[index]

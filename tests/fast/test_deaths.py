@@ -11,7 +11,7 @@ from hpo.config.layout import WorkerPlacement
 from hpo.individual import REEVALUATION
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import DONE
-from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import Claim, Want
 from hpo.islands.resume import DeadLeaderRecord, ResumeState
@@ -185,7 +185,7 @@ def test_who_paused_untold_and_asked_to_go_on_counts_once():
         duplicates=False,
         grace_s=60.0,
         checkpoints=False,
-        futility=Futility(None, patience_s=300),
+        health=Health(None, patience_s=300, leaders=range(2)),
     )
     coordinator.receive(1, Claim([Want(0, "key")], False))
     coordinator.receive(1, Claim([Want(1, "key", "0-1-0")], False))

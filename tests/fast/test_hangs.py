@@ -19,7 +19,7 @@ from hpo.errors import EXIT_RESUMABLE
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
@@ -212,7 +212,7 @@ def test_the_other_ranks_of_a_worker_are_given_up_with_the_one_that_hangs(
         duplicates=False,
         grace_s=60.0,
         checkpoints=False,
-        futility=Futility(None, patience_s=300),
+        health=Health(None, patience_s=300, leaders=[0, 2, 4]),
     )
     coordinator.handle_hung_ranks([hung])
     assert coordinator.dead == registry.hung == given_up and coordinator.end is None

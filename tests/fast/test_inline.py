@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -281,3 +282,29 @@ def test_what_ends_the_event_loop_during_an_evaluation_is_raised_after_it() -> N
 def test_worker_of_several_ranks_needs_a_communicator() -> None:
     with pytest.raises(ValueError, match="comm and send"):
         crew_of(lambda trial: 0.0, size=2)
+
+
+def test_an_error_of_the_directory_itself_is_the_storage_s_and_any_other_the_task_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(28, "No space left on device")
+
+    def make_directory(path: Path) -> None:
+        raise full
+
+    def writes(trial: hpo.Trial) -> float:
+        raise full
+
+    def goes_without(trial: hpo.Trial) -> float:
+        with suppress(OSError):
+            assert trial.directory
+        return 1.0
+
+    def needs_it(trial: hpo.Trial) -> float:
+        return float(len(str(trial.directory)))
+
+    monkeypatch.setattr("hpo.task.trial.make_directory", make_directory)
+    ends = [run(crew_of(evaluate), job(tmp_path)) for evaluate in (writes, goes_without, needs_it)]
+    assert [one.status for one in ends] == ["failed", "completed", "failed"]
+    assert [one.storage for one in ends] == [False, False, True]
+    assert ends[2].error == f"{tmp_path / '0-0-1'}: No space left on device"

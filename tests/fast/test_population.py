@@ -34,6 +34,7 @@ class Reference:
     def discard(self, identity):
         self.recent = [one for one in self.recent if one.id != identity]
         self.best = [one for one in self.best if one.id != identity]
+        self.failures = [one for one in self.failures if one.id != identity]
         self.sort()
 
     def rank(self, member):

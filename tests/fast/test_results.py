@@ -125,6 +125,7 @@ def test_a_finished_record_alone_makes_an_individual(home: _Home) -> None:
             operator="crossover",
             parents=("0-0-1", "1-0-2"),
             retries=1,
+            launch=1,
         )
     ]
 
@@ -264,6 +265,7 @@ def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
     lock.release()
     assert list(status) == [
         "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
+        "left",
     ]  # fmt: skip
     assert status["evaluations"] == {
         "completed": 2,

@@ -492,7 +492,7 @@ def test_text_that_is_no_toml_is_told_with_its_line(tmp_path: Path, text: str, p
     ("environ", "expected"),
     [
         ({}, Launcher()),
-        ({config.STARTED_BY: "12"}, Launcher(started_by_hpo=True)),
+        ({config.STARTED_BY: "12"}, Launcher(supervisor="12")),
         (
             {
                 "OMPI_COMM_WORLD_RANK": "3",
@@ -500,7 +500,7 @@ def test_text_that_is_no_toml_is_told_with_its_line(tmp_path: Path, text: str, p
                 "PMIX_RANK": "3",
                 config.STARTED_BY: "1",
             },
-            Launcher(rank=3, size=8, kind="openmpi", started_by_hpo=True),
+            Launcher(rank=3, size=8, kind="openmpi", supervisor="1"),
         ),
         ({"PMIX_RANK": "2"}, Launcher(rank=2, kind="openmpi")),
         ({"PMI_RANK": "0", "PMI_SIZE": "4"}, Launcher(rank=0, size=4, kind="mpich")),

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import journals
 import pytest
 from terminal import wait_until
 
@@ -15,7 +16,7 @@ from hpo.campaign import launch
 from hpo.campaign.launch import Supervisor
 from hpo.cluster.mpirun import _session
 from hpo.config import reader as config
-from hpo.errors import EXIT_RESUMABLE
+from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE
 
 MPIRUN = """#!{python}
 import os, signal, subprocess, sys, time
@@ -26,6 +27,32 @@ with open("{log}", "a") as log:
     print(os.getpid(), file=log)
 {then}
 """
+
+
+def journal(directory: Path, *statuses: str) -> str:
+    """For an mpirun to do: leave a launch that finished individuals with ``statuses`` and never came to its end."""
+    ends = [
+        {
+            "type": "finished",
+            "island": 0,
+            "worker": 0,
+            "sequence": number,
+            "id": f"0-0-{number}",
+            "params": {},
+            "operator": "random",
+            "parents": [],
+            "retries": 0,
+            "started": 1.0,
+            "finished": 2.0,
+            "status": status,
+            "objectives": None,
+            "metrics": {},
+            "error": None,
+        }
+        for number, status in enumerate(statuses)
+    ]
+    path = journals.write(directory / "prepared", ends)
+    return f"import shutil; shutil.copy({str(path)!r}, {str(directory / 'run' / 'journal')!r}); "
 
 
 def supervisor(directory: Path, then: str) -> tuple[Supervisor, Path]:
@@ -98,3 +125,44 @@ def test_a_signal_while_hosts_are_asked_who_is_left_ends_it(
     monkeypatch.setattr(supervised, "_left", left)
     assert supervised.run() == EXIT_RESUMABLE
     assert len(log.read_text().split()) == 1
+
+
+@pytest.mark.parametrize("code", [0, 1, 137, EXIT_REPORTED + 1])
+def test_a_complete_budget_is_the_end_whatever_mpirun_returns(tmp_path: Path, code: int) -> None:
+    supervised, log = supervisor(tmp_path, journal(tmp_path, "completed") + f"sys.exit({code})")
+    assert supervised.run() == 0
+    assert len(log.read_text().split()) == 1
+
+
+def test_a_campaign_that_lost_its_lock_is_not_started_against_the_one_that_took_it(tmp_path: Path) -> None:
+    supervised, log = supervisor(tmp_path, journal(tmp_path) + f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
+    assert supervised.run() == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 1
+
+
+def test_a_campaign_whose_directory_is_gone_is_not_started_in_an_empty_one(tmp_path: Path) -> None:
+    supervised, log = supervisor(tmp_path, f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
+    assert supervised.run() == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 1
+
+
+def test_ranks_that_were_too_slow_to_start_are_started_again(tmp_path: Path) -> None:
+    supervised, log = supervisor(tmp_path, f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
+    (tmp_path / "run" / "campaign.json").touch()
+    assert supervised.run() == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 3
+
+
+def test_a_campaign_in_progress_that_mpirun_could_not_start_can_go_on(tmp_path: Path) -> None:
+    supervised, log = supervisor(tmp_path, "sys.exit(134)")
+    journals.write(tmp_path / "run", [])
+    assert supervised.run() == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 3
+
+
+def test_the_ranks_of_all_hosts_are_given_what_they_need_to_know() -> None:
+    line = launch.command("mpirun", "mpirun (Open MPI) 5.0.11", 2, ["x"], exported=["A", "B"])
+    assert line[-5:] == ["-x", "A", "-x", "B", "x"]
+    assert "-x" not in launch.command("mpirun", "HYDRA build details", 2, ["x"], exported=["A", "B"])
+    one, two = launch.environment({}), launch.environment({})
+    assert one[config.STARTED_BY] != two[config.STARTED_BY] and config.STARTED_BY in config.EXPORTED

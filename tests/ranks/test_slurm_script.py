@@ -15,7 +15,9 @@ from terminal import ROOT, wait_until
 
 from hpo import cli
 from hpo.cluster import slurm
+from hpo.config.reader import SlurmAttempt, from_keywords, slurm_attempt
 from hpo.errors import CampaignError
+from hpo.journal.directory import stop_file
 
 EXAMPLE = slurm.Plan(
     file=None,
@@ -188,7 +190,8 @@ def test_time_limits_as_sbatch_reads_them(text: str, seconds: float | None) -> N
 # --- the script at work, with another program for hpo -------------------------------------------------------
 
 FAKE = """#!/usr/bin/env bash
-if [[ $1 == slurm ]]; then echo "again: $*"; exit 0; fi
+if [[ $1 == slurm ]]; then echo "again: $*"; exit ${JOURNAL_SAYS:-75}; fi
+[[ -z ${RETURNS:-} ]] || exit $RETURNS
 trap 'echo warned; exit 75' USR1
 trap 'echo told' TERM
 echo "ranks: $*"
@@ -220,20 +223,53 @@ def test_the_script_passes_signals_on_and_queues_again_after_a_warning_only(
         job.kill()
     lines = out.read_text().splitlines()
     assert lines[:2] == ["ranks: run a b.toml --ranks 8", "warned"]
-    assert ("again: slurm a b.toml --requeue" in lines) is again
+    assert ("again: slurm a b.toml --requeue 75" in lines) is again
+
+
+@pytest.mark.parametrize(
+    ("returned", "says", "ends"), [(137, 75, 75), (137, 0, 0), (1, 1, 1), (75, 1, 1), (0, 75, 0)]
+)
+def test_whatever_the_launcher_returns_the_journal_is_asked(
+    tmp_path: Path, returned: int, says: int, ends: int
+) -> None:
+    fake = tmp_path / "hpo"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    plan = slurm.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path))
+    variables = {"SLURM_NTASKS": "8", "RETURNS": str(returned), "JOURNAL_SAYS": str(says)}
+    done = subprocess.run(
+        ["bash", "-c", slurm.script(plan)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == ends
+    assert (f"again: slurm c.toml --requeue {returned}\n" in done.stdout) is (returned != 0)
 
 
 # --- again or not -------------------------------------------------------------------------------------------
 
 
-def leg(directory: Path, number: int, *statuses: tuple[str, str | None]) -> None:
+ENDED = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
+
+
+def leg(
+    directory: Path,
+    number: int,
+    *statuses: tuple[str, str | None],
+    job: str = "",
+    end: dict[str, object] | None = ENDED,
+) -> None:
+    """A launch that finished individuals with ``statuses`` and errors. ``end``: None where it was killed."""
     individual = {"island": 0, "worker": 0, "params": {}, "operator": "random", "parents": [], "retries": 0}
-    end = {"started": 1.0, "finished": 2.0, "objectives": None, "metrics": {}}
+    ended = {"started": 1.0, "finished": 2.0, "objectives": None, "metrics": {}}
     ends = [
         {
             "type": "finished",
             **individual,
-            **end,
+            **ended,
             "id": f"0-0-{one}",
             "sequence": one,
             "status": status,
@@ -241,32 +277,112 @@ def leg(directory: Path, number: int, *statuses: tuple[str, str | None]) -> None
         }
         for one, (status, error) in enumerate(statuses)
     ]
-    journals.write(directory, ends, number)
+    journals.write(directory, [*ends, *([end] if end else [])], number, job=job or f"7.{number - 1}")
 
 
-def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[list[str]] = []
+class Queue:
+    """Attempts at job 7 of a campaign of 5 evaluations."""
 
-    def call(line: list[str], *rest: object) -> tuple[int, str, str]:
-        called.append(line)
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.requeued = 0
+        self._settings = from_keywords(directory=directory, evaluations=5)
+
+    def call(self, line: list[str], *rest: object) -> tuple[int, str, str]:
+        assert line == ["scontrol", "requeue", "7"]
+        self.requeued += 1
         return 0, "", ""
 
-    monkeypatch.setattr(slurm, "_call", call)
-    leg(tmp_path, 1, ("completed", None))
-    leg(tmp_path, 2)
-    leg(tmp_path, 3, ("interrupted", "ended by the campaign"))
-    assert slurm.requeue(tmp_path, "7") == "job 7 is in the queue again"
-    assert called == [["scontrol", "requeue", "7"]]
-    leg(tmp_path, 4)
-    with pytest.raises(CampaignError, match="3 in a row finished no evaluation"):
-        slurm.requeue(tmp_path, "7")
-    leg(tmp_path, 5, ("interrupted", None))  # it saved itself, and will go on from there
-    slurm.requeue(tmp_path, "7")
-    (tmp_path / "stop").touch()
-    assert "hpo stop" in slurm.requeue(tmp_path, "7")
-    assert len(called) == 2
+    def after(self, number: int, returned: int) -> tuple[int, str]:
+        """What becomes of attempt ``number``, whose launcher returned that."""
+        return slurm.requeue(self._settings, SlurmAttempt("7", number), returned)
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    queue = Queue(tmp_path)
+    monkeypatch.setattr(slurm, "_call", queue.call)
+    return queue
+
+
+AGAIN = (75, "job 7 is in the queue again")
+
+
+def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(queue: Queue) -> None:
+    leg(queue.directory, 1, ("completed", None))
+    leg(queue.directory, 2)
+    leg(queue.directory, 3, ("interrupted", "ended by the campaign"))
+    assert queue.after(2, 75) == AGAIN
+    leg(queue.directory, 4)
+    with pytest.raises(CampaignError, match="3 launches in a row finished no evaluation"):
+        queue.after(3, 75)
+    leg(queue.directory, 5, ("interrupted", None))  # it saved itself, and will go on from there
+    assert queue.after(4, 75) == AGAIN
+    stop_file(queue.directory).touch()
+    code, sentence = queue.after(4, 75)
+    assert code == 75 and "hpo stop" in sentence
+    assert queue.requeued == 2
+
+
+@pytest.mark.parametrize("returned", [137, 143, 1, 75])
+def test_a_launch_that_was_killed_goes_on_in_the_queue(queue: Queue, returned: int) -> None:
+    leg(queue.directory, 1, ("completed", None), end=None)
+    assert queue.after(0, returned) == AGAIN
+
+
+def test_a_job_whose_budget_is_complete_is_done(queue: Queue) -> None:
+    leg(queue.directory, 1, *[("completed", None)] * 4, end=None)
+    assert queue.after(0, 137) == AGAIN
+    leg(queue.directory, 2, *[("completed", None)] * 5, end=None)
+    code, sentence = queue.after(1, 137)
+    assert code == 0 and "budget is complete" in sentence and "137" in sentence
+    assert queue.requeued == 1
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_launch_that_came_to_its_end_is_believed(queue: Queue, code: int) -> None:
+    """As where a rank dies while MPI ends."""
+    leg(queue.directory, 1, ("failed", "x"), end={**ENDED, "exit": code})
+    assert queue.after(0, 137) == (code, "")
+    assert queue.requeued == 0
+
+
+@pytest.mark.parametrize(("returned", "again"), [(1, False), (2, False), (75, True), (137, True)])
+def test_of_a_launch_that_never_began_the_launcher_s_code_is_all_there_is(
+    queue: Queue, returned: int, again: bool
+) -> None:
+    """What an earlier job left in the journal says nothing of it."""
+    leg(queue.directory, 1, ("completed", None), job="6.0", end={**ENDED, "exit": 0})
+    assert queue.after(0, returned) == (AGAIN if again else (returned, ""))
+
+
+def test_attempts_that_never_begin_come_to_an_end_too(queue: Queue) -> None:
+    leg(queue.directory, 1, ("completed", None))
+    for number in 1, 2:
+        assert queue.after(number, 137) == AGAIN
+    with pytest.raises(CampaignError, match="3 launches in a row"):
+        queue.after(3, 137)
+    # Together with those that began and got nothing done.
+    leg(queue.directory, 2, job="7.4")
+    assert queue.after(4, 75) == AGAIN
+    assert queue.after(5, 75) == AGAIN
+    with pytest.raises(CampaignError, match="3 launches in a row"):
+        queue.after(6, 75)
+
+
+def test_nor_do_those_of_a_campaign_without_any_launch_go_on_for_ever(queue: Queue) -> None:
+    assert [queue.after(number, 137) for number in range(2)] == [AGAIN] * 2
+    with pytest.raises(CampaignError, match="3 launches in a row"):
+        queue.after(2, 137)
+
+
+def test_the_attempt_at_a_job_is_known_from_the_environment() -> None:
+    assert slurm_attempt({}) is None
+    assert slurm_attempt({"SLURM_JOB_ID": "x"}) is None
+    assert slurm_attempt({"SLURM_JOB_ID": "7"}) == SlurmAttempt("7", 0)
+    assert slurm_attempt({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "12"}) == SlurmAttempt("7", 12)
+    assert SlurmAttempt.parse(str(SlurmAttempt("7", 12))) == SlurmAttempt("7", 12)
+    assert [SlurmAttempt.parse(text) for text in ("", "7", "7.x", "7.1.2", f"7.{'1' * 5000}")] == [None] * 5
 
 
 # --- what Slurm says ----------------------------------------------------------------------------------------

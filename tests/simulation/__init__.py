@@ -17,8 +17,9 @@ from typing import Any
 
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
+from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.futility import Futility
+from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
@@ -36,7 +37,7 @@ from hpo.islands.messages import (
     encode,
 )
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
-from hpo.journal.records import Record
+from hpo.journal.records import Record, Reopened
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
@@ -56,20 +57,38 @@ class Curve:
 
 
 class MemoryJournal:
-    """Keeps what was committed; what was only appended is lost with its writer, as on a disk."""
+    """Keeps what was committed; what was only appended is lost with its writer, as on a disk.
+
+    ``disturb``: called at each commit, which fails where it raises an OSError; ``reached(n)``: how many of n records
+    are on the disk all the same after a commit that failed."""
 
     def __init__(self) -> None:
         self._appended: list[Record] = []
         self.committed: list[Record] = []
         self.fenced = False
         """Its writer was given up: what it still writes is not read."""
+        self.error: OSError | None = None
+        self.disturb: Callable[[], object] = lambda: None
+        self.reached: Callable[[int], int] = lambda number: 0
 
     def append(self, record: Record) -> None:
         self._appended.append(record)
 
     def commit(self) -> None:
+        try:
+            self.disturb()
+        except OSError as error:
+            self.error = error
+            if not self.fenced:
+                self.committed += self._appended[: self.reached(len(self._appended))]
+            raise
+        self.error = None
         if not self.fenced:
             self.committed += self._appended
+        self._appended.clear()
+
+    def discard(self) -> None:
+        self.error = None
         self._appended.clear()
 
 
@@ -106,7 +125,7 @@ class SimulatedTransport:
         raise NotImplementedError("the simulation delivers to the living by itself")
 
     def now(self) -> float:
-        return self._simulation.time
+        return max(self._simulation.time, self._simulation.stalled.get(self.rank, 0.0))
 
 
 class SimulatedCrew:
@@ -127,20 +146,33 @@ class SimulatedCrew:
         self.failed_starts = 0
         self.fit_for: float = math.inf
         """How many evaluations can be started here."""
+        self.unwritable: Callable[[], str | None] = lambda: None
+        """Why the individual's directory cannot be made; None where it can."""
+        self._storage_error: str | None = None
 
     @property
     def busy(self) -> bool:
         return self._candidate is not None
 
+    @property
+    def prepared(self) -> bool:
+        return self._candidate is not None and self._storage_error is None
+
     def start(self, candidate: Candidate) -> None:
         simulation = self._simulation
         self._candidate = candidate
+        self._storage_error = self.unwritable()
+        if self._storage_error is not None:
+            self._over = simulation.time
+            simulation.wake(self._rank, simulation.time)
+            return
         if self.fit_for <= 0:
             self.failed_starts += 1
             self._over = simulation.time
             simulation.wake(self._rank, simulation.time)
             return
         self.fit_for -= 1
+        self.failed_starts = 0
         seconds = simulation.duration(simulation.started)
         simulation.started += 1
         simulation.admitted_last = simulation.time
@@ -161,7 +193,9 @@ class SimulatedCrew:
         if self._candidate is None or self._simulation.time < self._over:
             return ()
         candidate = self._candidate
-        if self.failed_starts:
+        if self._storage_error is not None:
+            outcome = Outcome(status=FAILED, error=self._storage_error, storage=True)
+        elif self.failed_starts:
             outcome = Outcome(status=FAILED, error="no evaluators to be had")
         elif self._killed is not None:
             outcome = Outcome(status=self._killed, error="ended by the campaign")
@@ -276,12 +310,16 @@ class Simulation:
         self.islands = islands
         self.space = space
         self.time = 0.0
+        self.stalled: dict[int, float] = {}
+        """By rank, until when it does nothing."""
         self.dead: set[int] = set()
         self._hung: dict[int, list[tuple[int, Message | None]]] = {}
         """By rank that hangs, what has come for it."""
         self._ignored: set[tuple[int, int]] = set()
         self._quiet_looks = 0
         self._orphaned = False
+        self.left: list[tuple[int, int, str]] = []
+        """Island and worker of those that take no more part, and why."""
         self.started = 0
         self.evaluations: list[tuple[float, float]] = []
         self.admitted_last = 0.0
@@ -362,7 +400,9 @@ class Simulation:
             must_end=None if must_end is None else partial(float, must_end),
             grace_s=GRACE_S,
             duplicates=False,
-            futility=Futility(first_failures, patience_s=300, workers=workers),
+            health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
+            reopened=self._reopened,
+            worker_left=lambda place, reason: self.left.append((place.island, place.worker, reason)),
         )
         if deadline is not None:
             self.at(deadline, self.coordinator.step)
@@ -383,18 +423,23 @@ class Simulation:
             self._data, self._message = data, decode(data)
             self._kind = type(self._message).__name__
         self.counter.add(self._kind, len(data))
+        begun = max(self.time, self.stalled.get(source, 0.0)) if self.stalled else self.time
         if source == destination:
-            when = self.time
+            when = begun
         elif self._jitter:
             pair = (source, destination)
-            when = max(self._last.get(pair, 0.0), self.time + self._rng.expovariate(1.0 / self._latency_s))
+            when = max(self._last.get(pair, 0.0), begun + self._rng.expovariate(1.0 / self._latency_s))
             self._last[pair] = when
         else:
             # Fixed for the pair, different between pairs: 0.5 to 1.5 of the mean.
             spread = (source * 7919 + destination * 104729) % 1024 / 1024
-            when = self.time + self._latency_s * (0.5 + spread)
+            when = begun + self._latency_s * (0.5 + spread)
         self._count += 1
         heapq.heappush(self._events, (when, self._count, source, destination, self._message))
+
+    def stall(self, rank: int, seconds: float) -> None:
+        """``rank`` waits in a system call for so long: it sends and receives nothing until then."""
+        self.stalled[rank] = max(self.time, self.stalled.get(rank, 0.0)) + seconds
 
     def wake(self, rank: int, when: float) -> None:
         """Have the leader of ``rank`` step at ``when``."""
@@ -470,6 +515,11 @@ class Simulation:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
+    def _reopened(self, again: list[Assignment], reason: str) -> None:
+        for one in again:
+            self.journals[0].append(Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time))
+        self.journals[0].commit()
+
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
         self.journals[place.leader].fenced = place.leader in self._registry.hung
         return dead_leader_record(
@@ -511,6 +561,11 @@ class Simulation:
                 self._hung[destination].append((source, message))
                 continue
             if (source, destination) in self._ignored:
+                continue
+            if self.stalled and not callable(message) and self.stalled.get(destination, 0.0) > self.time:
+                self._count += 1
+                later = (self.stalled[destination], self._count, source, destination, message)
+                heapq.heappush(self._events, later)
                 continue
             if isinstance(message, Records):  # nearly all are
                 if not leaders[destination].receive(source, message):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable
 
 import hpo
+from hpo.individual import FAILED
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
-from hpo.journal.records import Finished, Migrated, Started
+from hpo.journal.records import Finished, Migrated, Reopened, Started
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
+from hpo.search.protocols import Candidate
+from hpo.task.outcome import Outcome
 from simulation import Report, Simulation
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
@@ -85,6 +89,34 @@ def losses(objectives: dict[str, float]) -> tuple[float, ...]:
 
 def final(record: dict[str, object]) -> bool:
     return isinstance(record, Finished) and record.status != "interrupted"
+
+
+def standing(records: Iterable[object]) -> list[Finished]:
+    """The final ends among ``records`` that were not reopened."""
+    everything = list(records)
+    reopened: dict[str, int] = {}
+    for record in everything:
+        if isinstance(record, Reopened):
+            reopened[record.id] = max(record.number, reopened.get(record.id, 0))
+    return [one for one in everything if final(one) and one.reopened >= reopened.get(one.id, 0)]
+
+
+def fall_sick(simulation: Simulation, rank: int, when: float) -> None:
+    """From then on all that the worker of ``rank`` evaluates fails at once."""
+    crew, evaluate, start = simulation.crews[rank], simulation.evaluate, simulation.crews[rank].start
+
+    def begin(candidate: Candidate) -> None:
+        start(candidate)
+        if simulation.time >= when and crew.busy:
+            crew._over = min(crew._over, simulation.time + 0.01)
+            simulation.wake(rank, crew._over)
+
+    def judge(candidate: Candidate) -> Outcome:
+        if crew._candidate is candidate and simulation.time >= when:
+            return Outcome(status=FAILED, error="OSError: no such mount")
+        return evaluate(candidate)
+
+    crew.start, simulation.evaluate = begin, judge  # type: ignore[method-assign]
 
 
 def disturb(simulation: Simulation, rng: random.Random, workers: int) -> float:

@@ -171,9 +171,6 @@ class _DASOStrategy(Strategy):
     def __init__(self, method: DASO, setup: Setup) -> None:
         self._method = method
         self._setup = setup
-        self._node = setup.communicator.node
-        self._across = setup.communicator.across
-        self._world = setup.communicator.world
         self._warm_until = self._steps(method.warmup_epochs)
         self._cool_from = setup.total_steps - self._steps(method.cooldown_epochs)
         if self._warm_until >= self._cool_from:
@@ -181,8 +178,12 @@ class _DASOStrategy(Strategy):
                 f"DASO(warmup_epochs={method.warmup_epochs!r}, cooldown_epochs={method.cooldown_epochs!r}): they "
                 f"leave none of the run's {setup.epochs} epochs for cycling. Lower one, or use DDP."
             )
-        if self._across.size > 1:
+        # Before groups are made: a rank that is refused ends, and others may not have connected to it yet.
+        if len(setup.communicator.nodes) > 1:
             refuse_synchronised_norms("DASO", setup.model)
+        self._node = setup.communicator.node
+        self._across = setup.communicator.across
+        self._world = setup.communicator.world
         self._periods = _Periods(sync_every=method.sync_every, sync_delay=method.sync_delay)
         self._used = (method.sync_every, method.sync_delay)
         """B and S of the last step."""

@@ -187,9 +187,9 @@ class _LocalSGDStrategy(Strategy):
         self._household = self._level_of(households)
         self._neighbourhood = self._household if neighbourhoods is None else self._level_of(neighbourhoods)
         self._top = len(self._levels) - 1
-        self._household_channel = _channel(communicator, "households", households)
         if self._gradients_over(self._start) < self._top:
             refuse_synchronised_norms("LocalSGD", setup.model)
+        self._household_channel = _channel(communicator, "households", households)
         self._household_count = len(households)
         self._even_households = len({len(ranks) for ranks in households}) == 1
         self._period = method.world_every

@@ -12,20 +12,30 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
+from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths, hung_remark
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, UNFIT, Ending, verdict
-from hpo.islands.coordinator.futility import Futility
-from hpo.islands.coordinator.grants import Grants, key_of
+from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, STORAGE, UNFIT, Ending, verdict
+from hpo.islands.coordinator.grants import Grants
+from hpo.islands.coordinator.health import Failure, Health
+from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import Configurations
-from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.coordinator.worker_registry import (
+    FAILING,
+    NO_EVALUATORS,
+    NO_JOURNAL,
+    RANK_DIED,
+    WorkerRegistry,
+)
+from hpo.islands.leader.storage import storage_sentence
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
     Disbanded,
     End,
+    EvaluationEnd,
     Grant,
     Message,
     Recall,
@@ -36,6 +46,7 @@ from hpo.islands.messages import (
     StopRequest,
     ToCoordinator,
     Unfit,
+    Waiting,
     check_handlers,
     encode,
 )
@@ -47,9 +58,12 @@ class Coordinator:
 
     ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations;
     ``configurations``: as of ``UnseenConfigurations``; ``deadline`` to ``stop_requested``: as of ``Ending``;
-    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``stop_begun``: called once with the reason, when
+    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what workers wait
+    for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
-    ``futility``: watches for a launch in which everything fails."""
+    ``timed``: evaluations have a time-out. ``health``: watches for failures that are not the configurations' doing;
+    ``reopened``: puts on record that these failures do not count, with the reason; ``worker_left``: that a worker takes
+    no more part."""
 
     def __init__(
         self,
@@ -69,18 +83,29 @@ class Coordinator:
         grace_s: float,
         stop_requested: Callable[[], bool] = lambda: False,
         stop_begun: Callable[[str], None] = lambda reason: None,
+        storage_changed: Callable[[str | None], None] = lambda error: None,
         ended: Callable[[End], None] = lambda end: None,
         checkpoints: bool,
         must_end: Callable[[], float] | None = None,
-        futility: Futility,
+        health: Health,
+        timed: bool = False,
+        reopened: Callable[[list[Assignment], str], None] = lambda again, reason: None,
+        worker_left: Callable[[WorkerPlacement, str], None] = lambda place, reason: None,
     ) -> None:
         self._transport = transport
         self._everyone = tuple(everyone)
         self._evaluations = evaluations
         self._stop_begun = stop_begun
+        self._storage_changed = storage_changed
+        # By leader, since when and for what it waits; what it could not be waited for any longer.
+        self._waiting: dict[int, tuple[float, str]] = {}
+        self._storage_failed: str | None = None
         self._ended = ended
         self._registry = registry
-        self._futility = futility
+        self._health = health
+        self._overdue = Overdue(timed=timed)
+        self._reopened = reopened
+        self._worker_left = worker_left
         self.tally = tally if tally is not None else Tally()
         self._budget = Budget(
             evaluations,
@@ -104,7 +129,6 @@ class Coordinator:
             registry=registry,
             grants=self._grants,
             tally=self.tally,
-            futility=self._futility,
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
             forget=self._forget_leader,
@@ -121,6 +145,7 @@ class Coordinator:
             Remark: self._take_remark,
             Returned: self._take_back,
             Unfit: self._dismiss,
+            Waiting: self._note_waiting,
             Disbanded: self._disband,
             StopRequest: lambda source, request: self.stop(request.reason, urgent=request.urgent),
         }
@@ -150,7 +175,10 @@ class Coordinator:
                 self._grants.grant(leader, want.token, paused)
                 accepted.append(want.token)
                 continue
-            if not budget.available or self._futility.holds or self._too_late(leader):
+            if self._health.holds(leader):
+                self._grants.held.setdefault(leader, []).append(want)
+                continue
+            if not budget.available or self._too_late(leader):
                 self._grants.defer(leader, want)
                 continue
             if budget.assignments:
@@ -182,8 +210,39 @@ class Coordinator:
             item = self._grants.take(leader, one.token)
             if item is not None:
                 self.tally.add(one.id, one.status, one.losses, one.seconds)
-                self._futility.ended(key_of(item), one.id, one.status, reported=one.reported, fault=one.fault)
+                self._judge(leader, one)
         self._left(leader)
+
+    def _judge(self, leader: int, end: EvaluationEnd) -> None:
+        """Act on what the end of an evaluation says of its worker."""
+        if not self._health.watches(leader):
+            return
+        found = self._health.ended(leader, end)
+        if self.stopping is not None:
+            return
+        if found.test is not None:
+            self._reopen([found.test], "test of a worker")
+            if self._grants.holds_ahead(leader):
+                self._send(leader, Recall(self._grants.count(leader)))
+        if found.bench:
+            place = self._registry.places[found.leader]
+            self._registry.bench(found.leader)
+            self._grants.held.pop(found.leader, None)
+            self._worker_left(place, FAILING)
+            self._reopen(found.reopen, "failing worker")
+            self.remarks.append(
+                f"worker {place.island}-{place.worker} gets nothing more in this launch: {len(found.reopen) + 1} "
+                "evaluations in a row failed there, and one of them worked elsewhere. The others are evaluated again. "
+                f"The last error there: {found.error}"
+            )
+
+    def _reopen(self, failures: list[Failure], reason: str) -> None:
+        """These failures do not count: their individuals are evaluated again."""
+        if failures:
+            self._reopened([one.again for one in failures], reason)
+        for one in failures:
+            self.tally.reopen(one.status)
+            self._budget.assignments.append(one.again)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
         if remark.name not in self._remarked and len(self._remarked) < MOST_REMARKS:
@@ -200,13 +259,32 @@ class Coordinator:
         self._left(leader)
 
     def _dismiss(self, leader: int, message: Unfit) -> None:
-        """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
-        any."""
+        """A worker that cannot start evaluators, or write its journal, is out; what it had begun goes to others, while
+        there are any."""
         self._budget.assignments += self._taken_off(leader, message.unfinished)
+        if leader in self._registry.places:
+            reason = NO_JOURNAL if message.storage else NO_EVALUATORS
+            self._worker_left(self._registry.places[leader], reason)
         self._registry.dismiss(leader)
-        self.unfit[leader] = message.error
+        if message.storage:
+            self._storage_failed = message.error
+        else:
+            self.unfit[leader] = message.error
+        if message.storage and leader == self._transport.rank:  # it has the coordinator's records, too
+            self.stop(STORAGE)
         self._check_workers()
         self._left(leader)
+
+    def _note_waiting(self, leader: int, message: Waiting) -> None:
+        before = self.storage_error
+        since, _ = self._waiting.pop(leader, (self._transport.now(), ""))
+        if message.error is not None:
+            self._waiting[leader] = since, message.error
+        if (self.storage_error is None) != (before is None):
+            self._storage_changed(self.storage_error)
+        if message.over:
+            self._storage_failed = message.error
+            self.stop(STORAGE)
 
     def _disband(self, rank: int, message: Disbanded) -> None:
         """A survivor of a broken worker has ended what ran there."""
@@ -228,7 +306,8 @@ class Coordinator:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
         # Those that hang learn it, too: they may wake up.
-        self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung)))
+        for place in self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung))):
+            self._worker_left(place, RANK_DIED)
         self._regroup()
 
     def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
@@ -254,26 +333,26 @@ class Coordinator:
         for token, assignment in unfinished:
             if self._grants.take(leader, token) is not None:
                 begun.append(assignment)
-                self._futility.released(assignment.key)
         self._forget_leader(leader)
         return begun
 
     def _forget_leader(self, leader: int) -> None:
+        self._note_waiting(leader, Waiting(None, False))
+        self._health.left(leader)
         for item in self._grants.forget(leader):
             self._release(item)
 
     def _release(self, item: Admitted) -> None:
         """What was granted and not begun is free again."""
-        self._futility.released(key_of(item))
         if isinstance(item, Assignment) and item.rests:
-            self.tally.reopen(-1)
+            self.tally.reopen(number=-1)
         else:
             self._budget.give_back(item)
 
     def _check_workers(self) -> None:
         """End when no worker is left."""
-        if self.stopping is None and not self._registry.places:
-            self.stop(LOST if self._registry.dead else UNFIT)
+        if self.stopping is None and not self._registry.any_left:
+            self.stop(STORAGE if self._storage_failed else LOST if self._registry.dead else UNFIT)
 
     # --- granting -------------------------------------------------------------------------------------------
 
@@ -283,6 +362,7 @@ class Coordinator:
         self._something_changed()
 
     def _something_changed(self) -> None:
+        self._serve_held()
         self._serve()
         self._recall()
         self._maybe_end()
@@ -292,9 +372,14 @@ class Coordinator:
         before = 0 if leader is None else self._grants.count(leader)
         return self._ending.too_late(self._transport.now(), self.tally.recent_s, before)
 
+    def _serve_held(self) -> None:
+        """Answer the claims of leaders that get something again."""
+        for leader in [one for one in self._grants.held if not self._health.holds(one)]:
+            self._answer(leader, Claim(self._grants.held.pop(leader), False))
+
     def _serve(self) -> None:
         """Give what has come back to the claims that wait, those of idle leaders first."""
-        if self.stopping or self._futility.holds:
+        if self.stopping or self._health.holds_all:
             return
         grants = self._grants
         # Looked at anew each time: what is too late is put back.
@@ -312,7 +397,7 @@ class Coordinator:
         if not self._grants.held_ahead or self.stopping or self._budget.exhausted:
             return
         wanted = self._grants.lacking
-        if self._futility.holds:  # what they hold ahead is not to be begun either
+        if self._health.holds_all:  # what they hold ahead is not to be begun either
             wanted = UNLIMITED
         elif not self._grants.idle or self._too_late():
             return
@@ -334,8 +419,16 @@ class Coordinator:
             self._finish(self.stopping)
         elif self._ending.must_hurry(now):
             self.stop(self.stopping, urgent=True)
-        if self._futility.lost_patience(now):
-            self._serve()
+        for leader, seconds, median_s in self._overdue.look(now, self._grants.first, self.tally.recent_s):
+            place = self._registry.places.get(leader)
+            if place is not None:
+                self.remarks.append(
+                    f"an evaluation of worker {place.island}-{place.worker} has been running for {seconds / 60:.0f} "
+                    f"minutes, {seconds / max(median_s, 0.001):.0f} times the median, and nothing ends it: set "
+                    "[evaluation] timeout"
+                )
+        if self._health.lost_patience(now, lambda: self._grants.busy_leaders):
+            self._something_changed()
         self._maybe_end()
 
     def stop(self, reason: str, *, urgent: bool = False) -> None:
@@ -353,9 +446,11 @@ class Coordinator:
         self._maybe_end()
 
     def _maybe_end(self) -> None:
-        if self.stopping is None and self._futility.futile(lambda: self._grants.first_keys):
-            self.stop(FUTILE)
         if self.end is not None or self._grants.running:
+            return
+        if self.stopping is None and self._health.holds_all:
+            self._reopen(self._health.end_launch(), FUTILE)
+            self.stop(FUTILE)
             return
         if self.stopping:
             self._finish(self.stopping)
@@ -371,9 +466,10 @@ class Coordinator:
             reason,
             evaluations=self._evaluations,
             tally=self.tally,
-            works=self._futility.alive,
+            works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
-            futile=self._futility.sentence() if reason == FUTILE else None,
+            futile=self._health.sentence() if reason == FUTILE else None,
+            storage=storage_sentence(self._storage_failed or ""),
         )
         self._ended(self.end)
         for rank in self._everyone:
@@ -398,6 +494,19 @@ class Coordinator:
         return self._ending.next_look
 
     @property
+    def storage_error(self) -> str | None:
+        """What a worker waits for that could not be written, path and reason; None where none waits."""
+        return min(self._waiting.values(), default=(0.0, None))[1]
+
+    def waited_for_storage(self, now: float) -> tuple[str, float] | None:
+        """What could not be read or written, path and reason, and for how many seconds; None where all could."""
+        if self._waiting:
+            since, error = min(self._waiting.values())
+            return error, now - since
+        error_ = self._ending.error
+        return None if error_ is None else (describe_os_error(error_, "the request to stop"), 0.0)
+
+    @property
     def running(self) -> int:
         """Individuals that are granted and have not ended."""
         return self._grants.running
@@ -410,7 +519,7 @@ class Coordinator:
     @property
     def busy(self) -> int:
         """Leaders that have something to evaluate."""
-        return self._grants.busy
+        return len(self._grants.busy_leaders)
 
     @property
     def dead(self) -> frozenset[int]:

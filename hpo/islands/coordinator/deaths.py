@@ -7,7 +7,6 @@ from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.futility import Futility
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
@@ -41,7 +40,6 @@ class RankDeaths:
         registry: WorkerRegistry,
         grants: Grants,
         tally: Tally,
-        futility: Futility,
         dead_leader_record: Callable[[WorkerPlacement], DeadLeaderRecord],
         journal_totals: Callable[[], JournalTotals],
         forget: Callable[[int], None],
@@ -50,7 +48,6 @@ class RankDeaths:
         self._registry = registry
         self._grants = grants
         self._tally = tally
-        self._futility = futility
         self._dead_leader_record = dead_leader_record
         self._journal_totals = journal_totals
         self._forget = forget
@@ -60,8 +57,8 @@ class RankDeaths:
     def results_arrived(self, leader: int, number: int) -> None:
         self._reported[leader] += number
 
-    def handle(self, dead: frozenset[int], living: Iterable[int]) -> None:
-        """``dead`` ranks have died: the ``living`` learn it, and the workers of the dead end."""
+    def handle(self, dead: frozenset[int], living: Iterable[int]) -> list[WorkerPlacement]:
+        """``dead`` ranks have died: the ``living`` learn it, and the workers of the dead end, which are returned."""
         registry = self._registry
         inhabited = {place.island for place in registry.places.values()}
         hit = registry.handle_rank_deaths(dead)
@@ -73,6 +70,7 @@ class RankDeaths:
         for island in sorted(inhabited):
             if not registry.leaders(island):
                 self._evacuate(island)
+        return hit
 
     def _read_journal(self, broken: Broken) -> None:
         """Count what a dead leader finished and had not reported, and hold what it had begun."""
@@ -84,12 +82,9 @@ class RankDeaths:
                 # The oldest: one that paused may have asked to go on already, under the same key.
                 self._grants.take(leader, tokens[key].pop(0))
                 self._tally.add(identity, status, losses, seconds)
-                # Whether a failure was its own cannot be said any more.
-                self._futility.ended(key, identity, status, reported=False, fault=None)
         for assignment in found.begun:
             if tokens.get(assignment.key):
                 self._grants.take(leader, tokens[assignment.key].pop())
-                self._futility.released(assignment.key)
                 broken.held.append(assignment)
         broken.open = False
         self._forget(leader)

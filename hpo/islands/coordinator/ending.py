@@ -13,8 +13,10 @@ from hpo.islands.messages import End
 
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
 UNFIT = "unfit"
+STORAGE = "storage"
+"""The storage did not work for minutes: what is done could not be kept."""
 FUTILE = "futile"
-"""The first evaluations of the launch all failed (see ``hpo.islands.coordinator.futility``)."""
+"""All evaluations failed for a while (see ``hpo.islands.coordinator.health``)."""
 IN_VAIN = "in vain"
 """It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
 LOST = "lost"
@@ -54,6 +56,8 @@ class Ending:
         """When to look at the clock at the latest."""
         self.stopping: str | None = None
         """Why nothing more is admitted; None until then."""
+        self.error: OSError | None = None
+        """Why it could not be seen whether a person asks to stop, when it was last looked for; None where it could."""
 
     def due(self, now: float) -> bool:
         """Whether it is time to look, which it is once a second."""
@@ -68,8 +72,12 @@ class Ending:
         """Why to admit nothing more from now on; None where there is no reason."""
         if self._deadline is not None and now >= self._deadline:
             return DEADLINE
+        try:
+            requested, self.error = self._stop_requested(), None
+        except OSError as error:  # it says neither; the next look may
+            requested, self.error = False, error
         # Slurm's warning may be set too late, or not at all.
-        if self._stop_requested() or (self._must_end is not None and now >= self._must_end() - self._grace_s):
+        if requested or (self._must_end is not None and now >= self._must_end() - self._grace_s):
             return STOPPED
         return None
 
@@ -116,10 +124,18 @@ class Ending:
 
 
 def verdict(
-    reason: str, *, evaluations: int | None, tally: Tally, works: bool, unfit: str | None, futile: str | None
+    reason: str,
+    *,
+    evaluations: int | None,
+    tally: Tally,
+    works: bool,
+    unfit: str | None,
+    futile: str | None,
+    storage: str | None = None,
 ) -> End:
     """How the launch has ended that stopped for ``reason``. ``works``: something has shown in this launch that the task
-    can be evaluated; ``unfit``, ``futile``: the sentences for launches that end for these reasons."""
+    can be evaluated; ``unfit``, ``futile``, ``storage``: the sentences for launches that end for these
+    reasons."""
     complete = evaluations is not None and tally.final >= evaluations
     if complete:
         reason = DONE
@@ -135,6 +151,6 @@ def verdict(
     elif reason == FUTILE and works:
         # Something worked after all while the launch was stopping.
         reason = STOPPED
-    error = unfit if reason == UNFIT else futile if reason == FUTILE else None
+    error = {UNFIT: unfit, FUTILE: futile, STORAGE: storage}.get(reason)
     code = 0 if finished else 1 if reason in (UNFIT, FUTILE, IN_VAIN) else EXIT_RESUMABLE
     return End(reason, code, error)

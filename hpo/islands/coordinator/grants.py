@@ -18,7 +18,7 @@ def key_of(item: Admitted) -> str:
 class Grants:
     """``running``: how many individuals are granted, to all leaders together. Claims that found the budget used up wait
     for what may come back: those of leaders that idle are in ``idle``, those of leaders that still evaluate in
-    ``later``."""
+    ``later``. ``held``: claims of leaders that get nothing for now."""
 
     def __init__(self, leaders: Iterable[int]) -> None:
         self._outstanding: dict[int, dict[int, Admitted]] = {leader: {} for leader in leaders}
@@ -28,6 +28,7 @@ class Grants:
         self._recalled: set[int] = set()
         self.idle: deque[tuple[int, Want]] = deque()
         self.later: dict[int, list[Want]] = {}
+        self.held: dict[int, list[Want]] = {}
 
     @property
     def leaders(self) -> Iterable[int]:
@@ -81,12 +82,14 @@ class Grants:
         self._recalled.discard(leader)
         self.idle = deque(entry for entry in self.idle if entry[0] != leader)
         self.later.pop(leader, None)
+        self.held.pop(leader, None)
         return items
 
     def drop_claims(self) -> None:
         """Nothing more will be granted."""
         self.idle.clear()
         self.later.clear()
+        self.held.clear()
 
     @property
     def held_ahead(self) -> bool:
@@ -110,19 +113,20 @@ class Grants:
             asked.append((leader, spare))
         return asked
 
+    def holds_ahead(self, leader: int) -> bool:
+        """Whether ``leader`` holds more than it evaluates."""
+        return leader in self._holders
+
     def answered_recall(self, leader: int) -> None:
         """``leader`` may be asked again."""
         self._recalled.discard(leader)
 
     @property
-    def first_keys(self) -> list[str]:
-        """For each leader that has something to evaluate the key of what it was granted first.
-
-        That is what it evaluates now, or ends after that: it takes one after the other. What waits behind it is not
-        of interest, and may be much where evaluations take milliseconds."""
-        return [key_of(next(iter(mine.values()))) for mine in self._outstanding.values() if mine]
+    def first(self) -> list[tuple[int, int]]:
+        """The leaders that have something to evaluate, with the token of what is evaluated now."""
+        return [(leader, next(iter(mine))) for leader, mine in self._outstanding.items() if mine]
 
     @property
-    def busy(self) -> int:
-        """Leaders that have something to evaluate."""
-        return sum(1 for mine in self._outstanding.values() if mine)
+    def busy_leaders(self) -> list[int]:
+        """Those that have something to evaluate."""
+        return [leader for leader, mine in self._outstanding.items() if mine]

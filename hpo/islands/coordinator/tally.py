@@ -27,9 +27,10 @@ class Tally:
         if status == COMPLETED and losses and (self.best is None or losses[0] < self.best[0][0]):
             self.best = (tuple(losses), identity)
 
-    def reopen(self, number: int = 1) -> None:
-        """``number`` pruned individuals go on, and count as what they will become; -1: one does not after all."""
-        self.counts[PRUNED] = self.counts.get(PRUNED, 0) - number
+    def reopen(self, status: str = PRUNED, number: int = 1) -> None:
+        """``number`` individuals that had ended as ``status`` go on, and count as what they will become; -1: one does
+        not after all."""
+        self.counts[status] = self.counts.get(status, 0) - number
 
     @property
     def final(self) -> int:

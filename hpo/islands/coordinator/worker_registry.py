@@ -14,6 +14,10 @@ from hpo.config.layout import WorkerPlacement
 if TYPE_CHECKING:
     from hpo.islands.assignment import Assignment
 
+RANK_DIED, NO_EVALUATORS, FAILING = "a rank died", "no evaluators", "failing"
+NO_JOURNAL = "its journal cannot be written"
+"""Why a worker takes no more part."""
+
 
 @dataclass
 class Broken:
@@ -32,7 +36,8 @@ class WorkerRegistry:
 
     def __init__(self, places: Iterable[WorkerPlacement]) -> None:
         self.places = {place.leader: place for place in places}
-        """The workers that are whole and fit, by their leaders."""
+        """The workers that are whole and can start evaluators, by their leaders."""
+        self._benched: set[int] = set()
         self.islands = 1 + max((place.island for place in self.places.values()), default=0)
         self.dead: frozenset[int] = frozenset()
         self.hung: set[int] = set()
@@ -40,8 +45,14 @@ class WorkerRegistry:
         self._broken: list[Broken] = []
 
     def leaders(self, island: int) -> list[int]:
-        """The leaders of the whole workers of ``island``."""
-        return [leader for leader, place in self.places.items() if place.island == island]
+        """The leaders of the whole workers of ``island``, those that get nothing more last."""
+        found = [leader for leader, place in self.places.items() if place.island == island]
+        return sorted(found, key=self._benched.__contains__)
+
+    @property
+    def any_left(self) -> bool:
+        """Whether any worker takes part."""
+        return len(self.places) > len(self._benched)
 
     def next_with_leaders(self, island: int) -> list[int]:
         """Those of the first island after ``island`` that has any."""
@@ -62,7 +73,7 @@ class WorkerRegistry:
             broken.waiting -= self.dead
         hit = [place for place in self.places.values() if not self.dead.isdisjoint(place.ranks)]
         for place in hit:
-            del self.places[place.leader]
+            self.dismiss(place.leader)
             self._broken.append(Broken(place, set(place.ranks) - self.dead))
         return hit
 
@@ -86,9 +97,14 @@ class WorkerRegistry:
         if broken is not None:
             broken.waiting.remove(rank)
 
+    def bench(self, leader: int) -> None:
+        """That worker gets nothing more; what it has is still to end."""
+        self._benched.add(leader)
+
     def dismiss(self, leader: int) -> None:
         """That worker takes no more part, although it is whole."""
         self.places.pop(leader, None)
+        self._benched.discard(leader)
 
     def released(self) -> list[Assignment]:
         """What broken workers held in which nothing runs any more; each individual is named once."""

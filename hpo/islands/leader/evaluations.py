@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
-from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, PRUNED
-from hpo.islands.coordinator.futility import fault
+from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.health import fault
 from hpo.islands.leader.claims import Claims
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
+from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import MOST_REMARKS, Evaluated, EvaluationEnd, Message, Remark, Returned
 from hpo.journal.records import Finished, Note, Reported, Started
 from hpo.search.early_stopping import Pruner
@@ -25,6 +27,9 @@ from hpo.task.trial import Job
 _START_ATTEMPTS = 3
 _MOST_DEATHS = 3
 """An individual whose ranks have died so often, beside its retries, is to blame: it would take all workers with it."""
+
+
+_FAILURES = FINAL - {COMPLETED, PRUNED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +89,8 @@ class Evaluations:
         self._signalled = signalled
         self._remarked: set[str] = set()
         self.running: Candidate | None = None
+        self.wait = StorageWait()
+        """Of the directories of individuals."""
         crew.listen(self._judge)
 
     def start(self, candidate: Candidate) -> None:
@@ -91,10 +98,15 @@ class Evaluations:
         self.running = candidate
         if self._rules.durable_starts:
             self._journal.append(Started(**_identity(candidate), time=candidate.started))
-            self._publisher.publish()
+            if not self._publisher.publish():
+                self.running = None
+                self._claims.queue.appendleft(candidate)
+                return
         if candidate.retries >= self._rules.retries + _MOST_DEATHS:
             error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
-            self.finish(Outcome(status=CRASHED, error=error))
+            # Not by way of ``finish``, which might try it again.
+            self.running = None
+            self._record(candidate, Outcome(status=CRASHED, error=error), rests=False)
             return
         self._early_stopping.start(candidate)
         self._crew.start(self._job_of(candidate))
@@ -105,6 +117,8 @@ class Evaluations:
         outcomes = self._crew.poll()
         for outcome in outcomes:
             self.finish(outcome)
+        if self.wait.error is not None and self.running is not None and self._crew.prepared:
+            self.wait.worked()
         return bool(outcomes)
 
     def _judge(self, report: TrialReport) -> Verdict:
@@ -122,10 +136,15 @@ class Evaluations:
         candidate, self.running = self.running, None
         if candidate is None:
             return
+        if outcome.storage:
+            self.wait.failed(outcome.error or "the storage failed", self._now())
+            self._again(candidate)
+            return
         self._remark(outcome)
         if self._crew.failed_starts and outcome.status in (CRASHED, FAILED):
             self._retry_or_withdraw(candidate, outcome)
             return
+        self.wait.worked()
         final = outcome.status == FAILED or (
             outcome.status == CRASHED and candidate.retries >= self._rules.retries
         )
@@ -176,6 +195,9 @@ class Evaluations:
         self._journal.append(Note(id=candidate.id, status=CRASHED, error=outcome.error, time=self._now()))
         candidate.retries += 1
         candidate.resumed = True
+        self._again(candidate)
+
+    def _again(self, candidate: Candidate) -> None:
         if self._stopping():  # a later launch evaluates it again: its start is on record, its end is not
             self._send(Returned([candidate.token]))
         else:
@@ -202,7 +224,9 @@ class Evaluations:
         losses: tuple[float, ...] | None = None
         if outcome.status == COMPLETED and outcome.objectives is not None:
             losses = tuple(self._rules.losses(outcome.objectives))
+        error = summary_line(outcome.error or "")
         pending = self._publisher.pending
+        pending.candidates.append(candidate)
         pending.results.append(
             EvaluationEnd(
                 candidate.token,
@@ -211,7 +235,9 @@ class Evaluations:
                 losses,
                 now - candidate.started,
                 self._early_stopping.reported(candidate.id),
-                fault(outcome.status, resumed=candidate.resumed, error=summary_line(outcome.error or "")),
+                fault(outcome.status, resumed=candidate.resumed, error=error),
+                error,
+                _anew(candidate) if outcome.status in _FAILURES else None,
             )
         )
         if outcome.status == INTERRUPTED:
@@ -236,6 +262,20 @@ class Evaluations:
             pending.forgotten += self._retention.add(candidate.id, losses)
 
 
+def _anew(candidate: Candidate) -> Assignment:
+    """How ``candidate`` is evaluated if its failure does not count: from the start, by any worker."""
+    return Assignment(
+        id=candidate.id,
+        params=candidate.params,
+        key=candidate.key,
+        operator=candidate.operator,
+        parents=candidate.parents,
+        admitted=True,
+        inherits=candidate.inherits,
+        reopened=candidate.reopened + 1,
+    )
+
+
 def _identity(candidate: Candidate) -> dict[str, Any]:
     """The fields of an ``Evaluation``."""
     return {
@@ -249,4 +289,5 @@ def _identity(candidate: Candidate) -> dict[str, Any]:
         "retries": candidate.retries,
         "resumed_at_step": candidate.resumed_at_step,
         "inherits": candidate.inherits,
+        "reopened": candidate.reopened,
     }

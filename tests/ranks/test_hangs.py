@@ -7,6 +7,7 @@ from collections import Counter
 
 import psutil
 import pytest
+from cases import cases
 from terminal import Terminal, wait_until
 
 SAVES = """
@@ -53,7 +54,7 @@ def check_complete(terminal: Terminal, evaluations: int) -> None:
     wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=20)
 
 
-@pytest.mark.parametrize("isolation", ["warm", "inline"])
+@pytest.mark.parametrize("isolation", cases(["warm"], nightly=["inline"]))
 def test_the_others_complete_the_budget(terminal: Terminal, isolation: str) -> None:
     terminal.write("task.py", SAVES)
     terminal.campaign(

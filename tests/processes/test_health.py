@@ -14,29 +14,18 @@ from simulation import Simulation
 
 import hpo
 from hpo.campaign import launch
-from hpo.config.layout import WorkerPlacement
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED
-from hpo.islands.coordinator.futility import Futility, fault
-from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.coordinator.health import Health, fault, improbable
+from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.messages import (
-    Claim,
     EvaluationEnd,
-    Grant,
-    Message,
-    Recall,
-    Results,
-    Returned,
     StopRequest,
-    Unfit,
-    Want,
-    decode,
     encode,
 )
-from hpo.islands.resume import DeadLeaderRecord, ResumeState, fold
+from hpo.islands.resume import ResumeState, fold
 from hpo.journal.records import Finished, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.evolution import RandomBreeder
@@ -46,58 +35,95 @@ from hpo.task.outcome import Outcome
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def nobody() -> list[str]:
-    return []
+def watching(limit: int | None, workers: int = 1, **settings: object) -> Health:
+    return Health(limit, **{"patience_s": 300.0, "leaders": range(workers), **settings})  # type: ignore[arg-type]
 
 
-def unasked() -> list[str]:
-    raise AssertionError("nobody needs to know yet")
+def over(
+    number: int,
+    status: str = FAILED,
+    *,
+    error: str = "KeyError: 'x'",
+    reported: bool = False,
+    resumed: bool = False,
+) -> EvaluationEnd:
+    """The end of individual ``number``."""
+    again = Assignment(
+        id=f"0-0-{number}", params={}, key=f"k{number}", operator="random", admitted=True, reopened=1
+    )
+    counted = fault(status, resumed=resumed, error=error)
+    failed = status not in (COMPLETED, PRUNED, INTERRUPTED)
+    return EvaluationEnd(
+        number, f"0-0-{number}", status, None, 1.0, reported, counted, error, again if failed else None
+    )
 
 
-def fail(watch: Futility, *numbers: int, error: str = "KeyError: 'x'") -> None:
+def fail(watch: Health, *numbers: int, leader: int = 0, **how: str) -> None:
     for number in numbers:
-        watch.ended(f"k{number}", f"0-0-{number}", FAILED, reported=False, fault=error)
+        watch.ended(leader, over(number, **how))  # type: ignore[arg-type]
 
 
-def test_so_many_failures_and_nobody_beside_them_are_enough() -> None:
-    watch = Futility(3, patience_s=300)
-    fail(watch, 0, 1)
-    assert not watch.futile(unasked)
-    fail(watch, 2)
-    assert watch.futile(nobody)
+def test_a_launch_in_which_all_fails_begins_nothing_more() -> None:
+    watch = watching(3)
+    fail(watch, 0, error="a")
+    fail(watch, 1, error="b")
+    assert not watch.holds_all and not watch.holds(0)
+    fail(watch, 2, error="b")
+    assert watch.holds_all and watch.holds(0)
+    assert [one.again.id for one in watch.end_launch()] == ["0-0-0", "0-0-1", "0-0-2"]
+
+
+def test_a_third_is_enough_where_all_errors_are_the_same() -> None:
+    watch = watching(30)
+    fail(watch, *range(9))
+    assert not watch.holds_all
+    fail(watch, 9)
+    assert watch.holds_all
+    fail(watch, 10, error="another")
+    assert not watch.holds_all
+
+
+def test_at_least_as_many_as_there_are_workers_must_fail() -> None:
+    watch = watching(2, workers=4)
+    for leader in range(3):
+        fail(watch, leader, leader=leader, error=str(leader))
+    assert not watch.holds_all
+    watch.left(3)
+    assert watch.holds_all
 
 
 def test_watching_for_nothing() -> None:
-    watch = Futility(None, patience_s=300)
+    watch = watching(None)
     fail(watch, *range(100))
-    assert not watch.futile(unasked)
+    assert not watch.holds_all
 
 
 @pytest.mark.parametrize("status", [COMPLETED, PRUNED, INVALID])
-def test_one_that_trained_ends_the_watch_for_good(status: str) -> None:
-    watch = Futility(3, patience_s=300)
+def test_one_that_trained_begins_the_count_anew(status: str) -> None:
+    watch = watching(2)
     fail(watch, 0, 1)
-    watch.ended("k2", "0-0-2", status, reported=False, fault=None)
-    fail(watch, *range(3, 100))
-    assert watch.alive and not watch.futile(unasked)
+    assert watch.holds_all
+    watch.ended(0, over(2, status))
+    fail(watch, 3, error="a")
+    assert not watch.holds_all
 
 
 @pytest.mark.parametrize("status", [FAILED, TIMEOUT, CRASHED, INTERRUPTED])
 def test_one_that_reported_a_value_trained_however_it_ended(status: str) -> None:
-    watch = Futility(1, patience_s=300)
-    watch.ended("k0", "0-0-0", status, reported=True, fault="KeyError" if status == FAILED else None)
-    fail(watch, 1, 2)
-    assert not watch.futile(unasked)
+    watch = watching(2)
+    fail(watch, 1)
+    watch.ended(0, over(0, status, reported=True))
+    assert not watch.holds_all
 
 
 @pytest.mark.parametrize("status", [TIMEOUT, CRASHED, INTERRUPTED])
-def test_other_ends_say_neither(status: str) -> None:
-    watch = Futility(2, patience_s=300)
-    fail(watch, 0)
-    watch.ended("k1", "0-0-1", status, reported=False, fault=None)
-    assert not watch.futile(unasked)
-    fail(watch, 2)
-    assert watch.futile(nobody)
+def test_other_ends_say_nothing_of_the_launch(status: str) -> None:
+    watch = watching(2)
+    fail(watch, 0, error="a")
+    watch.ended(0, over(1, status))
+    assert not watch.holds_all
+    fail(watch, 2, error="b")
+    assert watch.holds_all
 
 
 def test_only_failures_of_individuals_that_were_begun_here_count() -> None:
@@ -106,81 +132,95 @@ def test_only_failures_of_individuals_that_were_begun_here_count() -> None:
         assert counted == ("KeyError" if status == FAILED and not resumed else None)
 
 
-def test_there_are_two_rounds_of_hope() -> None:
-    watch = Futility(2, patience_s=300)
-    fail(watch, 0, 1)
-    assert not watch.futile(lambda: ["k2", "k3"])
-    fail(watch, 2, 4, 5)  # those two were begun later, and are of no round yet
-    assert not watch.futile(unasked)
-    fail(watch, 3)
-    assert not watch.futile(lambda: ["k6"])
-    fail(watch, 7, 8, 9)
-    assert not watch.futile(unasked)
-    fail(watch, 6)
-    assert watch.futile(unasked)
+def test_a_launch_that_has_worked_needs_a_row_that_is_improbable() -> None:
+    """Nine of ten fail: fifty in a row do not mean anything."""
+    watch = watching(30)
+    for number in range(0, 300, 10):
+        watch.ended(0, over(number, COMPLETED))
+        fail(watch, *range(number + 1, number + 10))
+    fail(watch, *range(300, 350))
+    assert not watch.holds_all
+    fail(watch, *range(350, 420))
+    assert watch.holds_all
 
 
-@pytest.mark.parametrize("round_", [1, 2])
-def test_who_completes_in_a_round_of_hope_ends_the_watch(round_: int) -> None:
-    watch = Futility(1, patience_s=300)
-    fail(watch, 0)
-    assert not watch.futile(lambda: ["k1", "k2"])
-    fail(watch, 1)
-    if round_ == 2:
-        fail(watch, 2)
-        assert not watch.futile(lambda: ["k3"])
-    watch.ended("k9", "0-0-9", COMPLETED, reported=True, fault=None)
-    fail(watch, 2, 3)
-    assert not watch.futile(unasked)
+def test_what_runs_is_waited_for_and_then_the_others_begin_again_until_it_has_ended() -> None:
+    watch = watching(2, workers=2)
+    fail(watch, 0, 1, error="a")
+    assert watch.holds_all and not watch.lost_patience(1000.0, lambda: [1])
+    assert not watch.lost_patience(1299.0, lambda: [1])
+    assert watch.lost_patience(1300.0, lambda: [1])
+    assert not watch.holds_all
+    fail(watch, 2, 3, 4)
+    assert not watch.holds_all
+    fail(watch, 5, leader=1)
+    assert watch.holds_all and not watch.lost_patience(2000.0, list)
 
 
-def test_nothing_more_is_begun_once_as_many_again_have_failed() -> None:
-    watch = Futility(3, patience_s=300)
-    fail(watch, 0, 1, 2)
-    assert not watch.futile(lambda: ["k9"]) and not watch.holds
-    fail(watch, 3, 4)
-    assert not watch.holds
-    fail(watch, 5)
-    assert watch.holds and not watch.futile(unasked)
-    watch.ended("k9", "0-0-9", COMPLETED, reported=False, fault=None)
-    assert not watch.holds
-    assert not Futility(None, patience_s=300).holds
+def test_a_worker_that_fails_while_others_work_is_put_to_the_test() -> None:
+    watch = watching(None, workers=3)
+    for number in range(20):
+        watch.ended(1, over(number, COMPLETED))
+    found = [watch.ended(0, over(20 + number, CRASHED)) for number in range(3)]
+    assert [one.test is not None for one in found] == [False, False, True]
+    assert watch.holds(0) and not watch.holds(1) and not watch.holds(2)
+    assert found[2].test is not None and found[2].test.again.id == "0-0-22"
+    works = watch.ended(1, over(22, COMPLETED))
+    assert works.bench and works.leader == 0
+    assert [one.again.id for one in works.reopen] == ["0-0-20", "0-0-21"]
+    assert watch.holds(0)
 
 
-def test_that_holds_the_others_up_for_a_while_only() -> None:
-    watch = Futility(3, patience_s=300)
-    fail(watch, *range(5))
-    assert not watch.lost_patience(0.0)
-    assert not watch.futile(lambda: ["k9"])
-    fail(watch, 5)
-    assert watch.holds and not watch.lost_patience(1000.0) and not watch.lost_patience(1299.0)
-    assert watch.lost_patience(1300.0) and not watch.holds
-    # Once is enough, whatever fails then; who was hoped for is still waited for.
-    fail(watch, *range(10, 100))
-    assert not watch.holds and not watch.lost_patience(2000.0) and not watch.futile(unasked)
-    fail(watch, 9)
-    assert watch.futile(nobody)
+def test_a_worker_whose_individual_fails_elsewhere_too_goes_on_for_twice_as_long() -> None:
+    watch = watching(None, workers=2)
+    for number in range(20):
+        watch.ended(1, over(number, COMPLETED))
+    for number in (20, 21, 22):
+        watch.ended(0, over(number))
+    found = watch.ended(1, over(22))
+    assert not found.bench and not found.reopen and not watch.holds(0)
+    tests = [watch.ended(0, over(number)).test for number in range(30, 42)]
+    assert [one is not None for one in tests].index(True) >= 5
 
 
-def test_of_many_workers_as_many_may_fail() -> None:
-    watch = Futility(3, patience_s=300, workers=50)
-    fail(watch, *range(99))
-    assert not watch.futile(lambda: ["k9999"]) and not watch.holds
-    fail(watch, 99)
-    assert watch.holds
+def test_a_suspect_that_works_after_all_is_none() -> None:
+    watch = watching(None, workers=2)
+    for number in range(20):
+        watch.ended(1, over(number, COMPLETED))
+    for number in (20, 21, 22):
+        watch.ended(0, over(number))
+    assert watch.holds(0)
+    watch.ended(0, over(23, COMPLETED))
+    assert not watch.holds(0)
+    assert not watch.ended(1, over(22, COMPLETED)).bench
 
 
-def test_nobody_is_hoped_for_who_is_not_evaluated_after_all() -> None:
-    watch = Futility(1, patience_s=300)
-    fail(watch, 0)
-    assert not watch.futile(lambda: ["k1", "k2"])
-    watch.released("k1")
-    watch.ended("k2", "0-0-2", INTERRUPTED, reported=False, fault=None)
-    assert watch.futile(nobody)
+def test_without_another_that_works_nobody_is_suspected() -> None:
+    watch = watching(None, workers=2)
+    for number in range(50):
+        assert watch.ended(0, over(number)).test is None
+    watch = watching(None, workers=2)
+    for number in range(20):
+        watch.ended(1, over(number, COMPLETED))
+    for number in (20, 21, 22):
+        watch.ended(0, over(number))
+    assert watch.holds(0)
+    watch.left(1)
+    assert not watch.holds(0)
+
+
+def test_where_half_of_all_fail_three_in_a_row_are_chance() -> None:
+    assert improbable(100, 0) == 3
+    assert improbable(50, 50) == 10
+    watch = watching(None, workers=2)
+    for number in range(0, 40, 2):
+        watch.ended(1, over(number, COMPLETED))
+        watch.ended(1, over(number + 1))
+    assert all(watch.ended(0, over(number)).test is None for number in range(100, 108))
 
 
 def test_the_sentence_names_how_many_the_errors_their_output_the_rule_and_the_remedy() -> None:
-    watch = Futility(3, patience_s=300, printed=lambda identity: f"run/{identity}.txt has what it printed")
+    watch = watching(3, printed=lambda identity: f"run/{identity}.txt has what it printed")
     fail(watch, 0, 2, 3, error="FileNotFoundError: 'cifar'")
     fail(watch, 1, error="MemoryError")
     told = watch.sentence()
@@ -189,21 +229,13 @@ def test_the_sentence_names_how_many_the_errors_their_output_the_rule_and_the_re
         "first_failures = 3",
         "3 of them for this, 0-0-3 the latest: FileNotFoundError: 'cifar'\n    run/0-0-3.txt has what it printed",
         "The last was 0-0-1: MemoryError\n    run/0-0-1.txt has what it printed",
-        "What was recorded stays",
+        "which evaluates them anew",
         "give the same command again",
         '"off"',
     ):
         assert words in told, told
     fail(watch, 4, error="FileNotFoundError: 'cifar'")
     assert "The last was" not in watch.sentence() and "4 of them for this, 0-0-4" in watch.sentence()
-
-
-def test_errors_that_all_differ_take_no_more_and_more_memory() -> None:
-    watch = Futility(3, patience_s=300)
-    for number in range(1000):
-        fail(watch, number, error=f"at {number}")
-    assert len(watch._errors) <= 100 and "1000 evaluations failed" in watch.sentence()
-    assert "1 of them for this, 0-0-999 the latest: at 999" in watch.sentence()
 
 
 def test_who_has_reported_a_finite_value_is_remembered() -> None:
@@ -273,9 +305,11 @@ def test_a_campaign_in_which_all_fail_ends_and_keeps_what_it_did(seed: int) -> N
     assert end(simulation) == (FUTILE, 1)
     told = simulation.coordinator.end and simulation.coordinator.end.error
     assert told is not None and "FileNotFoundError: 'cifar'" in told
-    # The thirty, and up to as many again, with what then runs at four workers; the rest is left to the next launch.
-    assert 30 <= finished(simulation, FAILED) <= 64
-    assert simulation.coordinator.tally.final == finished(simulation, FAILED)
+    # Ten with the same error, and what then runs at four workers. None of them counts.
+    assert 10 <= finished(simulation, FAILED) <= 13
+    assert simulation.coordinator.tally.final == 0
+    earlier = earlier_of(simulation)
+    assert earlier.tally.final == 0 and len(earlier.pending) == finished(simulation, FAILED)
     begun = {r.id for r in records_of(simulation) if isinstance(r, Started)}
     ended = {r.id for r in records_of(simulation) if isinstance(r, Finished) and r.status == FAILED}
     assert ended <= begun
@@ -287,8 +321,8 @@ def test_switched_off_it_spends_its_budget_and_says_that_it_was_in_vain() -> Non
 
 
 def test_a_budget_that_is_smaller_is_in_vain_too() -> None:
-    simulation = simulate(lambda number: BROKEN, evaluations=20)
-    assert end(simulation) == (IN_VAIN, 1) and finished(simulation, FAILED) == 20
+    simulation = simulate(lambda number: BROKEN, evaluations=9)
+    assert end(simulation) == (IN_VAIN, 1) and finished(simulation, FAILED) == 9
 
 
 def without_a_budget(simulation: Simulation) -> None:
@@ -304,8 +338,8 @@ def test_what_a_deadline_cuts_off_was_not_in_vain(others: float) -> None:
         deadline=5.0,
         prepare=without_a_budget,
     )
-    assert end(simulation) == ((IN_VAIN, 1) if others == 1.0 else (DEADLINE, 0))
-    assert finished(simulation, INTERRUPTED)
+    assert end(simulation) == ((FUTILE, 1) if others == 1.0 else (DEADLINE, 0))
+    assert finished(simulation, INTERRUPTED) == (0 if others == 1.0 else 4)
 
 
 class Refused:
@@ -330,7 +364,7 @@ def test_ranks_that_leave_without_mpi_leave_with_the_errors_code(
     assert campaign.process_code == code
 
 
-@pytest.mark.parametrize("well", [0, 15, 29])
+@pytest.mark.parametrize("well", [0, 5, 9])
 def test_one_that_completes_among_the_first_is_enough(well: int) -> None:
     simulation = simulate(lambda number: WELL if number == well else BROKEN)
     assert end(simulation) == (DONE, 0) and finished(simulation, FAILED) == 299
@@ -383,36 +417,9 @@ def test_workers_are_not_idle_for_as_long_as_one_trains() -> None:
     assert sorted(began)[3] < 600.0
 
 
-def two_workers(*seconds: float, well: int) -> Simulation:
-    """Two failures are enough; evaluations last so long, then a second, and number ``well`` completes."""
-    return simulate(
-        lambda number: WELL if number == well else BROKEN,
-        duration=lambda index: seconds[index] if index < len(seconds) else 1.0,
-        workers=2,
-        islands=1,
-        evaluations=40,
-        first_failures=2,
-    )
-
-
-def test_who_began_beside_the_last_of_them_is_waited_for_too() -> None:
-    # At 1.5 s two have failed, and 2 is hoped for; that fails at 2 s, and 3, begun at 1.5 s, is hoped for.
-    simulation = two_workers(1.0, 1.5, 1.0, 10.0, well=3)
-    assert end(simulation) == (DONE, 0) and finished(simulation, FAILED) == 39
-
-
-def test_what_is_begun_after_that_is_not_hoped_for_but_may_end_in_the_grace() -> None:
-    # At 3 s the hopes are over; 4 runs from 2 s on.
-    simulation = two_workers(1.0, 1.5, 1.0, 1.5, 30.0, well=40)
-    assert end(simulation) == (FUTILE, 1)
-    assert (finished(simulation, FAILED), finished(simulation, INTERRUPTED)) == (4, 1)
-    simulation = two_workers(1.0, 1.5, 1.0, 1.5, 30.0, well=4)
-    assert end(simulation) == (STOPPED, EXIT_RESUMABLE)
-    assert (finished(simulation, FAILED), finished(simulation, COMPLETED)) == (4, 1)
-
-
 def test_one_worker_needs_no_more_than_thirty() -> None:
-    simulation = simulate(lambda number: BROKEN, workers=1, islands=1)
+    outcome = lambda number: Outcome(status=FAILED, error=f"KeyError: {number}")  # noqa: E731
+    simulation = simulate(outcome, workers=1, islands=1)
     assert end(simulation) == (FUTILE, 1) and finished(simulation, FAILED) == 30
 
 
@@ -437,12 +444,14 @@ def earlier_of(simulation: Simulation) -> ResumeState:
 
 def test_the_next_launch_goes_on_with_a_new_count() -> None:
     first = simulate(lambda number: BROKEN)
-    failed = finished(first, FAILED)
     again = simulate(lambda number: BROKEN, earlier=earlier_of(first), seed=1)
     assert end(again) == (FUTILE, 1)
-    assert 30 <= finished(again, FAILED) < 100
+    assert 10 <= finished(again, FAILED) <= 13
     mended = simulate(lambda number: WELL, earlier=earlier_of(first), seed=1)
-    assert end(mended) == (DONE, 0) and finished(mended, COMPLETED) == 300 - failed
+    # What had failed is evaluated under its id.
+    assert end(mended) == (DONE, 0) and finished(mended, COMPLETED) == 300
+    ids = {one.id for one in records_of(mended) if isinstance(one, Finished)}
+    assert {one.id for one in records_of(first) if isinstance(one, Finished)} <= ids
 
 
 def test_that_earlier_launches_completed_some_is_no_sign_of_life() -> None:
@@ -496,60 +505,10 @@ def test_deaths_of_ranks_do_not_make_a_campaign_futile_in_which_all_else_complet
     assert end(simulation) == (DONE, 0) and finished(simulation, COMPLETED) == 300
 
 
-class Listening:
-    """A transport that keeps what is sent."""
-
-    rank = 0
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, Message]] = []
-
-    def send(self, destination: int, data: bytes) -> None:
-        self.sent.append((destination, decode(data)))
-
-    def now(self) -> float:
-        return 0.0
-
-
-BEGUN = Assignment(id="0-1-0", params={}, key="b", operator="random", resumed=True, admitted=True)
-
-
-@pytest.mark.parametrize("news", [Unfit("no GPU", [(0, BEGUN)]), Returned([0, 1])])
-def test_hope_ends_with_the_worker_where_it_was(news: Message) -> None:
-    """Nothing more is begun while there is hope: without its end it would be a standstill."""
-    transport = Listening()
-    coordinator = Coordinator(
-        transport=transport,  # type: ignore[arg-type]
-        registry=WorkerRegistry(
-            [WorkerPlacement(index=one, island=0, worker=one, ranks=(one,)) for one in (0, 1)]
-        ),
-        everyone=range(2),
-        dead_leader_record=lambda place: DeadLeaderRecord(),
-        journal_totals=ResumeState,
-        evaluations=20,
-        duplicates=False,
-        grace_s=60.0,
-        checkpoints=False,
-        futility=Futility(1, patience_s=300),
-    )
-    coordinator.receive(1, Claim([Want(0, "b"), Want(1, "ahead")], False))
-    for token in range(2):
-        coordinator.receive(0, Claim([Want(token, f"a{token}")], False))
-        coordinator.receive(
-            0, Results([EvaluationEnd(token, f"0-0-{token}", FAILED, None, 1.0, False, "KeyError")])
-        )
-    assert (1, Recall(1)) in transport.sent and coordinator.end is None
-    coordinator.receive(0, Claim([Want(2, "a2")], False))
-    granted = [message.accepted for rank, message in transport.sent if isinstance(message, Grant)]
-    assert granted == [[0, 1], [0], [1]]
-    coordinator.receive(1, news)
-    assert coordinator.end is not None and coordinator.end.reason == FUTILE
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_happens_it_comes_to_an_end_and_is_futile_only_where_nothing_trained(seed: int) -> None:
     """Failures of any share, evaluations of very different length, deaths, signals: no standstill."""
-    rng = random.Random(f"futility/{seed}")
+    rng = random.Random(f"health/{seed}")
     share, limit, workers = rng.choice([0.0, 0.02, 0.1, 0.5]), rng.randint(1, 12), rng.randint(1, 8)
     others = [Outcome(status=status, error="gone") for status in (CRASHED, TIMEOUT)]
     draws = [rng.lognormvariate(0, rng.choice([0.1, 2.0])) for _ in range(100)]
@@ -584,4 +543,90 @@ def test_whatever_happens_it_comes_to_an_end_and_is_futile_only_where_nothing_tr
     else:
         assert (reason, code) in ((FUTILE, 1), (IN_VAIN, 1), (STOPPED, EXIT_RESUMABLE))
     if reason == FUTILE:
-        assert finished(simulation, FAILED) >= limit
+        assert finished(simulation, FAILED) >= limit / 3
+
+
+SICK_AFTER_S = 20.0
+
+
+def with_a_sick_worker(sick: int, *, workers: int = 8, share: float = 0.0, **changes: object) -> Simulation:
+    """From 20 s on, evaluations fail after 0.1 s at the worker of rank ``sick``; ``share`` of them fail anywhere."""
+    rng = random.Random(f"sick/{sick}/{share}")
+    bad = [rng.random() < share for _ in range(1000)]
+
+    def prepare(simulation: Simulation) -> None:
+        evaluate = simulation.evaluate
+        crew = simulation.crews[sick]
+        begin = crew.start
+
+        def start(candidate: Candidate) -> None:
+            begin(candidate)
+            if simulation.time > SICK_AFTER_S:
+                crew._over = simulation.time + 0.1
+                simulation.wake(sick, crew._over)
+
+        def judge(candidate: Candidate) -> Outcome:
+            if simulation.crews[sick]._candidate is candidate and simulation.time > SICK_AFTER_S:
+                return Outcome(status=FAILED, error="OSError: no such mount")
+            return evaluate(candidate)
+
+        crew.start = start  # type: ignore[method-assign]
+        simulation.evaluate = judge  # type: ignore[method-assign]
+
+    return simulate(
+        lambda number: BROKEN if bad[number % 1000] else WELL,
+        duration=lambda index: 1.0 + index % 7,
+        prepare=prepare,
+        workers=workers,
+        islands=2,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("sick", [0, 3, 7])
+def test_a_sick_worker_costs_no_individual(sick: int) -> None:
+    simulation = with_a_sick_worker(sick)
+    assert end(simulation) == (DONE, 0)
+    assert simulation.coordinator.tally.counts == {COMPLETED: 300, FAILED: 0}
+    state = earlier_of(simulation)
+    assert state.tally.counts[COMPLETED] == 300 and not state.tally.counts.get(FAILED) and not state.pending
+    assert any("gets nothing more" in remark for remark in simulation.coordinator.remarks)
+
+
+@pytest.mark.parametrize("sick", [1, 2])
+def test_where_some_configurations_fail_everywhere_only_these_stay_failed(sick: int) -> None:
+    simulation = with_a_sick_worker(sick, share=0.3)
+    assert end(simulation) == (DONE, 0)
+    records = [one for one in records_of(simulation) if isinstance(one, Finished)]
+    bad = {one.id for one in records if one.error == BROKEN.error}
+    last = {one.id: one for one in sorted(records, key=lambda one: one.run)}
+    failed = [one.id for one in last.values() if one.status == FAILED]
+    # Of the sick worker's failures those before the row that it was suspected after stand, if any.
+    assert len([one for one in failed if one not in bad]) <= 2
+    assert simulation.coordinator.tally.counts[COMPLETED] == 300 - len(failed)
+
+
+def test_a_worker_that_gets_nothing_more_is_on_record_and_the_rest_is_not_idle() -> None:
+    simulation = with_a_sick_worker(5)
+    ends = [one for one in records_of(simulation) if isinstance(one, Finished)]
+    assert max(one.finished for one in ends) < 300 * 4.0 / 6  # six workers could do it in 200 s
+    assert simulation.left == [(1, 1, "failing")]
+
+
+@pytest.mark.parametrize(("timed", "said"), [(False, 1), (True, 0)])
+def test_an_evaluation_that_far_exceeds_the_median_is_said_once(timed: bool, said: int) -> None:
+    def prepare(simulation: Simulation) -> None:
+        simulation.coordinator._overdue = Overdue(timed=timed)
+        for minute in range(600):
+            simulation.at(60.0 * minute, simulation.coordinator.step)
+
+    simulation = simulate(
+        lambda number: WELL,
+        duration=lambda index: 30_000.0 if index == 20 else 30.0,
+        evaluations=60,
+        prepare=prepare,
+    )
+    remarks = [one for one in simulation.coordinator.remarks if "nothing ends it" in one]
+    assert len(remarks) == said
+    if said:
+        assert "worker" in remarks[0] and "[evaluation] timeout" in remarks[0]

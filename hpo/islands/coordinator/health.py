@@ -1,0 +1,236 @@
+"""Whether failures are the doing of one worker, or of all that a launch depends on, and not of the configurations.
+
+- *A worker* is suspected after failures in a row that are improbable, given how many of the launch's other evaluations
+  failed. While it is, nothing more is granted to it, and one of these individuals runs again elsewhere. If that works,
+  the worker gets nothing more in this launch, and its failures in a row are reopened; if it fails there too, the worker
+  goes on, and is suspected again after twice as many. All ends but those of healthy evaluations count: a node without
+  its scratch disk fails, crashes or times out.
+- *A launch* has come to nothing once ``limit`` evaluations in a row have failed on all workers together, or more where
+  that is not improbable. A third of that is enough, but not below five, if nothing has worked in this launch and all
+  errors are the same. At least as many as there are workers must have failed. Then nothing more begins until what runs
+  has ended, for at most ``patience_s``. If that fails too, the launch ends, and these failures are reopened: they do
+  not use up the budget. Only the status ``failed`` counts, of individuals that were begun in this launch: ``timeout``
+  and ``crashed`` may have other causes.
+- *A sign of life* is an evaluation that completed, was pruned, or had reported a finite value before it ended in any
+  way; for the launch, also one that returned NaN or an infinity. It ends a worker's or the launch's row of failures.
+- Each launch counts anew: the data may have gone since.
+
+Pure bookkeeping: the coordinator feeds it and acts on what it says."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, LOST, PRUNED
+from hpo.islands.assignment import Assignment
+from hpo.islands.messages import EvaluationEnd
+
+_FEWEST = 3
+"""Failures in a row that a worker is suspected after, where hardly any other evaluation fails."""
+_IMPROBABLE = 0.001
+"""A row of failures whose probability is below this is not taken for chance."""
+_LONGEST = 10_000
+"""Failures of a row that are kept, and may be reopened: the last ones."""
+_SAME, _HANDFUL = 3, 5
+"""The share of failures that is enough where all have the same error, and the fewest."""
+
+
+def fault(status: str, *, resumed: bool, error: str) -> str | None:
+    """What to count an end as: ``error`` where the individual failed of its own, else None."""
+    return error if status == FAILED and not resumed else None
+
+
+def improbable(succeeded: int, failed: int) -> int:
+    """The number of failures in a row that has a probability below ``_IMPROBABLE``, where beside them so many
+    evaluations ``succeeded`` and ``failed``."""
+    rate = (failed + 0.5) / (succeeded + failed + 1)
+    return max(_FEWEST, math.ceil(math.log(_IMPROBABLE) / math.log(rate)))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """``again``: how the individual is evaluated if its failure is reopened; ``error``: one line."""
+
+    status: str
+    again: Assignment
+    error: str
+
+
+@dataclass
+class _Worker:
+    succeeded: int = 0
+    row: deque[Failure] = field(default_factory=lambda: deque(maxlen=_LONGEST))
+    factor: int = 1
+    test: str | None = None
+    """The id of the individual that runs elsewhere; the worker is suspected until that has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actions:
+    """What follows from an end. ``test``: to be evaluated again by another worker than ``leader``; ``bench``: whether
+    ``leader`` gets nothing more, for failures of which ``error`` was the last; ``reopen``: failures that do not
+    count."""
+
+    leader: int
+    test: Failure | None = None
+    bench: bool = False
+    error: str = ""
+    reopen: list[Failure] = field(default_factory=list)
+
+
+class Health:
+    """The watch over one launch. ``limit``: of failures in a row of the launch, None to watch workers only;
+    ``printed``: where what the individual of that id has printed is to be found, in words, empty where it printed
+    nothing; ``patience_s``: seconds for which nothing is begun, at most; ``leaders``: of the workers."""
+
+    def __init__(
+        self,
+        limit: int | None,
+        *,
+        printed: Callable[[str], str] = lambda identity: "",
+        patience_s: float,
+        leaders: Iterable[int],
+    ) -> None:
+        self._limit = limit
+        self._printed = printed
+        self._patience_s = patience_s
+        self._workers = {leader: _Worker() for leader in leaders}
+        self._succeeded = self._failed = 0
+        self._row: deque[Failure] = deque(maxlen=_LONGEST)
+        self._awaited: set[int] = set()
+        self._held_since: float | None = None
+        self.futile = False
+        """Whether the launch was found to have come to nothing."""
+        self.works = False
+        """Whether something has worked since."""
+
+    # --- workers --------------------------------------------------------------------------------------------
+
+    def ended(self, leader: int, end: EvaluationEnd) -> Actions:
+        """An evaluation of ``leader`` has ended."""
+        worker = self._workers[leader]
+        self._awaited.discard(leader)
+        alive = end.reported or end.status in (COMPLETED, PRUNED)
+        self._watch_launch(end, alive)
+        suspect = next((one for one, other in self._workers.items() if other.test == end.id), None)
+        if alive:
+            self._succeeded += 1
+            worker.succeeded += 1
+            worker.row.clear()
+            worker.test = None
+        elif end.status not in (INTERRUPTED, LOST):
+            self._failed += 1
+            if end.again is not None and suspect is None:
+                worker.row.append(Failure(end.status, end.again, end.error))
+        if suspect is not None and suspect != leader and end.status not in (INTERRUPTED, LOST):
+            return self._tested(suspect, works=alive)
+        return self._look_at(leader)
+
+    def _tested(self, leader: int, *, works: bool) -> Actions:
+        worker = self._workers[leader]
+        row = list(worker.row)
+        worker.row.clear()
+        tested, worker.test = worker.test, None
+        if not works:
+            worker.factor *= 2
+            return Actions(leader=leader)
+        del self._workers[leader]
+        reopen = [one for one in row if one.again.id != tested]
+        return Actions(leader=leader, bench=True, error=row[-1].error, reopen=reopen)
+
+    def _look_at(self, leader: int) -> Actions:
+        worker = self._workers[leader]
+        row = len(worker.row)
+        if worker.test is not None or row < _FEWEST or not self._can_test(leader):
+            return Actions(leader=leader)
+        if row < worker.factor * improbable(self._succeeded, self._failed - row):
+            return Actions(leader=leader)
+        test = worker.row[-1]
+        worker.test = test.again.id
+        # It is reopened now, and so not once more with the launch's row.
+        kept = [one for one in self._row if one.again.id != test.again.id]
+        self._row = deque(kept, maxlen=_LONGEST)
+        return Actions(leader=leader, test=test)
+
+    def _can_test(self, suspect: int) -> bool:
+        """Whether another worker has shown that it works."""
+        others = (other for leader, other in self._workers.items() if leader != suspect)
+        return any(other.succeeded and other.test is None for other in others)
+
+    def watches(self, leader: int) -> bool:
+        """Whether ``leader`` may get something."""
+        return leader in self._workers
+
+    def left(self, leader: int) -> None:
+        """``leader`` takes no more part."""
+        self._workers.pop(leader, None)
+        self._awaited.discard(leader)
+
+    def holds(self, leader: int) -> bool:
+        """Whether nothing more is to be granted to ``leader`` for now, or any more."""
+        worker = self._workers.get(leader)
+        if self.holds_all or worker is None:
+            return True
+        return worker.test is not None and self._can_test(leader)
+
+    # --- the launch -----------------------------------------------------------------------------------------
+
+    def _watch_launch(self, end: EvaluationEnd, alive: bool) -> None:
+        if alive or end.status == INVALID:
+            self._row.clear()
+            self._awaited.clear()
+            self._held_since = None
+            self.works |= self.futile
+        elif end.fault is not None and end.again is not None:
+            self._row.append(Failure(end.status, end.again, end.fault))
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether nothing more is to be begun until what runs has ended."""
+        if self._limit is None or self._awaited or len(self._row) < len(self._workers):
+            return False
+        needed = self._limit
+        if self._succeeded:
+            # Of all evaluations, these too: after one success in thirty, thirty failures are no surprise.
+            needed = max(needed, improbable(self._succeeded, self._failed))
+        elif len({one.error for one in self._row}) == 1:
+            needed = max(min(needed, _HANDFUL), math.ceil(needed / _SAME))
+        return len(self._row) >= needed
+
+    def lost_patience(self, now: float, busy: Callable[[], Iterable[int]]) -> bool:
+        """Whether nothing was begun for so long that others are begun again, until what the ``busy`` leaders evaluate
+        now has ended. To be asked often."""
+        if self.futile or not self.holds_all:
+            return False
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < self._patience_s:
+            return False
+        self._awaited, self._held_since = set(busy()), None
+        return True
+
+    def end_launch(self) -> list[Failure]:
+        """The launch has come to nothing: the failures to reopen."""
+        self.futile = True
+        return list(self._row)
+
+    def sentence(self) -> str:
+        """What happened, the rule and the remedy."""
+        (error, times), *_ = Counter(one.error for one in self._row).most_common(1) or [("", 0)]
+        latest = {one.error: one.again.id or "" for one in self._row}
+        shown = [f"{times} of them for this, {latest.get(error)} the latest: {error}"]
+        shown += [self._printed(latest[error])] if error in latest else []
+        last = self._row[-1] if self._row else None
+        if last is not None and last.error != error:
+            shown += [f"The last was {last.again.id}: {last.error}", self._printed(last.again.id or "")]
+        causes = "\n    ".join(filter(None, shown))
+        since = "none completed" if not self._succeeded else "none completed any more"
+        return (
+            f"{len(self._row)} evaluations failed and {since}, so this launch was ended before the whole budget "
+            f"is spent on failures ([evaluation] first_failures = {self._limit}).\n    {causes}\n"
+            "Mend this and give the same command again, which evaluates them anew; where failures like these are "
+            'expected, raise first_failures, or set it to "off".'
+        )

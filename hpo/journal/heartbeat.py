@@ -1,0 +1,59 @@
+"""What has to happen every few seconds whatever the rest of the process does: called from a thread of its own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from hpo.terminal import one_line, write
+
+_FAREWELL_S = 5.0
+"""For a call that is under way: a storage that hangs must not keep the process from ending."""
+
+
+class Heartbeat:
+    """Calls the registered functions one after the other, every ``interval_s`` seconds from ``start`` to ``stop``.
+
+    The thread lives while this process waits for a disk, folds journals or evaluates inline; only C code that keeps
+    Python's global lock holds it up. What a function raises is shown once, until it succeeds again, and keeps neither
+    the others nor the process from going on."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._functions: list[Callable[[], object]] = []
+        self._failing: set[Callable[[], object]] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def register(self, function: Callable[[], object]) -> None:
+        """Call ``function``, which must be quick, from the next beat on."""
+        self._functions.append(function)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Call nothing more; waits for a call that is under way, for a few seconds."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(_FAREWELL_S)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self.beat()
+
+    def beat(self) -> None:
+        """Call each function once."""
+        for function in tuple(self._functions):
+            try:
+                function()
+            except Exception as error:  # whatever it is: the lock must stay alive beside it
+                if function not in self._failing:
+                    self._failing.add(function)
+                    with suppress(OSError):  # its reader may be gone
+                        text = one_line(f"{type(error).__name__}: {error}")
+                        write(f"hpo: {function.__qualname__} failed ({text}).", sys.stderr, flush=True)
+            else:
+                self._failing.discard(function)

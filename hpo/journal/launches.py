@@ -1,0 +1,93 @@
+"""What the journals say of a campaign's launches: whether the budget is complete, how a launch ended, and how many in a
+row got nothing done.
+
+Launchers return all kinds of codes: 137 where one rank of many was killed, 0 where a node died. What is restarted, put
+into a queue again or called done follows from here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
+from hpo.journal.evaluations import CurrentEvaluations
+from hpo.journal.files import journal_files, last_launch, read_directory, read_file, worker_journals
+from hpo.journal.records import Ended, Finished, Header, Launched, Record, Reopened, Started
+
+MOST_IN_VAIN = 3
+"""So many launches in a row that get nothing done are enough: what ends them will not go away."""
+
+
+@dataclass(kw_only=True)
+class LaunchOnRecord:
+    """What rank 0's journal says of one launch. ``job``: the attempt at a Slurm job, "" outside one; ``began``: in Unix
+    seconds, None where it died before that was written; ``end``: reason and exit code, None where it is running or
+    never came to its end."""
+
+    number: int
+    job: str = ""
+    began: float | None = None
+    end: tuple[str, int] | None = None
+
+
+def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
+    """The launch of this number; None where it never began."""
+    files = worker_journals(directory, launch=number, island=0, worker=0)
+    if not files:
+        return None
+    launch = LaunchOnRecord(number=number)
+    for record in (one for path in files for one in read_file(path)):
+        if isinstance(record, Header):
+            launch.job = record.job
+        elif isinstance(record, Launched):
+            launch.began = record.time
+        elif isinstance(record, Ended):
+            launch.end = record.reason, record.exit
+    return launch
+
+
+def is_complete(directory: Path, evaluations: int | None) -> bool:
+    """Whether the budget of ``evaluations`` individuals is used up, and not on failures alone."""
+    if evaluations is None:
+        return False
+    statuses: dict[str, str] = {}
+    current = CurrentEvaluations()
+    for record in read_directory(directory, []):
+        if isinstance(record, Header):
+            current.enter_launch(record)
+        elif isinstance(record, (Started, Finished, Reopened)):
+            change = current.reopen(record) if isinstance(record, Reopened) else current.add(record)
+            if change.reopens:
+                statuses.pop(record.id, None)
+            if change.ends and isinstance(record, Finished):
+                statuses[record.id] = record.status
+    counts = Counter(statuses.values())
+    return counts.total() >= evaluations and counts[COMPLETED] + counts[PRUNED] > 0
+
+
+def got_something_done(directory: Path, launch: int) -> bool:
+    """Whether anything was finished in it, or saved for the next one."""
+    return any(
+        _is_progress(record) for path in journal_files(directory, launch) for record in read_file(path)
+    )
+
+
+def _is_progress(record: Record) -> bool:
+    if not isinstance(record, Finished):
+        return False
+    return record.status in FINAL or (record.status == INTERRUPTED and record.error is None)
+
+
+def launches_in_vain(directory: Path, job: str = "") -> int:
+    """How many of the last launches in a row got nothing done. ``job``: counts those of this Slurm job only, all of its
+    attempts together."""
+    count = 0
+    for number in range(last_launch(directory), 0, -1):
+        launch = read_launch(directory, number)
+        if launch is not None and job and launch.job.partition(".")[0] != job:
+            break
+        if got_something_done(directory, number):
+            break
+        count += launch is not None
+    return count

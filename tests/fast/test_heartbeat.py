@@ -1,0 +1,348 @@
+"""The lock stays alive whatever rank 0 does and the storage says, ages by the file server's clock, and is waited for
+where its holder may have died."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import hpo
+from hpo.errors import EXIT_RESUMABLE, CampaignError, LockLost
+from hpo.journal import lock as locks
+from hpo.journal.heartbeat import Heartbeat
+from hpo.journal.lock import STALE_S, acquire, holder
+
+
+class Clock:
+    """In the place of the module ``time``: ``monotonic`` goes on by what is slept only, and ``time`` is ``skew_s`` off
+    the clock that stamps files."""
+
+    def __init__(self, skew_s: float = 0.0) -> None:
+        self.skew_s = skew_s
+        self.slept_s = 0.0
+        self.on_sleep: Callable[[], None] = lambda: None
+        self.strftime, self.localtime = time.strftime, time.localtime
+
+    def time(self) -> float:
+        return time.time() + self.skew_s
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.slept_s
+
+    def sleep(self, seconds: float) -> None:
+        assert self.slept_s < 10 * STALE_S, "this waits for ever"
+        self.slept_s += seconds
+        self.on_sleep()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(locks, "time", clock)
+    return clock
+
+
+def elsewhere(home: Path, age_s: float = 0.0, **fields: object) -> None:
+    """A lock that a process on another machine refreshed ``age_s`` ago."""
+    lock = acquire(home)
+    changed = {
+        **json.loads(lock.path.read_text()),
+        "machine": "elsewhere",
+        "host": "n17",
+        "token": "t",
+        **fields,
+    }
+    lock.path.write_text(json.dumps(changed))
+    stamp(home, -age_s)
+
+
+def stamp(home: Path, seconds: float) -> None:
+    at = time.time() + seconds
+    os.utime(home / "lock", (at, at))
+
+
+# --- the heartbeat ----------------------------------------------------------------------------------------------------
+
+
+def test_what_one_function_raises_keeps_no_other_from_being_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    called: list[str] = []
+
+    def fails() -> None:
+        called.append("fails")
+        raise RuntimeError("no such\nthing")
+
+    heartbeat = Heartbeat(60.0)
+    heartbeat.register(fails)
+    heartbeat.register(lambda: called.append("works"))
+    heartbeat.beat()
+    heartbeat.beat()
+    assert called == ["fails", "works"] * 2
+    (line,) = capsys.readouterr().err.splitlines()  # once, and in one line
+    assert "fails failed (RuntimeError: no such\\nthing)" in line
+
+
+def test_it_beats_from_start_to_stop() -> None:
+    beats = threading.Semaphore(0)
+    heartbeat = Heartbeat(0.001)
+    heartbeat.register(beats.release)
+    heartbeat.start()
+    for _ in range(3):
+        assert beats.acquire(timeout=20)
+    heartbeat.stop()
+    while beats.acquire(blocking=False):
+        pass
+    assert not beats.acquire(timeout=0.05)
+
+
+def test_an_evaluation_inside_rank_0_does_not_let_the_lock_grow_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anything else that its event loop is busy with."""
+    monkeypatch.setattr(locks, "REFRESH_S", 0.01)
+    home = tmp_path / "run"
+
+    def evaluate(trial: hpo.Trial) -> float:
+        stamp(home, -3600)
+        end = time.monotonic() + 20
+        while (home / "lock").stat().st_mtime < time.time() - STALE_S:
+            assert time.monotonic() < end, "nothing refreshes the lock"
+            time.sleep(0.002)
+        return 0.0
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+    result = hpo.Campaign(task, directory=home, evaluations=2, isolation="inline", kind="random").run()
+    assert [one.status for one in result.individuals] == ["completed"] * 2
+    assert not (home / "lock").exists()
+
+
+def test_a_campaign_that_lost_its_lock_ends_and_can_go_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "REFRESH_S", 0.01)
+    home = tmp_path / "run"
+
+    def evaluate(trial: hpo.Trial) -> float:
+        if trial.id == "0-0-0":
+            changed = {**json.loads((home / "lock").read_text()), "token": "t", "host": "n17"}
+            (home / "lock").write_text(json.dumps(changed))
+        return 0.0
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+    with pytest.raises(LockLost, match=r"was taken away by process .* on n17") as caught:
+        hpo.Campaign(task, directory=home, evaluations=10_000, isolation="inline", kind="random").run()
+    assert caught.value.exit_code == EXIT_RESUMABLE
+    assert json.loads((home / "lock").read_text())["token"] == "t"  # it is the other's now
+
+
+# --- a storage that fails for a while ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOENT])
+@pytest.mark.parametrize("call", ["utime", "read"])
+def test_errors_that_pass_are_borne_for_minutes(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    lock = acquire(tmp_path)
+
+    def fails(*arguments: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        if call == "utime":
+            patched.setattr(locks.os, "utime", fails)
+        else:
+            patched.setattr(Path, "read_bytes", fails)
+        for _ in range(20):
+            clock.sleep(5.0)
+            lock.refresh()
+            lock.check()
+    stamp(tmp_path, -3600)
+    lock.refresh()
+    lock.check()
+    assert holder(tmp_path) == lock.holder
+    assert (tmp_path / "lock").stat().st_mtime > time.time() - STALE_S
+
+
+def test_errors_that_stay_end_the_campaign_so_that_it_can_go_on(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = acquire(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "gone")
+    clock.sleep(119.0)
+    lock.refresh()
+    lock.check()
+    clock.sleep(2.0)
+    lock.refresh()
+    with pytest.raises(
+        LockLost, match=r"could not be refreshed for 121 s .No such file.* same command again"
+    ) as end:
+        lock.check()
+    assert end.value.exit_code == EXIT_RESUMABLE
+
+
+def test_who_could_not_write_for_long_sees_that_another_took_over(tmp_path: Path, clock: Clock) -> None:
+    lock = acquire(tmp_path)
+    clock.sleep(90.0)
+    changed = {**json.loads(lock.path.read_text()), "token": "t", "host": "n17"}
+    lock.path.write_text(json.dumps(changed))
+    lock.refresh()
+    with pytest.raises(LockLost, match=r"was taken away by process .* on n17"):
+        lock.check()
+    lock.release()
+    assert lock.path.exists()
+
+
+def test_a_lock_that_was_removed_by_hand_is_written_again(tmp_path: Path, clock: Clock) -> None:
+    lock = acquire(tmp_path)
+    (tmp_path / "campaign.json").touch()
+    lock.path.unlink()
+    lock.refresh()
+    lock.check()
+    assert holder(tmp_path) == lock.holder
+    # After a silence, another launch may have come and gone meanwhile.
+    clock.sleep(STALE_S)
+    lock.path.unlink()
+    lock.refresh()
+    with pytest.raises(LockLost, match="was taken away while"):
+        lock.check()
+    assert not lock.path.exists()
+
+
+def test_a_directory_that_is_gone_is_waited_for_and_not_taken_for_what_was_made_in_its_place(
+    tmp_path: Path, clock: Clock
+) -> None:
+    home, gone = tmp_path / "run", tmp_path / "gone"
+    lock = acquire(home)
+    (home / "campaign.json").touch()
+    home.rename(gone)
+    (home / "evaluations").mkdir(parents=True)  # as an evaluation that begins does
+    clock.sleep(90.0)
+    lock.refresh()
+    lock.check()
+    assert not lock.path.exists()
+    home.rename(tmp_path / "remains")
+    gone.rename(home)
+    lock.refresh()
+    clock.sleep(90.0)
+    lock.refresh()
+    lock.check()
+
+
+def test_a_lock_that_cannot_be_removed_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = acquire(tmp_path)
+
+    def fails(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "unlink", fails)
+    lock.release()
+    assert lock.path.exists()
+
+
+# --- whose clock ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
+def test_ages_are_those_of_the_clock_that_stamps_the_files(
+    tmp_path: Path, clock: Clock, skew_s: float
+) -> None:
+    """Whatever this machine's own clock says, as beside a file server that is an hour off."""
+    clock.skew_s = skew_s
+    elsewhere(tmp_path, age_s=STALE_S - 20)
+    assert holder(tmp_path) is not None
+    with pytest.raises(CampaignError, match=r"in use by process .* on n17"):
+        acquire(tmp_path)
+    stamp(tmp_path, -STALE_S - 20)
+    assert holder(tmp_path) is None
+    acquire(tmp_path)
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_where_nothing_can_be_written_our_own_clock_has_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere(tmp_path, age_s=STALE_S - 20)
+
+    def fails(*arguments: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(locks.os, "open", fails)
+    assert holder(tmp_path) is not None
+    stamp(tmp_path, -STALE_S - 20)
+    assert holder(tmp_path) is None
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_holder_elsewhere_that_died_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    elsewhere(tmp_path)
+    said: list[str] = []
+    lock = acquire(tmp_path, waiting=said.append)
+    assert holder(tmp_path) == lock.holder
+    assert STALE_S <= clock.slept_s < STALE_S + 2
+    (sentence,) = said
+    assert "in use by process" in sentence and "on n17" in sentence and "at most 60 s" in sentence
+
+
+def test_no_longer_than_its_stamp_asks_for(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere(tmp_path, age_s=STALE_S - 20)
+    stamped = locks._time_of
+    monkeypatch.setattr(locks, "_time_of", lambda directory: stamped(directory) + clock.slept_s)
+    acquire(tmp_path, waiting=lambda sentence: None)
+    assert 19 < clock.slept_s < 22
+
+
+def test_a_stamp_in_the_future_is_waited_for_no_longer(tmp_path: Path, clock: Clock) -> None:
+    elsewhere(tmp_path, age_s=-3600)
+    acquire(tmp_path, waiting=lambda sentence: None)
+    assert STALE_S <= clock.slept_s < STALE_S + 2
+
+
+def test_a_holder_elsewhere_that_lives_is_left_in_peace_as_soon_as_it_shows(
+    tmp_path: Path, clock: Clock
+) -> None:
+    elsewhere(tmp_path, age_s=30)
+    clock.on_sleep = lambda: stamp(tmp_path, 0) if clock.slept_s >= 4 else None
+    with pytest.raises(CampaignError, match=r"in use by process .* on n17") as caught:
+        acquire(tmp_path, waiting=lambda sentence: None)
+    assert clock.slept_s == 4 and caught.value.exit_code == 1
+
+
+def test_a_living_holder_of_this_machine_is_not_waited_for(tmp_path: Path, clock: Clock) -> None:
+    acquire(tmp_path)
+    with pytest.raises(CampaignError, match="in use by"):
+        acquire(tmp_path, waiting=lambda sentence: pytest.fail(sentence))
+
+
+def test_the_next_launch_of_a_supervisor_takes_the_lock_of_its_last_one_at_once(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Rank 0's node died, and the next rank 0 is on another one."""
+    acquire(tmp_path, supervisor="one")
+    changed = {**json.loads((tmp_path / "lock").read_text()), "machine": "elsewhere"}
+    (tmp_path / "lock").write_text(json.dumps(changed))
+    for other in None, "two":
+        with pytest.raises(CampaignError, match="in use by"):
+            acquire(tmp_path, supervisor=other)
+    lock = acquire(tmp_path, supervisor="one", waiting=lambda sentence: pytest.fail(sentence))
+    assert holder(tmp_path) == lock.holder and clock.slept_s == 0
+
+
+def test_a_lock_of_an_older_version_is_read(tmp_path: Path) -> None:
+    lock = acquire(tmp_path)
+    fields = json.loads(lock.path.read_text())
+    del fields["supervisor"]
+    lock.path.write_text(json.dumps(fields))
+    assert holder(tmp_path) == lock.holder

@@ -1,0 +1,136 @@
+"""What the journals say of a campaign's launches; and that ranks which start slowly may be tried again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import journals
+import pytest
+
+import hpo
+from hpo.campaign import campaign as campaigns
+from hpo.errors import EXIT_RESUMABLE, RanksDied
+from hpo.islands.transport import LocalTransport
+from hpo.journal.launches import (
+    LaunchOnRecord,
+    got_something_done,
+    is_complete,
+    launches_in_vain,
+    read_launch,
+)
+
+ENDED = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
+
+
+def evaluation(number: int, kind: str, status: str = "completed", **fields: object) -> dict[str, object]:
+    begun: dict[str, object] = {
+        "island": 0,
+        "worker": 0,
+        "sequence": number,
+        "id": f"0-0-{number}",
+        "params": {},
+    }
+    begun |= {"type": kind, "operator": "random", "parents": [], "retries": 0}
+    if kind == "started":
+        return {**begun, "time": 1.0, **fields}
+    ended = {
+        "started": 1.0,
+        "finished": 2.0,
+        "status": status,
+        "objectives": None,
+        "metrics": {},
+        "error": None,
+    }
+    return {**begun, **ended, **fields}
+
+
+def finished(number: int, status: str = "completed", **fields: object) -> dict[str, object]:
+    return evaluation(number, "finished", status, **fields)
+
+
+def test_a_launch_is_read_and_one_that_never_began_is_none(tmp_path: Path) -> None:
+    assert read_launch(tmp_path, 1) is None
+    journals.write(tmp_path, [], 1, job="7.2")
+    assert read_launch(tmp_path, 1) == LaunchOnRecord(number=1, job="7.2")
+    plan = {"evaluations": 3, "deadline_s": None, "islands": 1, "workers": 1}
+    journals.write(tmp_path, [{"type": "launched", **plan, "time": 5.0}, ENDED], 2)
+    assert read_launch(tmp_path, 2) == LaunchOnRecord(number=2, began=5.0, end=("stopped", 75))
+
+
+def test_a_budget_is_complete_when_so_many_have_ended_for_good(tmp_path: Path) -> None:
+    assert not is_complete(tmp_path, 3)
+    journals.write(tmp_path, [finished(0), finished(1, "failed"), finished(2, "interrupted")])
+    assert is_complete(tmp_path, 2) and not is_complete(tmp_path, 3)
+    journals.write(tmp_path, [evaluation(3, "started")], worker=1)
+    assert not is_complete(tmp_path, 3)
+    # The second end of the same individual does not count, nor that of an earlier run of one that goes on.
+    journals.write(tmp_path, [finished(0), finished(4, "pruned"), evaluation(4, "started", promoted=2)], 2)
+    assert not is_complete(tmp_path, 3)
+    journals.write(tmp_path, [finished(4, promoted=2)], 3)
+    assert is_complete(tmp_path, 3)
+    assert not is_complete(tmp_path, None)
+
+
+def test_a_failure_that_was_reopened_is_still_to_be_evaluated(tmp_path: Path) -> None:
+    reopened = {"type": "reopened", "id": "0-0-1", "number": 1, "reason": "sick", "time": 3.0}
+    journals.write(tmp_path, [finished(0), finished(1, "failed")])
+    assert is_complete(tmp_path, 2)
+    journals.write(tmp_path, [reopened], 2)
+    assert not is_complete(tmp_path, 2)
+    journals.write(tmp_path, [finished(1, "failed", reopened=1)], 3)
+    assert is_complete(tmp_path, 2)
+
+
+def test_a_budget_of_failures_alone_is_not_done(tmp_path: Path) -> None:
+    journals.write(tmp_path, [finished(0, "failed"), finished(1, "timeout")])
+    assert not is_complete(tmp_path, 2)
+
+
+def test_what_was_saved_is_progress_and_what_was_killed_is_none(tmp_path: Path) -> None:
+    journals.write(tmp_path, [finished(0, "interrupted", error="killed after its grace"), ENDED])
+    assert not got_something_done(tmp_path, 1)
+    journals.write(tmp_path, [finished(0, "interrupted")], worker=1)
+    assert got_something_done(tmp_path, 1)
+
+
+def test_launches_in_vain_are_counted_from_the_last_and_of_one_job(tmp_path: Path) -> None:
+    assert launches_in_vain(tmp_path) == 0
+    journals.write(tmp_path, [], 1, job="6.0")
+    journals.write(tmp_path, [], 2, job="7.0")
+    journals.write(tmp_path, [ENDED], 3, job="7.1")
+    assert launches_in_vain(tmp_path) == 3
+    assert launches_in_vain(tmp_path, "7") == 2
+    assert launches_in_vain(tmp_path, "8") == 0
+    journals.write(tmp_path, [finished(0, "failed")], 4, job="7.2")
+    journals.write(tmp_path, [], 5, job="7.2")
+    assert launches_in_vain(tmp_path) == launches_in_vain(tmp_path, "7") == 1
+
+
+# --- the greeting -----------------------------------------------------------------------------------------------------
+
+
+class Silent(LocalTransport):
+    """A thousand ranks of which only rank 0 has started."""
+
+    size = 1000
+
+
+@pytest.mark.parametrize(("start_timeout", "waits_s"), [(10, 120 + 50), ("300s", 300 + 50)])
+def test_ranks_that_start_too_slowly_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_timeout: object, waits_s: float
+) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += 1.0
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, time=time.time)
+    monkeypatch.setattr(campaigns, "time", clock)
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0)
+    campaign = hpo.Campaign(task, directory=tmp_path / "run", evaluations=1, start_timeout=start_timeout)
+    with pytest.raises(RanksDied, match=rf"ranks 1, 2, .* … did not start within {waits_s:.0f} s") as caught:
+        campaign._greet(Silent())
+    assert caught.value.exit_code == EXIT_RESUMABLE
+    assert now[0] == waits_s + 1

@@ -1,0 +1,119 @@
+"""Failures that do not count any more: their individuals are evaluated again under their ids."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpo
+from hpo.islands import resume
+from hpo.journal.evaluations import CurrentEvaluations
+from hpo.journal.records import Finished, Header, Record, Reopened, Started
+from hpo.results.record import _Fold
+from hpo.search.population import Member, Population
+
+SPACE = hpo.SearchSpace(x=hpo.Float(0, 1))
+HEADER = Header(version=1, launch=1, island=0, worker=0, time=1.0)
+IDENTITY = {
+    "id": "0-3-7",
+    "island": 0,
+    "worker": 3,
+    "sequence": 7,
+    "params": {"x": 0.25},
+    "operator": "random",
+    "parents": (),
+    "retries": 0,
+}
+
+
+def ended(status: str, reopened: int = 0) -> Finished:
+    return Finished(
+        **IDENTITY,
+        reopened=reopened,
+        started=10.0 * reopened,
+        finished=10.0 * reopened + 5,
+        status=status,
+        objectives={"value": 1.0} if status == "completed" else None,
+        metrics={},
+        error=None if status == "completed" else "OSError: no such mount",
+    )
+
+
+def reopened(number: int) -> Reopened:
+    return Reopened(id="0-3-7", number=number, reason="failing worker", time=7.0)
+
+
+def begun(reopened: int) -> Started:
+    return Started(**IDENTITY, reopened=reopened, time=10.0 * reopened)
+
+
+def fold(records: list[Record]) -> resume.ResumeState:
+    return resume.fold([HEADER, *records], space=SPACE, islands=1, losses=lambda found: (found["value"],))
+
+
+STORIES: list[tuple[list[Record], str]] = [
+    ([begun(0), ended("failed")], "failed"),
+    ([begun(0), ended("failed"), reopened(1)], "lost"),
+    ([begun(0), ended("failed"), reopened(1), begun(1)], "lost"),
+    ([begun(0), ended("failed"), reopened(1), begun(1), ended("completed", 1)], "completed"),
+    ([ended("timeout"), reopened(1), ended("crashed", 1)], "crashed"),
+    ([ended("failed"), reopened(1), ended("failed", 1), reopened(2)], "lost"),
+    ([ended("failed"), reopened(1), ended("failed", 1), reopened(2), ended("completed", 2)], "completed"),
+    ([ended("completed"), reopened(1)], "completed"),
+]
+
+
+@pytest.mark.parametrize(("records", "status"), STORIES)
+def test_in_whatever_order_the_journals_are_read_the_last_run_counts(
+    records: list[Record], status: str
+) -> None:
+    for order in itertools.permutations(records):
+        read = _Fold()
+        read.add([HEADER, *order])
+        (individual,) = read.individuals(alive=False)
+        assert individual.status == status, order
+
+        state = fold(list(order))
+        counts = {name: count for name, count in state.tally.counts.items() if count}
+        assert counts == ({} if status == "lost" else {status: 1}), order
+        assert len(state.pending) == (status == "lost")
+        failed = {member.id for population in state.populations.values() for member in population.failures}
+        assert ("0-3-7" in failed) == (status in ("failed", "crashed", "timeout")), order
+        for assignment in state.pending:
+            most = max((one.number for one in records if isinstance(one, Reopened)), default=0)
+            assert (assignment.reopened, assignment.retries) == (most, 0)
+            # Anew, unless it was begun again: then it may find what it has saved since.
+            assert assignment.resumed == any(
+                isinstance(one, Started) and one.reopened == most for one in records
+            )
+
+
+def test_only_failures_that_stand_may_be_reopened() -> None:
+    assert resume.failures([HEADER, ended("completed")], space=SPACE) == []
+    assert resume.failures([HEADER, ended("failed"), reopened(1)], space=SPACE) == []
+    ((status, again),) = resume.failures(
+        [HEADER, ended("failed"), reopened(1), ended("timeout", 1)], space=SPACE
+    )
+    assert (status, again.id, again.params, again.reopened) == ("timeout", "0-3-7", {"x": 0.25}, 2)
+    assert again.admitted and not again.resumed
+
+
+@given(st.permutations([ended("failed"), reopened(1), ended("failed", 1), reopened(2)]))
+def test_an_individual_is_never_counted_twice(order: list[Record]) -> None:
+    current = CurrentEvaluations()
+    count = 0
+    for record in order:
+        change = current.reopen(record) if isinstance(record, Reopened) else current.add(record)
+        count += change.ends - (change.reopens is not None)
+        assert count == current.ended <= 1
+
+
+def test_one_that_completes_after_all_is_no_failure_to_its_island() -> None:
+    population = Population()
+    population.add(Member("0-0-0", (0.5,), None, "failed"))
+    population.add(Member("0-0-0", (0.5,), (1.0,), "completed"))
+    assert population.failures == [] and [one.id for one in population.best] == ["0-0-0"]
+    assert population.seen == 1

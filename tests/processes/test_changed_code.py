@@ -1,0 +1,80 @@
+"""A campaign goes on with changed code of the task, and says so: from a file, and from a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from terminal import Terminal
+
+TASK = """
+import hpo
+from model import score
+
+def evaluate(trial):
+    return score(trial.params["x"])
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+SCRIPT = """
+import hpo
+
+def score(x):
+    return x
+
+def evaluate(trial):
+    return score(trial.params["x"])
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+hpo.Campaign(task, directory="run", evaluations=2, kind="random", isolation="inline").run()
+"""
+SAID = "hpo: the task's code has changed since the last launch"
+
+
+def copies(terminal: Terminal) -> list[str]:
+    return sorted(path.name for path in (terminal.directory / "run" / "code").iterdir())
+
+
+def test_a_changed_file_beside_the_tasks(terminal: Terminal) -> None:
+    terminal.write("task.py", TASK)
+    terminal.write("model.py", "def score(x):\n    return x\n")
+    said = []
+    for evaluations, ranks in ((2, 1), (4, 2), (6, 1)):
+        if evaluations == 4:
+            (first,) = copies(terminal)
+            # Of another length: within a second of the first Python would take its cache for this one's.
+            terminal.write("model.py", "def score(x):\n    return 2.0 + x\n")
+        terminal.campaign(evaluations=evaluations)
+        done = terminal.hpo("run", "c.toml", "--ranks", ranks)
+        assert done.returncode == 0, done.stderr
+        said.append([line for line in done.stderr.splitlines() if line.startswith(SAID)])
+    assert said[0] == said[2] == [] and len(said[1]) == 1
+    assert said[1][0].startswith(f"{SAID}: model.py. ") and said[1][0].endswith(f"run/code/{first}.")
+    assert len(copies(terminal)) == 2
+    assert (
+        terminal.directory / "run/code" / first / "model.py"
+    ).read_text() == "def score(x):\n    return x\n"
+    best = terminal.hpo("best", "run").stdout
+    assert "was evaluated: model.py. Of the version that evaluated it" in best and f"run/code/{first}" in best
+
+
+def test_a_changed_function_of_a_script(terminal: Terminal) -> None:
+    def run(script: str) -> str:
+        terminal.write("mine.py", script)
+        done = subprocess.run(
+            [sys.executable, "mine.py"],
+            cwd=terminal.directory,
+            env=terminal.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stderr
+
+    assert SAID not in run(SCRIPT)
+    # More evaluations are no change of what evaluates.
+    assert SAID not in run(SCRIPT.replace("evaluations=2", "evaluations=4"))
+    changed = SCRIPT.replace("return x", "return x + 1").replace("evaluations=2", "evaluations=6")
+    assert f"{SAID}: __main__.py. " in run(changed)
+    assert len(copies(terminal)) == 2
