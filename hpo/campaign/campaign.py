@@ -37,6 +37,7 @@ from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
 from hpo.journal import directory
+from hpo.journal.commands import clear_stop, stop_pending
 from hpo.journal.files import journal_files, journal_name, last_launch, read_directory, read_file
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Entered, Known, Record
@@ -48,7 +49,7 @@ from hpo.search.kinds import reevaluation
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.task.task import Task, TaskSource, load_task
-from hpo.terminal import one_line, write
+from hpo.terminal import one_line, quoted, write
 from hpo.text import excerpt
 
 _GREETING_S = 120.0
@@ -217,7 +218,7 @@ class Campaign:
         self._points = []
         for number, entry in enumerate(self.settings.points, start=1):
             with _noted(problems):
-                self._points += read_points(entry, self.task, number)
+                self._points += read_points(entry, self.task.space, self.task.allows, number=number)
         self._known = self._new_known(problems)
         if problems:
             raise UsageError("\n".join(problems))
@@ -381,7 +382,12 @@ class Campaign:
                     is None
                 ):
                     directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
-                directory.stop_file(settings.directory).unlink(missing_ok=True)
+                if not config.launcher().started_by_hpo and held_back(settings.directory):
+                    end = End(STOPPED, 0, None)
+                    for rank in others:
+                        transport.send(rank, encode(end))
+                    transport.flush(10.0)
+                    return end
                 launch = last_launch(settings.directory) + 1
                 with resume.located(settings.directory):
                     earlier = resume.fold(
@@ -425,6 +431,8 @@ class Campaign:
             arrived = transport.poll()
             for position, (source, data) in enumerate(arrived, start=1):
                 message = decode(data)
+                if isinstance(message, End) and message.exit_code == 0:
+                    return message
                 if isinstance(message, End):
                     raise _refusal(message)
                 if isinstance(message, Start):
@@ -561,6 +569,18 @@ def _refusal(end: End) -> HpoError:
     return kind(end.error or f"the campaign ended before it began ({end.reason})")
 
 
-def request_stop(campaign_directory: Path) -> None:
-    """Ask a running campaign to stop, from anywhere that sees its directory; it looks once a second."""
-    directory.stop_file(campaign_directory).write_text(f"{STOPPED}\n")
+def held_back(campaign_directory: Path) -> bool:
+    """Whether this launch is not to be, because ``hpo stop`` was given and no person has started it since: Slurm has.
+    A person's own start ends that stop."""
+    if not config.requeued():
+        clear_stop(campaign_directory)
+        return False
+    if not stop_pending(campaign_directory):
+        return False
+    write(
+        f"hpo: nothing is started: `hpo stop {quoted(campaign_directory)}` was given, and Slurm has started this job "
+        "again. `hpo run`, given by a person, goes on.",
+        sys.stderr,
+        flush=True,
+    )
+    return True

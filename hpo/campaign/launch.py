@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
-from hpo.campaign.campaign import Campaign
+from hpo.campaign.campaign import Campaign, held_back
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
@@ -37,6 +37,7 @@ from hpo.errors import (
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
+from hpo.journal.commands import stop_pending
 from hpo.journal.files import journal_path, last_launch
 from hpo.journal.launches import MOST_IN_VAIN, got_something_done, is_complete, read_launch
 from hpo.journal.lock import acquire
@@ -86,7 +87,12 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     campaign.check()
     # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
     # between mpirun's own lines.
-    acquire(campaign.settings.directory, waiting=_say).release()
+    lock = acquire(campaign.settings.directory, waiting=_say)
+    try:
+        if held_back(campaign.settings.directory):
+            return 0
+    finally:
+        lock.release()
     return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
 
 
@@ -285,6 +291,9 @@ class Supervisor:
                     )
                     return code
                 restarts += 1
+                if stop_pending(self._directory):
+                    _say("`hpo stop` was given, so this is not started again.")
+                    return 0
                 fleet = self._left()
                 if self._requests.count:  # it takes a while to ask all hosts
                     _say("stopped. Nothing that was recorded is lost: give the same command again to go on.")

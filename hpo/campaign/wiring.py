@@ -31,6 +31,7 @@ from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import STORAGE
 from hpo.islands.coordinator.health import Health
@@ -41,11 +42,12 @@ from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.leader.storage import StorageWait, storage_sentence
 from hpo.islands.messages import End, Start, Surroundings
 from hpo.islands.transport import Transport
-from hpo.journal import directory
 from hpo.journal.code_copies import change, keep_copy
+from hpo.journal.commands import Inbox
 from hpo.journal.files import JournalWriter, fence, journal_path, read_directory, read_file, worker_journals
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
+from hpo.prior_results.points import wanted
 from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
 from hpo.search.protocols import SearchContext
@@ -160,18 +162,21 @@ class Assembly:
         # On record before anything is evaluated, in a file of its own place.
         for record in known:
             writer.append(record)
-        writer.append(
-            Launched(
-                evaluations=settings.evaluations,
-                deadline_s=settings.deadline_s,
-                islands=layout.islands,
-                workers=len(layout.workers),
-                ranks_per_worker=settings.layout.ranks_per_worker,
-                time=time.time(),
-                reference=dict(settings.search.reference) if settings.search.reference else None,
-                code=code.hash,
-            )
+        standing = earlier.commands
+        evaluations = standing.evaluations(settings.evaluations)
+        deadline_s = standing.deadline_s(settings.deadline_s)
+        launched = Launched(
+            evaluations=evaluations,
+            deadline_s=deadline_s,
+            islands=layout.islands,
+            workers=len(layout.workers),
+            ranks_per_worker=settings.layout.ranks_per_worker,
+            time=time.time(),
+            reference=dict(settings.search.reference) if settings.search.reference else None,
+            code=code.hash,
         )
+        writer.append(launched)
+        standing.launched(launched)
 
         def commit() -> None:
             # What cannot be written now is tried again by rank 0's leader, whose journal it is, and in the end by
@@ -228,16 +233,20 @@ class Assembly:
         checkpoints = settings.evaluation.checkpoints
         first = [] if self.task.default is None else [(self.task.default, "default")]
         first += [(dict(point), "given") for point in (*self.task.points, *points)]
-        stop_file = directory.stop_file(settings.directory)
         job = slurm.job()
-        return Coordinator(
+        began = config.deadline_from(settings, transport.now())
+
+        def validated(label: str, params: Mapping[str, object]) -> dict[str, Scalar]:
+            return wanted(label, params, space, self.task.allows)
+
+        coordinator = Coordinator(
             transport=transport,
             registry=registry,
             everyone=range(transport.size),
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
-            evaluations=settings.evaluations,
-            deadline=config.deadline(settings, transport.now()),
+            evaluations=evaluations,
+            deadline=None if deadline_s is None else began + deadline_s,
             known=earlier.keys,
             assignments=[
                 *earlier.pending,
@@ -250,7 +259,17 @@ class Assembly:
             duplicates=settings.search.duplicates,
             configurations=self.task.configurations if self.task.listable else None,
             grace_s=settings.evaluation.grace_s,
-            stop_requested=stop_file.exists,
+            commands=Commands(
+                inbox=Inbox(settings.directory),
+                standing=standing,
+                journal=writer,
+                in_file={"evaluations": settings.evaluations, "deadline_s": settings.deadline_s},
+                began=began,
+                validated=validated,
+                key=space.key,
+                failures=lambda: resume.failures(read_directory(settings.directory), space=space),
+                now=time.time,
+            ),
             checkpoints=earlier.saves if checkpoints is None else checkpoints,
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             stop_begun=stopping,
@@ -266,6 +285,12 @@ class Assembly:
             reopened=reopened,
             worker_left=worker_left,
         )
+        if standing.paused:
+            coordinator.paused = True
+            coordinator.remarks.append("paused: nothing new starts until `hpo unpause`")
+        coordinator.enqueue(earlier.enqueued)
+        coordinator.look_at_commands()  # those given between launches hold before anything is granted
+        return coordinator
 
     @property
     def hang_timeout_s(self) -> float:

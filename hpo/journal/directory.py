@@ -21,11 +21,6 @@ Identity = dict[str, Any]
 _NOT_COMPARED = ("created", "seed")
 
 
-def stop_file(directory: Path) -> Path:
-    """The file that exists while the campaign in ``directory`` is asked to stop."""
-    return directory / "stop"
-
-
 def write_identity(directory: Path, identity: Mapping[str, object]) -> None:
     """Make ``directory`` the home of the campaign that ``identity`` describes.
 

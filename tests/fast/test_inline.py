@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo.campaign.campaign import request_stop
 from hpo.cli import main
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.background import BackgroundTurns
+from hpo.journal.commands import Stop, asked, give
 from hpo.search.protocols import GO, STOP, TrialReport, Verdict
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job
@@ -246,7 +246,7 @@ def test_hpo_try_evaluates_inline(
 
 def test_a_stop_from_outside_is_heard_during_an_evaluation(tmp_path: Path) -> None:
     def evaluate(trial: hpo.Trial) -> float:
-        request_stop(tmp_path / "run")
+        give(tmp_path / "run", Stop(**asked()))
         end = time.monotonic() + 20
         while time.monotonic() < end:
             if trial.should_checkpoint():

@@ -3,6 +3,7 @@ counted twice."""
 
 from __future__ import annotations
 
+import os
 import random
 from operator import attrgetter
 
@@ -12,9 +13,10 @@ from simulation.pruned import pruned_campaign
 
 from hpo.errors import EXIT_RESUMABLE
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.ending import DONE, STORAGE, Ending
+from hpo.islands.coordinator.ending import DONE, STORAGE
 from hpo.islands.leader.storage import PATIENCE_S, StorageWait
 from hpo.islands.resume import ResumeState, dead_leader_record, fold
+from hpo.journal.commands import Inbox, Stop, asked, give
 from hpo.journal.records import Finished, Header, Started
 from hpo.results.record import _Fold as ResultsFold
 
@@ -264,25 +266,22 @@ def test_what_a_dead_leader_wrote_twice_is_not_counted_for_another():
 # --- what else fails --------------------------------------------------------------------------------------------------
 
 
-def test_an_error_while_looking_for_a_request_to_stop_is_none():
-    answers = [
-        OSError(116, "Stale file handle", "runs/x/stop"),
-        OSError(5, "Input/output error"),
-        False,
-        True,
-    ]
+def test_an_error_while_looking_for_commands_is_none(tmp_path, monkeypatch):
+    give(tmp_path, Stop(**asked()))
+    (tmp_path / "commands").rename(tmp_path / "elsewhere")
+    errors = [OSError(116, "Stale file handle"), OSError(5, "Input/output error"), None, None]
+    inbox, opened = Inbox(tmp_path), os.open
 
-    def requested():
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+    def failing(path, *rest, **more):
+        if str(path).endswith("commands") and (error := errors.pop(0)) is not None:
+            raise error
+        return opened(path, *rest, **more)
 
-    ending = Ending(
-        began=0, deadline=None, must_end=None, grace_s=60, checkpoints=False, stop_requested=requested
-    )
-    seen = [(ending.reason_to_stop(float(now)), ending.error and ending.error.errno) for now in range(4)]
-    assert seen == [(None, 116), (None, 5), (None, None), ("stopped", None)]
+    monkeypatch.setattr(os, "open", failing)
+    seen = [(len(inbox.look().requests), inbox.error and inbox.error.errno) for _ in range(3)]
+    assert seen == [(0, 116), (0, 5), (0, None)]
+    (tmp_path / "elsewhere").rename(tmp_path / "commands")
+    assert len(inbox.look().requests) == 1 and inbox.error is None
 
 
 def test_an_individual_that_is_given_up_is_not_tried_again_where_evaluators_fail_to_start():

@@ -17,6 +17,8 @@ from terminal import Terminal, wait_until
 
 import hpo
 from hpo import cli
+from hpo.journal.commands import Stop, asked, give
+from hpo.journal.directory import write_identity
 from hpo.journal.lock import acquire
 
 
@@ -385,6 +387,20 @@ def test_a_second_command_on_a_directory_in_use_is_refused(terminal: Terminal) -
     assert first.wait().returncode == 75
 
 
+def test_a_job_that_slurm_starts_again_after_a_stop_ends_with_0(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.task()
+    terminal.campaign()
+    run = terminal.directory / "run"
+    write_identity(run, hpo.Campaign.from_file(terminal.directory / "c.toml").identity)
+    give(run, Stop(**asked()))
+    monkeypatch.setitem(terminal.environment, "SLURM_RESTART_COUNT", "1")
+    for done in terminal.hpo("run", "c.toml", "--ranks", 2), terminal.mpirun(2, "run", "c.toml"):
+        assert done.returncode == 0 and done.stderr.count("nothing is started: `hpo stop ") == 1
+        assert terminal.side() == [] and not (run / "journal").exists() and not (run / "lock").exists()
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -401,7 +417,7 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
     status = terminal.status()
     assert list(status) == [
         "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
-        "left",
+        "left", "state",
     ]  # fmt: skip
     assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 16
     assert status["budget"] == {"evaluations": 16, "deadline": None}
@@ -470,7 +486,23 @@ def test_try_of_a_task_that_fails_ends_with_1_and_its_error(terminal: Terminal) 
 # --- help -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["run", "try", "stop", "status", "best", "export"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run",
+        "try",
+        "status",
+        "best",
+        "export",
+        "stop",
+        "pause",
+        "unpause",
+        "drain",
+        "retry",
+        "enqueue",
+        "set",
+    ],
+)
 def test_help_has_an_example_and_the_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -36,8 +37,17 @@ from hpo.islands.messages import (
     decode,
     encode,
 )
-from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
+from hpo.islands.resume import (
+    DeadLeaderRecord,
+    ResumeState,
+    dead_leader_record,
+    failures,
+    fold,
+    start_messages,
+)
+from hpo.journal.commands import Look, Request
 from hpo.journal.records import Record, Reopened
+from hpo.prior_results.points import wanted
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
@@ -100,6 +110,29 @@ class _DiscardingJournal(MemoryJournal):
 
     def commit(self) -> None:
         pass
+
+
+class MemoryInbox:
+    """Commands that were given, by id, and have not been applied."""
+
+    error = None
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self._number = 0
+
+    def give(self, request: Request) -> None:
+        self._number += 1
+        self.requests[f"{self._number:020d}-{0:016x}"] = request
+
+    def look(self) -> Look:
+        return Look(list(self.requests.items()), [])
+
+    def set_aside(self, name: str) -> None:
+        raise NotImplementedError("there is no nonsense here")
+
+    def finish(self, identity: str, request: Request) -> None:
+        del self.requests[identity]
 
 
 class SimulatedTransport:
@@ -272,8 +305,10 @@ class Report:
 class Simulation:
     """A campaign of one-rank workers.
 
-    ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains, instead of ``objective``
-    and ``duration``; ``hang_timeout``: seconds, None: no rank is given up; ``latency_s``: mean time of a message;
+    ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
+    campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th individual to be
+    started; ``curve``: how one trains, instead of ``objective`` and ``duration``; ``hang_timeout``: seconds, None: no
+    rank is given up; ``latency_s``: mean time of a message;
     ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to simulate)."""
 
     def __init__(
@@ -302,6 +337,8 @@ class Simulation:
         must_end: float | None = None,
         first_failures: int | None = None,
         hang_timeout: float | None = None,
+        inbox: MemoryInbox | None = None,
+        recorded: Sequence[Record] = (),
         seed: int = 0,
     ) -> None:
         self.curve = curve
@@ -390,7 +427,7 @@ class Simulation:
             everyone=range(workers),
             dead_leader_record=self._dead_leader_record,
             journal_totals=self._journal_totals,
-            evaluations=evaluations,
+            evaluations=earlier.commands.evaluations(evaluations),
             known=earlier.keys,
             assignments=earlier.pending,
             tally=earlier.tally,
@@ -400,10 +437,26 @@ class Simulation:
             must_end=None if must_end is None else partial(float, must_end),
             grace_s=GRACE_S,
             duplicates=False,
+            commands=None
+            if inbox is None
+            else Commands(
+                inbox=inbox,
+                standing=earlier.commands,
+                journal=self.journals[0],
+                in_file={"evaluations": evaluations, "deadline_s": deadline},
+                began=0.0,
+                validated=lambda label, params: wanted(label, params, space, lambda params: True),
+                key=space.key,
+                failures=lambda: failures([*recorded, *self._committed()], space=space),
+                now=lambda: self.time,
+            ),
             health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
             reopened=self._reopened,
             worker_left=lambda place, reason: self.left.append((place.island, place.worker, reason)),
         )
+        self.coordinator.paused = earlier.commands.paused
+        self.coordinator.enqueue(earlier.enqueued)
+        self.coordinator.look_at_commands()
         if deadline is not None:
             self.at(deadline, self.coordinator.step)
         if must_end is not None:
@@ -529,9 +582,12 @@ class Simulation:
             losses=lambda objectives: tuple(objectives.values()),
         )
 
+    def _committed(self) -> Iterator[Record]:
+        return (record for journal in self.journals for record in journal.committed)
+
     def _journal_totals(self) -> ResumeState:
         return fold(
-            (record for journal in self.journals for record in journal.committed),
+            self._committed(),
             space=self.space,
             islands=self.islands,
             losses=lambda objectives: tuple(objectives.values()),

@@ -15,14 +15,26 @@ from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
+from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths, hung_remark
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, STORAGE, UNFIT, Ending, verdict
+from hpo.islands.coordinator.ending import (
+    DONE,
+    EXHAUSTED,
+    FUTILE,
+    LOST,
+    STOPPED,
+    STORAGE,
+    UNFIT,
+    Ending,
+    verdict,
+)
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.health import Failure, Health
 from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import Configurations
 from hpo.islands.coordinator.worker_registry import (
+    DRAINED,
     FAILING,
     NO_EVALUATORS,
     NO_JOURNAL,
@@ -57,7 +69,8 @@ class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the launch.
 
     ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations;
-    ``configurations``: as of ``UnseenConfigurations``; ``deadline`` to ``stop_requested``: as of ``Ending``;
+    ``configurations``: as of ``UnseenConfigurations``; ``deadline``, ``grace_s``, ``checkpoints`` and
+    ``must_end``: as of ``Ending``; ``commands``: what people ask for meanwhile;
     ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what workers wait
     for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
@@ -81,7 +94,7 @@ class Coordinator:
         duplicates: bool,
         configurations: Callable[[], Configurations] | None = None,
         grace_s: float,
-        stop_requested: Callable[[], bool] = lambda: False,
+        commands: Commands | None = None,
         stop_begun: Callable[[str], None] = lambda reason: None,
         storage_changed: Callable[[str | None], None] = lambda error: None,
         ended: Callable[[End], None] = lambda end: None,
@@ -94,7 +107,12 @@ class Coordinator:
     ) -> None:
         self._transport = transport
         self._everyone = tuple(everyone)
-        self._evaluations = evaluations
+        self.evaluations = evaluations
+        """The budget; None where only a deadline ends the campaign."""
+        self.paused = False
+        """Whether nothing new is begun, by ``hpo pause``."""
+        self._drained: set[int] = set()
+        self._commands = commands
         self._stop_begun = stop_begun
         self._storage_changed = storage_changed
         # By leader, since when and for what it waits; what it could not be waited for any longer.
@@ -122,7 +140,6 @@ class Coordinator:
             must_end=must_end,
             grace_s=grace_s,
             checkpoints=checkpoints,
-            stop_requested=stop_requested,
         )
         self._deaths = RankDeaths(
             transport=transport,
@@ -167,6 +184,9 @@ class Coordinator:
         assigned: list[tuple[int, Assignment]] = []
         for want in claim.wants:
             item: Admitted | None = None
+            if self.paused or leader in self._drained:
+                self._grants.held.setdefault(leader, []).append(want)
+                continue
             if want.paused is not None:  # it has its permit, and only its leader can ask for it
                 self.tally.reopen()
                 paused = Assignment(
@@ -242,7 +262,7 @@ class Coordinator:
             self._reopened([one.again for one in failures], reason)
         for one in failures:
             self.tally.reopen(one.status)
-            self._budget.assignments.append(one.again)
+        self._budget.readmit(one.again for one in failures)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
         if remark.name not in self._remarked and len(self._remarked) < MOST_REMARKS:
@@ -261,7 +281,7 @@ class Coordinator:
     def _dismiss(self, leader: int, message: Unfit) -> None:
         """A worker that cannot start evaluators, or write its journal, is out; what it had begun goes to others, while
         there are any."""
-        self._budget.assignments += self._taken_off(leader, message.unfinished)
+        self._budget.readmit(self._taken_off(leader, message.unfinished))
         if leader in self._registry.places:
             reason = NO_JOURNAL if message.storage else NO_EVALUATORS
             self._worker_left(self._registry.places[leader], reason)
@@ -322,7 +342,7 @@ class Coordinator:
 
     def _regroup(self) -> None:
         """Give out what broken workers held."""
-        self._budget.assignments += self._registry.released()
+        self._budget.readmit(self._registry.released())
         self._check_workers()
         self._something_changed()
 
@@ -374,12 +394,15 @@ class Coordinator:
 
     def _serve_held(self) -> None:
         """Answer the claims of leaders that get something again."""
-        for leader in [one for one in self._grants.held if not self._health.holds(one)]:
+        if self.paused:
+            return
+        ready = [one for one in self._grants.held if one not in self._drained]
+        for leader in [one for one in ready if not self._health.holds(one)]:
             self._answer(leader, Claim(self._grants.held.pop(leader), False))
 
     def _serve(self) -> None:
         """Give what has come back to the claims that wait, those of idle leaders first."""
-        if self.stopping or self._health.holds_all:
+        if self.stopping or self.paused or self._health.holds_all:
             return
         grants = self._grants
         # Looked at anew each time: what is too late is put back.
@@ -394,12 +417,12 @@ class Coordinator:
 
     def _recall(self) -> None:
         """Ask leaders that hold more than they evaluate to give it back for those that idle."""
-        if not self._grants.held_ahead or self.stopping or self._budget.exhausted:
+        if not self._grants.held_ahead or self.stopping:
             return
         wanted = self._grants.lacking
-        if self._health.holds_all:  # what they hold ahead is not to be begun either
-            wanted = UNLIMITED
-        elif not self._grants.idle or self._too_late():
+        if self.paused or self._health.holds_all or self._budget.remaining < 0:
+            wanted = UNLIMITED  # what they hold ahead is not to be begun either
+        elif self._budget.exhausted or not self._grants.idle or self._too_late():
             return
         for leader, number in self._grants.recall(wanted):
             self._send(leader, Recall(number))
@@ -429,6 +452,7 @@ class Coordinator:
                 )
         if self._health.lost_patience(now, lambda: self._grants.busy_leaders):
             self._something_changed()
+        self.look_at_commands()
         self._maybe_end()
 
     def stop(self, reason: str, *, urgent: bool = False) -> None:
@@ -454,17 +478,19 @@ class Coordinator:
             return
         if self.stopping:
             self._finish(self.stopping)
-        elif self._registry.holds:
+        elif self._registry.holds or (self.paused and self._grants.holds_promotion):
             return
         elif not self._budget.available:
             self._finish(EXHAUSTED if self._budget.exhausted else DONE)
         elif self._grants.idle and self._too_late():
             self.stop(self._ending.reason_of_lateness)
+        elif self._drained and self._drained.issuperset(self._registry.places):
+            self.stop(STOPPED)
 
     def _finish(self, reason: str) -> None:
         self.end = verdict(
             reason,
-            evaluations=self._evaluations,
+            evaluations=self.evaluations,
             tally=self.tally,
             works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
@@ -478,12 +504,59 @@ class Coordinator:
     def _send(self, destination: int, message: Message) -> None:
         self._transport.send(destination, encode(message))
 
+    # --- what people ask for ------------------------------------------------------------------------------------
+
+    def look_at_commands(self) -> None:
+        """Apply the commands that have come."""
+        if self._commands is not None and self._commands.look(self):
+            self._something_changed()
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Leaders of the workers at work, by island and number of the worker."""
+        places = self._registry.places.items()
+        return {f"{place.island}-{place.worker}": leader for leader, place in places}
+
+    def drain(self, leader: int) -> None:
+        """Grant that worker nothing more, and let it give back what it has not begun."""
+        if leader in self._drained:
+            return
+        self._drained.add(leader)
+        self._worker_left(self._registry.places[leader], DRAINED)
+        self._grants.drop_claims_of(leader)
+        if self._grants.holds_ahead(leader):
+            self._send(leader, Recall(self._grants.count(leader)))
+
+    def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> None:
+        """Evaluate individuals that ended with these statuses again."""
+        chosen = [Failure(status, again, "") for status, again in failures]
+        self._health.forget({one.again.id for one in chosen})
+        self._reopen(chosen, reason)
+
+    def enqueue(self, assignments: Iterable[Assignment]) -> int:
+        """Evaluate these before anything that is bred; how many of them are new."""
+        return self._budget.enqueue(assignments)
+
+    def resize(self, evaluations: int) -> None:
+        """Another budget."""
+        self.evaluations = evaluations
+        self._budget.resize(evaluations)
+
+    def set_deadline(self, deadline: float) -> None:
+        """Another deadline, in Unix seconds."""
+        self._ending.deadline = deadline
+
     # --- what is shown --------------------------------------------------------------------------------------
 
     @property
     def stopping(self) -> str | None:
         """Why nothing more is admitted; None until then."""
         return self._ending.stopping
+
+    @property
+    def deadline(self) -> float | None:
+        """When the campaign ends at the latest, in Unix seconds."""
+        return self._ending.deadline
 
     def grace_left(self, now: float) -> float:
         """Seconds for which what runs may still save itself, once the launch is stopping."""
@@ -503,8 +576,8 @@ class Coordinator:
         if self._waiting:
             since, error = min(self._waiting.values())
             return error, now - since
-        error_ = self._ending.error
-        return None if error_ is None else (describe_os_error(error_, "the request to stop"), 0.0)
+        error_ = None if self._commands is None else self._commands.error
+        return None if error_ is None else (describe_os_error(error_, "the commands"), 0.0)
 
     @property
     def running(self) -> int:
