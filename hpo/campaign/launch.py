@@ -21,7 +21,7 @@ from hpo.campaign.campaign import Campaign, held_back
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
-from hpo.cluster.mpi_startup import connect
+from hpo.cluster.mpi_startup import connect, raise_file_limit
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
@@ -350,6 +350,7 @@ class Supervisor:
         self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
 
     def _start(self) -> None:
+        raise_file_limit()  # mpirun and its ranks inherit it
         line = command(
             self._mpirun,
             self._version,
@@ -369,11 +370,19 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
-    def _wait(self) -> int | None:
+    def _wait(self, launch: int) -> int | None:
         """mpirun's return code; None where it was killed here."""
         if self._process is None:
             return None
-        code = processes.wait(self._process, self._fleet.ranks, self._begun, kill_at=lambda: self._kill_at)
+        code = processes.wait(
+            self._process,
+            self._fleet.ranks,
+            self._begun,
+            kill_at=lambda: self._kill_at,
+            ended=lambda: (
+                (found := read_launch(self._directory, launch)) is not None and found.end is not None
+            ),
+        )
         processes.end_rest(self._process.pid)
         return code
 
@@ -384,7 +393,7 @@ class Supervisor:
         self._start()
         if self._asked:
             self._forward()
-        code = self._wait()
+        code = self._wait(launch)
         if code == EXIT_REPORTED + EXIT_STORAGE:
             return EXIT_RESUMABLE, False
         on_record = read_launch(self._directory, launch)

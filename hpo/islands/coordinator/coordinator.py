@@ -16,7 +16,7 @@ from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.commands import Commands
-from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths
+from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths, hung_remark
 from hpo.islands.coordinator.ending import (
     DONE,
     EXHAUSTED,
@@ -325,9 +325,20 @@ class Coordinator:
         if not dead or self.end is not None:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
-        for place in self._deaths.handle(dead, self._everyone):
+        # Those that hang learn it, too: they may wake up.
+        for place in self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung))):
             self._worker_left(place, RANK_DIED)
         self._regroup()
+
+    def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
+        """These ranks say nothing any more: they are given up as if they were dead, and with them the other ranks of
+        their workers, which may wait for them for ever."""
+        hung = frozenset(ranks) - self._registry.dead
+        if hung and self.end is None:
+            self.remarks.append(hung_remark(sorted(hung)))
+            given_up = hung.union(*self._registry.workers_of(hung)) - {self._transport.rank}
+            self._registry.hung |= given_up
+            self.handle_rank_deaths(given_up)
 
     def _regroup(self) -> None:
         """Give out what broken workers held."""
