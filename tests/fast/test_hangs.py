@@ -161,6 +161,7 @@ def test_the_others_complete_the_budget_and_a_late_result_does_not_count(seed: i
     records = finished(simulation)
     assert len(records) == len({record.id for record in records}) == settings["evaluations"]
     assert simulation.coordinator.dead == {3} and simulation.coordinator.remarks[0].startswith("rank 3 hangs")
+    assert [reason for _, _, reason in simulation.left] == ["hangs"]
     own = [record for record in simulation.journals[3].committed if isinstance(record, Finished)]
     assert all(record.finished < 15 for record in own), "what it ended after it woke up"
 

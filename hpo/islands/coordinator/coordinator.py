@@ -36,6 +36,7 @@ from hpo.islands.coordinator.unseen import Configurations
 from hpo.islands.coordinator.worker_registry import (
     DRAINED,
     FAILING,
+    HANGS,
     NO_EVALUATORS,
     NO_JOURNAL,
     RANK_DIED,
@@ -327,7 +328,8 @@ class Coordinator:
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
         # Those that hang learn it, too: they may wake up.
         for place in self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung))):
-            self._worker_left(place, RANK_DIED)
+            hangs = not self._registry.hung.isdisjoint(place.ranks)
+            self._worker_left(place, HANGS if hangs else RANK_DIED)
         self._regroup()
 
     def handle_hung_ranks(self, ranks: Iterable[int]) -> None:

@@ -14,7 +14,13 @@ from hpo.config.layout import WorkerPlacement
 if TYPE_CHECKING:
     from hpo.islands.assignment import Assignment
 
-RANK_DIED, NO_EVALUATORS, FAILING, DRAINED = "a rank died", "no evaluators", "failing", "drained"
+RANK_DIED, HANGS, NO_EVALUATORS, FAILING, DRAINED = (
+    "a rank died",
+    "hangs",
+    "no evaluators",
+    "failing",
+    "drained",
+)
 NO_JOURNAL = "its journal cannot be written"
 """Why a worker takes no more part."""
 
