@@ -44,8 +44,8 @@ def fault(status: str, *, resumed: bool, error: str) -> str | None:
 
 
 def improbable(succeeded: int, failed: int) -> int:
-    """The number of failures in a row that has a probability below ``_IMPROBABLE``, where of the other evaluations these
-    numbers ``succeeded`` and ``failed``."""
+    """The number of failures in a row that has a probability below ``_IMPROBABLE``, where of the other evaluations
+    these numbers ``succeeded`` and ``failed``."""
     rate = (failed + 0.5) / (succeeded + failed + 1)
     return max(_FEWEST, math.ceil(math.log(_IMPROBABLE) / math.log(rate)))
 
