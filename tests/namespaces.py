@@ -35,7 +35,10 @@ _SSH = """#!/bin/bash
 while [[ $1 == -* ]]; do [[ $1 == -o ]] && shift; shift; done
 host=$1; shift
 [[ -e {folder}/$host.pid ]] || exit 255
-exec nsenter --all -t "$(<{folder}/$host.pid)" env -i TMPDIR=/dev/shm {variables} bash -c "$*"
+nsenter --all -t "$(<{folder}/$host.pid)" env -i TMPDIR=/dev/shm {variables} bash -c "$*"
+code=$?
+[[ ! -e {folder}/$host.cut ]] || exec sleep infinity
+exit $code
 """
 _VARIABLES = (
     "PATH",
@@ -97,9 +100,16 @@ class Hosts:
     def kill(self, name: str) -> None:
         """All its processes at once, and then nothing answers there any more. Its connections are closed, as those of
         a host that shuts down are."""
-        (self._folder / f"{name}.pid").unlink()
+        (self._folder / f"{name}.pid").unlink(missing_ok=True)
         os.kill(self._pids[name], signal.SIGKILL)
         self._holders[name].wait(10)
+
+    def cut(self, name: str) -> None:
+        """Pull its plugs: nothing reaches the host any more, and nobody is told."""
+        (self._folder / f"{name}.cut").touch()
+        (self._folder / f"{name}.pid").unlink()
+        for network in self._networks:
+            self._ip(LOGIN, "link", "set", f"{name}-{network}", "down")
 
     # --- making and removing --------------------------------------------------------------------------------------
 
