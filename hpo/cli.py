@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hpo import __version__, terminal
 from hpo.cluster.signals import Signals
 from hpo.errors import EXIT_RESUMABLE, HpoError
+from hpo.individual import CRASHED, FAILED, INVALID, TIMEOUT
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
@@ -90,9 +91,6 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
 
-    stop = add(
-        "stop", _stop, "Stop a running campaign as a signal would; it can be resumed.", "hpo stop runs/digits"
-    )
     status = add("status", _status, "How a campaign stands, running or not.", "hpo status runs/digits --json")
     best = add("best", _best, "The best configurations found so far.", "hpo best runs/digits --top 5")
     export = add(
@@ -107,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
         "hpo check runs/digits      hpo check runs/digits --repair",
     )
-    for command in (stop, status, best, export, check):
+    for command in (status, best, export, check):
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
     for command in (status, best, check):
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -123,7 +121,63 @@ def _parser() -> argparse.ArgumentParser:
         help="how many (default 1; with several objectives the whole front)",
     )
     export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
+    _add_steering(add)
     return parser
+
+
+def _add_steering(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands to a campaign, running or not."""
+    stop = add(
+        "stop",
+        _stop,
+        "Stop a campaign as a signal would. Jobs that Slurm starts again end at once, until `hpo run` is given.",
+        "hpo stop runs/digits",
+    )
+    pause = add(
+        "pause", _pause, "Start nothing new, over launches; what runs goes on.", "hpo pause runs/digits"
+    )
+    unpause = add("unpause", _unpause, "Go on after `hpo pause`.", "hpo unpause runs/digits")
+    drain = add(
+        "drain",
+        _drain,
+        "Give a worker nothing more in this launch; what it runs goes on.",
+        "hpo drain runs/digits 0-3      worker 3 of island 0, which begins the individuals 0-3-0, 0-3-1, …",
+    )
+    retry = add(
+        "retry",
+        _retry,
+        "Evaluate individuals that failed again, under their ids.",
+        "hpo retry runs/digits --status crashed",
+    )
+    enqueue = add(
+        "enqueue",
+        _enqueue,
+        "Evaluate configurations before anything that the search proposes. They count for the budget.",
+        "hpo enqueue runs/digits '{\"lr\": 0.01}'      hpo enqueue runs/digits points.csv",
+    )
+    limits = add(
+        "set",
+        _set,
+        "Another budget or deadline. Against the campaign file, what is changed later holds.",
+        "hpo set runs/digits evaluations=200 deadline=8h",
+    )
+    for command in (stop, pause, unpause, drain, retry, enqueue, limits):
+        command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
+    drain.add_argument("worker", metavar="WORKER", help="island and worker, such as 0-3")
+    retry.add_argument(
+        "--status",
+        choices=(FAILED, CRASHED, TIMEOUT, INVALID, "all"),
+        default=FAILED,
+        help=f"how they ended (default {FAILED})",
+    )
+    enqueue.add_argument(
+        "points",
+        metavar="POINTS",
+        help="a configuration as JSON, or a table, a campaign's directory or an Optuna storage",
+    )
+    limits.add_argument(
+        "limits", metavar="KEY=VALUE", nargs="+", help="evaluations=N and deadline=DURATION, as in the file"
+    )
 
 
 def _add_slurm(command: argparse.ArgumentParser) -> None:
@@ -251,17 +305,49 @@ def _slurm(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from hpo.campaign.campaign import request_stop
-    from hpo.results.record import load
+    from hpo.campaign import commands
 
-    record = load(options.directory)
-    if not record.alive:
-        terminal.write(f"{options.directory}: no campaign is running there, so there is nothing to stop.")
-        return 0
-    request_stop(options.directory)
-    terminal.write(
-        f"{options.directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`."
-    )
+    return _said(commands.stop(options.directory))
+
+
+def _pause(options: argparse.Namespace) -> int:
+    from hpo.campaign import commands
+
+    return _said(commands.pause(options.directory))
+
+
+def _unpause(options: argparse.Namespace) -> int:
+    from hpo.campaign import commands
+
+    return _said(commands.unpause(options.directory))
+
+
+def _drain(options: argparse.Namespace) -> int:
+    from hpo.campaign import commands
+
+    return _said(commands.drain(options.directory, options.worker))
+
+
+def _retry(options: argparse.Namespace) -> int:
+    from hpo.campaign import commands
+
+    return _said(commands.retry(options.directory, options.status))
+
+
+def _enqueue(options: argparse.Namespace) -> int:
+    from hpo.campaign import commands
+
+    return _said(commands.enqueue(options.directory, options.points))
+
+
+def _set(options: argparse.Namespace) -> int:
+    from hpo.campaign import commands
+
+    return _said(commands.set_limits(options.directory, options.limits))
+
+
+def _said(sentence: str) -> int:
+    terminal.write(sentence)
     return 0
 
 

@@ -6,6 +6,8 @@ EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
 EXIT_REPORTED = 64
 """Added to the exit code of a rank that has said why it ends, so that ``hpo run`` need not guess."""
+EXIT_STORAGE = 76
+"""From a rank to ``hpo run`` only: as EXIT_RESUMABLE, and to start again at once would be in vain."""
 
 
 class HpoError(Exception):
@@ -36,6 +38,12 @@ class LockLost(CampaignError):
     exit_code = EXIT_RESUMABLE
 
 
+class StorageFailed(CampaignError):
+    """The campaign's storage did not work for minutes; with room and access again the same command goes on."""
+
+    exit_code = EXIT_RESUMABLE
+
+
 class JournalDamaged(CampaignError):
     """A journal holds a record, other than a torn last one, whose checksum does not fit.
 
@@ -51,6 +59,11 @@ class JournalDamaged(CampaignError):
         )
         self.path = path
         self.line = line
+
+
+def describe_os_error(error: OSError, path: object) -> str:
+    """``PATH: reason``. ``path``: what was used, where the error names none."""
+    return f"{error.filename or path}: {error.strerror or error}"
 
 
 class SpaceExhausted(HpoError):

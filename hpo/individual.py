@@ -34,6 +34,9 @@ STATUSES = (COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED, LOST, INTERRUP
 REEVALUATION = "reevaluation"
 """The operator of an individual whose configuration was evaluated before, on purpose (``[search] reevaluate``)."""
 
+ENQUEUED = "enqueued"
+"""The operator of an individual whose configuration was given by ``hpo enqueue``."""
+
 
 def make_id(island: int, worker: int, sequence: int) -> str:
     """``island-worker-sequence``: where an individual was bred, unique in its campaign and usable as a file

@@ -82,7 +82,7 @@ run_pytest() {
     summaries+=("$name: $(tail -n 1 "$logs/output" | sed 's/^=* //; s/ =*$//')")
 }
 
-[[ $tier != nightly ]] || together+=(--examples 300)
+[[ $tier != nightly ]] || together+=(--examples 300 --all-cases)
 if [[ $tier == given ]]; then
     run_pytest pytest "$@"
 else
@@ -94,7 +94,6 @@ else
         run_pytest "tests/fast" tests/fast "${together[@]}"
     else
         run_pytest "tests/fast, tests/processes, tests/ranks" tests/fast tests/processes tests/ranks "${together[@]}"
-        run_pytest "tests/alone" tests/alone
     fi
     if [[ $tier == nightly ]]; then
         run_pytest "tests/nightly" tests/nightly

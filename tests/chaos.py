@@ -341,7 +341,7 @@ def prepare(
     """``seconds``: the median of an evaluation's; hardly any takes four times as long."""
     terminal.write("task.py", TASK.replace("UNHEALTHY", repr(unhealthy)).replace("SECONDS", repr(seconds)))
     text = CAMPAIGN.format(ranks_per_worker=ranks_per_worker, timeout=max(3.0, 4.0 * seconds))
-    terminal.campaign(text, evaluations=evaluations)
+    terminal.campaign(text, evaluations=evaluations, kind="default")
 
 
 def chaos(

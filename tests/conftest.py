@@ -14,10 +14,12 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import cases
 import gloo
 import mpi_scripts
 import skips
-from terminal import Terminal
+from slurm import Slurm, User
+from terminal import Terminal, wait_until
 
 # Under nohup or in a shell's background they are ignored, and by all that the tests start, which test them.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -27,6 +29,7 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-rank", action="store_true", help="leave out what needs several ranks")
+    parser.addoption("--all-cases", action="store_true", help="also the cases that run nightly")
     parser.addoption(
         "--examples", type=int, default=50, metavar="N", help="of each property that Hypothesis tests"
     )
@@ -34,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    cases.all_cases = config.getoption("--all-cases")
     gloo.one_rank = config.getoption("--one-rank")
     # No deadline: how long an example takes says how busy the machine is.
     hypothesis.settings.register_profile("tests", deadline=None, max_examples=config.getoption("--examples"))
@@ -58,3 +62,24 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 def mpirun() -> mpi_scripts.Run:
     """``mpirun(ranks, script, *arguments)``: see ``mpi_scripts.run``."""
     return mpi_scripts.run
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A Slurm of two nodes, for all tests that ask for one."""
+    slurm = Slurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        slurm.start()
+        yield slurm
+    finally:
+        slurm.stop()
+
+
+@pytest.fixture
+def user(cluster: Slurm, terminal: Terminal) -> Iterator[User]:
+    """Who submits a campaign to ``cluster``; a job that is left is cancelled afterwards."""
+    user = User(cluster, terminal)
+    yield user
+    if user.job and user.state() != "over":
+        cluster.run("scancel", user.job, check=False)
+        wait_until(lambda: user.state() == "over", "the job's end", seconds=30, pause_s=0.2)

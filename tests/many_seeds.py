@@ -1,4 +1,4 @@
-"""Simulated campaigns, each with deaths, signals, slow ranks and restarts of its own, to their end.
+"""Simulated campaigns, each with deaths, hangs, signals, slow ranks and restarts of its own, to their end.
 
 python tests/many_seeds.py SEED ...         replays single ones
 python tests/many_seeds.py --seeds 100000   tries seeds from 0 up to that number
@@ -15,6 +15,7 @@ from simulation.campaigns import (
     check_knowledge,
     disturb,
     fall_sick,
+    hang,
     losses,
     make,
     records_of,
@@ -45,6 +46,7 @@ def run(seed: int) -> None:
             evaluations=budget,
             earlier=earlier,
             migration=rng.choice([0.0, 0.5, 1.0]),
+            hang_timeout=rng.choice([1.0, 4.0]),  # the former is too short for a slow network
             first_failures=rng.choice([None, 4, 30]),
             **slow(rng),
         )
@@ -52,6 +54,7 @@ def run(seed: int) -> None:
         until = float("inf")
         if launch < _LAUNCHES - 2:
             until = disturb(simulation, rng, workers)
+            hang(simulation, rng, workers)
             for rank in rng.sample(range(workers), workers // 2 if rng.random() < 0.3 else 0):
                 fall_sick(simulation, rank, rng.uniform(0, 8))
         before = {record.id for record in standing(records)}

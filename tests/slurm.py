@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import socket
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 
 from skips import NOT_POSSIBLE
-from terminal import wait_until
+from terminal import Terminal, wait_until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -184,3 +186,94 @@ class Slurm:
         """What scontrol shows of a job."""
         told = self.run("scontrol", "show", "job", job, "-o", check=False)
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
+
+
+SAVING = """
+import time
+import hpo
+from task import note
+
+
+def evaluate(trial):
+    state = trial.directory / "state"
+    step = int(state.read_text()) if state.exists() else 0
+    note(trial.id, "began", step)
+    while step < STEPS:
+        step += 1
+        time.sleep(0.05)
+        note(trial.id, "did", step)
+        if trial.should_checkpoint():
+            state.write_text(str(step))
+            raise hpo.Interrupted
+    note(trial.id, "ended", step)
+    return 0.0
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+"""Evaluations of STEPS steps of 50 ms that save what they have reached."""
+
+
+class User:
+    """Submits a campaign of c.toml from a terminal's directory, and looks at what becomes of it."""
+
+    def __init__(self, cluster: Slurm, terminal: Terminal) -> None:
+        self.cluster = cluster
+        self.terminal = terminal
+        terminal.environment |= cluster.environment
+        self.job = ""
+
+    def write(self, *, evaluations: int, steps: int, grace_s: float = 5.0, islands: int = 2) -> None:
+        self.terminal.task()
+        self.terminal.write("saving.py", SAVING.replace("STEPS", str(steps)))
+        self.terminal.campaign(
+            f"[layout]\nislands = {islands}\n[evaluation]\ngrace = {grace_s}\n",
+            evaluations=evaluations,
+            task="saving.py:task",
+        )
+
+    def submit(self, *options: str, nodes: int = 2, ranks: int = 2) -> None:
+        size = (f"--nodes={nodes}", f"--ntasks-per-node={ranks}")
+        done = self.terminal.hpo("slurm", "c.toml", *size, *options)
+        assert done.returncode == 0, done.stderr
+        found = re.match(r"job (\d+) is in the queue", done.stdout)
+        assert found and f"tail -F slurm-{found[1]}.out" in done.stdout, done.stdout
+        self.job = found[1]
+
+    def state(self) -> str:
+        return self.cluster.jobs().get(self.job, "over")
+
+    def output(self) -> str:
+        path = self.terminal.directory / f"slurm-{self.job}.out"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for_work(self) -> None:
+        """Until each worker has begun something, and some have ended something, in this launch."""
+        before = len(self.terminal.side("ended"))
+        wait_until(
+            lambda: len(self.terminal.side("ended")) >= before + 4,
+            "evaluations that end",
+            seconds=60,
+            pause_s=0.1,
+        )
+
+    def wait_for_end(self, seconds: float) -> None:
+        try:
+            wait_until(lambda: self.state() == "over", "the job's end", seconds=seconds, pause_s=0.2)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.cluster.job(self.job)}\n{self.output()}") from None
+
+    def nothing_is_left(self) -> None:
+        wait_until(lambda: not self.terminal.processes(), "the end of all processes", seconds=30, pause_s=0.1)
+
+    def all_is_there_once(self, evaluations: int) -> None:
+        """The budget is met exactly; nothing ended twice, and no step was repeated."""
+        finished = [record for record in self.terminal.records("finished") if record["status"] == "completed"]
+        assert len({record["id"] for record in finished}) == len(finished) == evaluations
+        assert Counter(self.terminal.side("ended")) == Counter(record["id"] for record in finished)
+        assert self.terminal.records("ended")[-1]["exit"] == 0
+
+    def steps_repeated(self) -> int:
+        lines = (self.terminal.directory / "side.txt").read_text().splitlines()
+        did = Counter(line for line in lines if line.split()[1] == "did")
+        return sum(did.values()) - len(did)

@@ -128,11 +128,22 @@ class Terminal:
     def task(self, seconds: float = 0.03, name: str = "task.py") -> None:
         self.write(name, TASK.replace("SECONDS", repr(seconds)))
 
-    def campaign(self, text: str = "", *, evaluations: int | None = 60, task: str = "task.py:task") -> None:
-        """Write c.toml for a campaign in run/; ``text`` is added."""
+    def campaign(
+        self,
+        text: str = "",
+        *,
+        evaluations: int | None = 60,
+        task: str = "task.py:task",
+        kind: str | None = "random",
+    ) -> None:
+        """Write c.toml for a campaign in run/; ``text`` is added. ``kind``: of the search, None where ``text`` says
+        it; ``default`` has each rank import scikit-learn, which takes most of the processor time of a short campaign.
+        """
         lines = [f'task = "{task}"', 'directory = "run"']
         if evaluations is not None:
             lines.append(f"evaluations = {evaluations}")
+        if kind is not None:
+            lines.append(f'search.kind = "{kind}"')
         self.write("c.toml", "\n".join([*lines, text, ""]))
 
     # --- commands -------------------------------------------------------------------------------------------------

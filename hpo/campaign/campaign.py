@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,15 +28,16 @@ from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.reader import tolerates_deaths
-from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, UsageError
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Scalar
 from hpo.islands import resume
-from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, UNFIT
+from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
 from hpo.journal import directory
+from hpo.journal.commands import clear_stop, stop_pending
 from hpo.journal.files import journal_files, journal_name, last_launch, read_directory, read_file
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Entered, Known, Record
@@ -48,7 +49,7 @@ from hpo.search.kinds import reevaluation
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.task.task import Task, TaskSource, load_task
-from hpo.terminal import one_line, write
+from hpo.terminal import one_line, quoted, write
 from hpo.text import excerpt
 
 _GREETING_S = 120.0
@@ -117,6 +118,8 @@ class Campaign:
         grace (duration or 0; default 60.0): how long evaluations may save when the campaign stops.
         start_timeout (duration; default 300.0): how long evaluators may take to start; and ranks, to which a launch
             gives at least 120 s, and 0.05 s more for each.
+        hang_timeout (duration, from 1 s; default 120.0): a rank that shows no life for so long is given up, and what it
+            evaluates runs elsewhere.
         first_failures (int, from 1, or "off"; default 30): failures in a row, of all workers, that end a launch; a
             third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
@@ -215,7 +218,7 @@ class Campaign:
         self._points = []
         for number, entry in enumerate(self.settings.points, start=1):
             with _noted(problems):
-                self._points += read_points(entry, self.task, number)
+                self._points += read_points(entry, self.task.space, self.task.allows, number=number)
         self._known = self._new_known(problems)
         if problems:
             raise UsageError("\n".join(problems))
@@ -239,7 +242,7 @@ class Campaign:
         recorded: set[str | None] = set()
         if (home / "campaign.json").exists():
             # Rank 0 enters them, and is the first worker of the first island.
-            files = [one for one in journal_files(home) if (journal_name(one) or ())[1:] == (0, 0)]
+            files = [one for one in journal_files(home) if (journal_name(one) or ())[1:3] == (0, 0)]
             recorded = {one.source for path in files for one in read_file(path) if isinstance(one, Entered)}
         found = []
         for entry in self.settings.known:
@@ -314,8 +317,9 @@ class Campaign:
 
         Raises:
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
-            CampaignError: it could not go on: no worker starts evaluators, or the first evaluations all failed (see
-                ``hpo.islands.coordinator.health``). What was recorded stays.
+            CampaignError: it could not go on: no worker starts evaluators, the first evaluations all failed (see
+                ``hpo.islands.coordinator.health``), or the storage did not work for minutes (then its ``exit_code``
+                is 75). What was recorded stays.
         """
         transport = transport or connect()
         settings = self.settings
@@ -352,6 +356,8 @@ class Campaign:
                 "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
                 f"this and give the same command again: {end.error}"
             )
+        if end.reason == STORAGE:
+            raise StorageFailed(end.error or "the storage did not work")
         if end.reason == FUTILE:
             raise CampaignError(end.error or "the first evaluations all failed")
         return Result(settings.directory, end.reason)
@@ -376,7 +382,19 @@ class Campaign:
                     is None
                 ):
                     directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
-                directory.stop_file(settings.directory).unlink(missing_ok=True)
+                if not config.launcher().started_by_hpo and held_back(settings.directory):
+                    end = End(STOPPED, 0, None)
+                    for rank in others:
+                        transport.send(rank, encode(end))
+                    transport.flush(10.0)
+                    return end
+                if owner := directory.foreign_owner(settings.directory):
+                    write(
+                        f"hpo: {one_line(settings.directory)} belongs to {one_line(owner)}, who can read and remove "
+                        "what this campaign writes there.",
+                        sys.stderr,
+                        flush=True,
+                    )
                 launch = last_launch(settings.directory) + 1
                 with resume.located(settings.directory):
                     earlier = resume.fold(
@@ -420,6 +438,8 @@ class Campaign:
             arrived = transport.poll()
             for position, (source, data) in enumerate(arrived, start=1):
                 message = decode(data)
+                if isinstance(message, End) and message.exit_code == 0:
+                    return message
                 if isinstance(message, End):
                     raise _refusal(message)
                 if isinstance(message, Start):
@@ -517,15 +537,19 @@ class Campaign:
                 coordinator_rank=0,
                 coordinator=coordinator,
                 signals=signals,
+                hang_timeout_s=assembly.hang_timeout_s,
                 housekeeping=housekeeping or (lambda now: None),
+                failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
             )
             end = node.run()
-            if assembly.writer is not None:
-                assembly.writer.commit()
+            if node.given_up and assembly.writer is not None:
+                assembly.writer.discard()  # it would go on in a file that is read
+            end = assembly.settle(end)
             if display is not None and coordinator is not None:
                 display.finish(coordinator, end.reason, transport.now())
         if coordinator is not None and end.exit_code == 0:
-            keep_only_best(settings.directory, settings.keep)
+            with suppress(OSError):  # it is only space
+                keep_only_best(settings.directory, settings.keep)
         return end
 
     def _tidy(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> None:
@@ -552,6 +576,18 @@ def _refusal(end: End) -> HpoError:
     return kind(end.error or f"the campaign ended before it began ({end.reason})")
 
 
-def request_stop(campaign_directory: Path) -> None:
-    """Ask a running campaign to stop, from anywhere that sees its directory; it looks once a second."""
-    directory.stop_file(campaign_directory).write_text(f"{STOPPED}\n")
+def held_back(campaign_directory: Path) -> bool:
+    """Whether this launch is not to be, because ``hpo stop`` was given and no person has started it since: Slurm has.
+    A person's own start ends that stop."""
+    if not config.requeued():
+        clear_stop(campaign_directory)
+        return False
+    if not stop_pending(campaign_directory):
+        return False
+    write(
+        f"hpo: nothing is started: `hpo stop {quoted(campaign_directory)}` was given, and Slurm has started this job "
+        "again. `hpo run`, given by a person, goes on.",
+        sys.stderr,
+        flush=True,
+    )
+    return True

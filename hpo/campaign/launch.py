@@ -17,18 +17,27 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
-from hpo.campaign.campaign import Campaign
+from hpo.campaign.campaign import Campaign, held_back
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
-from hpo.cluster.mpi_startup import connect
+from hpo.cluster.mpi_startup import connect, raise_file_limit
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
-from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError, UsageError
+from hpo.errors import (
+    EXIT_REPORTED,
+    EXIT_RESUMABLE,
+    EXIT_STORAGE,
+    CampaignError,
+    HpoError,
+    StorageFailed,
+    UsageError,
+)
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
+from hpo.journal.commands import stop_pending
 from hpo.journal.files import journal_path, last_launch
 from hpo.journal.launches import MOST_IN_VAIN, got_something_done, is_complete, read_launch
 from hpo.journal.lock import acquire
@@ -78,7 +87,12 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     campaign.check()
     # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
     # between mpirun's own lines.
-    acquire(campaign.settings.directory, waiting=_say).release()
+    lock = acquire(campaign.settings.directory, waiting=_say)
+    try:
+        if held_back(campaign.settings.directory):
+            return 0
+    finally:
+        lock.release()
     return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
 
 
@@ -114,7 +128,9 @@ def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> i
     if transport.rank:
         return 0
     if started_by_us:
-        error.exit_code += EXIT_REPORTED
+        error.exit_code = EXIT_REPORTED + (
+            EXIT_STORAGE if isinstance(error, StorageFailed) else error.exit_code
+        )
     raise error
 
 
@@ -275,6 +291,9 @@ class Supervisor:
                     )
                     return code
                 restarts += 1
+                if stop_pending(self._directory):
+                    _say("`hpo stop` was given, so this is not started again.")
+                    return 0
                 fleet = self._left()
                 if self._requests.count:  # it takes a while to ask all hosts
                     _say("stopped. Nothing that was recorded is lost: give the same command again to go on.")
@@ -331,6 +350,7 @@ class Supervisor:
         self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
 
     def _start(self) -> None:
+        raise_file_limit()  # mpirun and its ranks inherit it
         line = command(
             self._mpirun,
             self._version,
@@ -350,11 +370,19 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
-    def _wait(self) -> int | None:
+    def _wait(self, launch: int) -> int | None:
         """mpirun's return code; None where it was killed here."""
         if self._process is None:
             return None
-        code = processes.wait(self._process, self._fleet.ranks, self._begun, kill_at=lambda: self._kill_at)
+        code = processes.wait(
+            self._process,
+            self._fleet.ranks,
+            self._begun,
+            kill_at=lambda: self._kill_at,
+            ended=lambda: (
+                (found := read_launch(self._directory, launch)) is not None and found.end is not None
+            ),
+        )
         processes.end_rest(self._process.pid)
         return code
 
@@ -365,7 +393,9 @@ class Supervisor:
         self._start()
         if self._asked:
             self._forward()
-        code = self._wait()
+        code = self._wait(launch)
+        if code == EXIT_REPORTED + EXIT_STORAGE:
+            return EXIT_RESUMABLE, False
         on_record = read_launch(self._directory, launch)
         reported = code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2)
         if code is not None and reported and on_record is None:

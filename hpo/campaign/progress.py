@@ -28,25 +28,25 @@ class Display:
 
     def __init__(self, settings: Settings, task: Task, *, workers: int) -> None:
         self._directory = settings.directory
-        self._evaluations = settings.evaluations
-        self._deadline_s = settings.deadline_s
         self._directions = list(task.objectives.values())
         self._names = list(task.objectives)
         self._workers = workers
         self._repeats = any(settings.search_of(one).reevaluate for one in range(settings.layout.islands))
         self._began: float | None = None
         self._next = 0.0
-        self._stopping = False
+        self._shown: tuple[bool, bool, bool] = (False, False, False)
         self._final_at_start = 0
         self._live: Live | None = None
         self._columns = config.terminal_columns()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Show the state if it is time to; cheap otherwise."""
-        # That it is stopping is said at once.
-        if now < self._next and (self._stopping or not coordinator.stopping):
+        # That it is stopping or paused, or waits for its storage, is said at once.
+        waits = coordinator.waited_for_storage(now) is not None
+        shown = (bool(coordinator.stopping), coordinator.paused, waits)
+        if now < self._next and shown == self._shown:
             return
-        self._stopping = bool(coordinator.stopping)
+        self._shown = shown
         if self._began is None:
             self._began = now
             self._final_at_start = coordinator.tally.final
@@ -81,7 +81,7 @@ class Display:
         final = tally.final
         seconds = now - (self._began or now)
         rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
-        parts = [f"{final}/{self._evaluations} evaluated" if self._evaluations else f"{final} evaluated"]
+        parts = [_evaluated(final, coordinator.evaluations)]
         parts.append(f"best {self._best(tally.best)}")
         parts.append(f"{_rate(rate)}")
         parts.append(f"{self._failures(coordinator)} failed")
@@ -89,7 +89,11 @@ class Display:
             parts.append(f"{pruned} pruned")
         if not ended:
             parts.append(f"{coordinator.busy}/{self._workers} workers busy")
-            parts.append(self._left(final, rate, seconds))
+            parts.append(_left(coordinator, final, rate, now))
+            if coordinator.paused:
+                parts.append("paused: nothing new starts until `hpo unpause`")
+            if (waits := coordinator.waited_for_storage(now)) is not None:
+                parts.append(f"storage: {waits[0].rpartition(': ')[2]}, waiting {waits[1]:.0f} s")
             if coordinator.stopping:
                 parts.append(_stopping(coordinator, now))
         return "  ".join(part for part in parts if part)
@@ -106,18 +110,9 @@ class Display:
         ]
         return " ".join(f"{value:.6g}" for value in values) + f" ({best[1]})"
 
-    def _left(self, final: int, rate: float, seconds: float) -> str:
-        left = [self._deadline_s - seconds] if self._deadline_s is not None else []
-        if self._evaluations is not None and rate > 0:
-            left.append((self._evaluations - final) / rate)
-        return f"{_duration(max(0.0, min(left)))} left" if left else ""
-
     def finish(self, coordinator: Coordinator, reason: str, now: float) -> None:
         """The last line: how it stands now, and why it ended."""
         self._next = 0.0
-        self._evaluations = (
-            None if self._evaluations is None else max(self._evaluations, coordinator.tally.final)
-        )
         text = f"{reason}: {self.line(coordinator, now, ended=True)}"
         # It looks like success, and nothing was found.
         in_vain = reason == IN_VAIN or (coordinator.tally.best is None and bool(self._failures(coordinator)))
@@ -146,6 +141,20 @@ class Display:
         if live is not None:
             with suppress(OSError):
                 live.stop()
+
+
+def _evaluated(final: int, budget: int | None) -> str:
+    if budget is None:
+        return f"{final} evaluated"
+    # It was made smaller than what was evaluated already.
+    return f"{final}/{budget} evaluated" if final <= budget else f"{final} evaluated (budget {budget})"
+
+
+def _left(coordinator: Coordinator, final: int, rate: float, now: float) -> str:
+    left = [] if coordinator.deadline is None else [coordinator.deadline - now]
+    if coordinator.evaluations is not None and rate > 0:
+        left.append((coordinator.evaluations - final) / rate)
+    return f"{_duration(max(0.0, min(left)))} left" if left else ""
 
 
 def _stopping(coordinator: Coordinator, now: float) -> str:

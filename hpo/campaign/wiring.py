@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
+from hpo.errors import EXIT_RESUMABLE, describe_os_error
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import count_cores
@@ -29,19 +31,23 @@ from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands import resume
 from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.ending import STORAGE
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import End, Start
+from hpo.islands.leader.storage import StorageWait, storage_sentence
+from hpo.islands.messages import End, Start, Surroundings
 from hpo.islands.transport import Transport
-from hpo.journal import directory
 from hpo.journal.code_copies import change, keep_copy
-from hpo.journal.files import JournalWriter, journal_path, read_directory, read_file
+from hpo.journal.commands import Inbox
+from hpo.journal.files import JournalWriter, fence, journal_path, read_directory, read_file, worker_journals
 from hpo.journal.lock import Lock
-from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping
+from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
+from hpo.prior_results.points import wanted
 from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
 from hpo.search.protocols import SearchContext
@@ -78,7 +84,7 @@ class Assembly:
                     transport=transport,
                     place=place,
                     worker_rank=worker_rank,
-                    hosts=start.hosts,
+                    surroundings=start.surroundings,
                     task=self.task,
                 )
             else:
@@ -87,12 +93,16 @@ class Assembly:
                     transport=transport,
                     place=place,
                     worker_rank=worker_rank,
-                    hosts=start.hosts,
+                    surroundings=start.surroundings,
                     source=self._source,
                 )
             closing.callback(evaluator_host.close)
             return RankRoles(
-                members=place.ranks, leader=None, non_leader=evaluator_host, filenos=evaluator_host.filenos
+                members=place.ranks,
+                leader=None,
+                non_leader=evaluator_host,
+                filenos=evaluator_host.filenos,
+                inline=evaluator_host if isinstance(evaluator_host, InlineHost) else None,
             )
         header = Header.of_this_process(
             launch=start.launch,
@@ -102,13 +112,13 @@ class Assembly:
         )
         writer = JournalWriter(self._journal_of(place, start.launch), header)
         self.writer = writer
-        closing.callback(writer.close)
+        closing.callback(_close, writer)
         crew: ProcessCrew | InlineCrew
         if inline:
             crew = make_inline_crew(
                 transport=transport,
                 place=place,
-                hosts=start.hosts,
+                surroundings=start.surroundings,
                 task=self.task,
                 stopping=lambda: signals.count > 0,
             )
@@ -117,14 +127,20 @@ class Assembly:
                 settings,
                 transport=transport,
                 place=place,
-                hosts=start.hosts,
+                surroundings=start.surroundings,
                 source=self._source,
                 objectives=tuple(self.task.objectives),
             )
         closing.callback(crew.close, 10.0)
-        leader = self.leader(place, groups, crew, writer, start.hosts)
+        leader = self.leader(place, groups, crew, writer, start.surroundings)
         leader.begin(start)
-        return RankRoles(members=place.ranks, leader=leader, non_leader=None, filenos=crew.filenos)
+        return RankRoles(
+            members=place.ranks,
+            leader=leader,
+            non_leader=None,
+            filenos=crew.filenos,
+            inline=crew if isinstance(crew, InlineCrew) else None,
+        )
 
     def coordinator(
         self,
@@ -146,41 +162,62 @@ class Assembly:
         # On record before anything is evaluated, in a file of its own place.
         for record in known:
             writer.append(record)
-        writer.append(
-            Launched(
-                evaluations=settings.evaluations,
-                deadline_s=settings.deadline_s,
-                islands=layout.islands,
-                workers=len(layout.workers),
-                ranks_per_worker=settings.layout.ranks_per_worker,
-                time=time.time(),
-                reference=dict(settings.search.reference) if settings.search.reference else None,
-                code=code.hash,
-            )
+        standing = earlier.commands
+        evaluations = standing.evaluations(settings.evaluations)
+        deadline_s = standing.deadline_s(settings.deadline_s)
+        launched = Launched(
+            evaluations=evaluations,
+            deadline_s=deadline_s,
+            islands=layout.islands,
+            workers=len(layout.workers),
+            ranks_per_worker=settings.layout.ranks_per_worker,
+            time=time.time(),
+            reference=dict(settings.search.reference) if settings.search.reference else None,
+            code=code.hash,
         )
-        writer.commit()
+        writer.append(launched)
+        standing.launched(launched)
+
+        def commit() -> None:
+            # What cannot be written now is tried again by rank 0's leader, whose journal it is, and in the end by
+            # ``settle``.
+            with suppress(OSError):
+                writer.commit()
+
+        commit()
 
         def stopping(reason: str) -> None:
             writer.append(Stopping(reason=reason, time=time.time()))
-            writer.commit()
+            commit()
+
+        def storage_changed(error: str | None) -> None:
+            writer.append(Storage(error=error, time=time.time()))
+            commit()
 
         def ended(end: End) -> None:
             writer.append(Ended(reason=end.reason, exit=end.exit_code, time=time.time()))
-            writer.commit()
+            commit()
 
         def reopened(again: list[Assignment], reason: str) -> None:
             for one in again:
                 assert one.id is not None
                 writer.append(Reopened(id=one.id, number=one.reopened, reason=reason, time=time.time()))
-            writer.commit()
+            commit()
 
         def worker_left(place: WorkerPlacement, reason: str) -> None:
             writer.append(Left(island=place.island, worker=place.worker, reason=reason, time=time.time()))
-            writer.commit()
+            commit()
+
+        registry = WorkerRegistry(layout.workers)
 
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
-            path = self._journal_of(place, start.launch)
-            records = list(read_file(path)) if path.exists() else []
+            paths = worker_journals(
+                settings.directory, launch=start.launch, island=place.island, worker=place.worker
+            )
+            if place.leader in registry.hung:
+                for path in paths:
+                    fence(path)
+            records = [record for path in paths for record in read_file(path)]
             with resume.located(settings.directory):
                 return resume.dead_leader_record(
                     records, space=space, islands=layout.islands, losses=self.task.losses
@@ -196,16 +233,20 @@ class Assembly:
         checkpoints = settings.evaluation.checkpoints
         first = [] if self.task.default is None else [(self.task.default, "default")]
         first += [(dict(point), "given") for point in (*self.task.points, *points)]
-        stop_file = directory.stop_file(settings.directory)
         job = slurm.job()
-        return Coordinator(
+        began = config.deadline_from(settings, transport.now())
+
+        def validated(label: str, params: Mapping[str, object]) -> dict[str, Scalar]:
+            return wanted(label, params, space, self.task.allows)
+
+        coordinator = Coordinator(
             transport=transport,
-            registry=WorkerRegistry(layout.workers),
+            registry=registry,
             everyone=range(transport.size),
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
-            evaluations=settings.evaluations,
-            deadline=config.deadline(settings, transport.now()),
+            evaluations=evaluations,
+            deadline=None if deadline_s is None else began + deadline_s,
             known=earlier.keys,
             assignments=[
                 *earlier.pending,
@@ -218,10 +259,21 @@ class Assembly:
             duplicates=settings.search.duplicates,
             configurations=self.task.configurations if self.task.listable else None,
             grace_s=settings.evaluation.grace_s,
-            stop_requested=stop_file.exists,
+            commands=Commands(
+                inbox=Inbox(settings.directory),
+                standing=standing,
+                journal=writer,
+                in_file={"evaluations": settings.evaluations, "deadline_s": settings.deadline_s},
+                began=began,
+                validated=validated,
+                key=space.key,
+                failures=lambda: resume.failures(read_directory(settings.directory), space=space),
+                now=time.time,
+            ),
             checkpoints=earlier.saves if checkpoints is None else checkpoints,
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             stop_begun=stopping,
+            storage_changed=storage_changed,
             ended=ended,
             health=Health(
                 settings.evaluation.first_failures,
@@ -233,6 +285,37 @@ class Assembly:
             reopened=reopened,
             worker_left=worker_left,
         )
+        if standing.paused:
+            coordinator.paused = True
+            coordinator.remarks.append("paused: nothing new starts until `hpo unpause`")
+        coordinator.enqueue(earlier.enqueued)
+        coordinator.look_at_commands()  # those given between launches hold before anything is granted
+        return coordinator
+
+    @property
+    def hang_timeout_s(self) -> float:
+        """After how long without a sign of life a rank is given up; never where evaluations let it show none."""
+        evaluation = self.settings.evaluation
+        blind = evaluation.isolation == "inline" and not self.transport.any_thread
+        return math.inf if blind else evaluation.hang_timeout_s
+
+    def settle(self, end: End) -> End:
+        """Put on disk what is not there yet, as the launch ended by ``end``; rank 0 waits for the storage if need be.
+        How the launch has ended: for want of its storage where rank 0's journal could not be written."""
+        wait, writer = StorageWait(), self.writer
+        while writer is not None and (writer.error is not None or writer.pending):
+            try:
+                writer.commit()
+            except OSError as error:
+                wait.failed(describe_os_error(error, writer.path), time.monotonic())
+                # Of others no result is missing that the coordinator has counted.
+                if wait.over or end.reason == STORAGE or self.transport.rank:
+                    writer.discard()
+                else:
+                    time.sleep(max(0.0, wait.retry_at - time.monotonic()))
+        if self.transport.rank == 0 and wait.over and wait.error is not None:
+            return End(STORAGE, EXIT_RESUMABLE, storage_sentence(wait.error))
+        return end
 
     def _journal_of(self, place: WorkerPlacement, launch: int) -> Path:
         return journal_path(self.settings.directory, launch=launch, island=place.island, worker=place.worker)
@@ -243,9 +326,9 @@ class Assembly:
         groups: list[list[int]],
         crew: ProcessCrew | InlineCrew,
         writer: JournalWriter,
-        hosts: Sequence[str],
+        surroundings: Surroundings,
     ) -> Leader:
-        """The leader of the worker at ``place``, not begun. ``hosts``: by world rank."""
+        """The leader of the worker at ``place``, not begun."""
         settings, transport = self.settings, self.transport
         search = settings.search_of(place.island)
         space = restricted(self.task.space, search.only)
@@ -255,9 +338,8 @@ class Assembly:
             search,
             SearchContext(
                 clock=transport.now,
-                leader=place.leader,
-                leaders=[rank for island in groups for rank in island],
-                hosts=hosts,
+                all_workers=sum(map(len, groups)),
+                local_workers=surroundings.local_leaders,
                 cores=count_cores()[1],
                 workers=len(groups[place.island]),
                 islands=len(groups),
@@ -306,6 +388,12 @@ class Assembly:
     def _source(self) -> TaskSource:
         assert self.source is not None
         return self.source
+
+
+def _close(writer: JournalWriter) -> None:
+    # After ``settle`` nothing is left to be written; before it, an error is on its way already.
+    with suppress(OSError):
+        writer.close()
 
 
 class Housekeeping:

@@ -22,7 +22,7 @@ from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.islands.coordinator.ending import LOST
-from hpo.journal.directory import stop_file
+from hpo.journal.commands import stop_pending
 from hpo.journal.files import last_launch
 from hpo.journal.launches import MOST_IN_VAIN, is_complete, launches_in_vain, read_launch
 from hpo.terminal import quoted, write
@@ -352,7 +352,7 @@ def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> 
         return end[1], ""
     if not begun and returned in (1, 2):
         return returned, ""
-    if stop_file(directory).exists():
+    if stop_pending(directory):
         return EXIT_RESUMABLE, f"job {job} is not put into the queue again: `hpo stop` was asked for"
     former = config.SlurmAttempt.parse(last.job) if last is not None else None
     # Attempts that came to no launch at all are on no record.

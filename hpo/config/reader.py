@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
@@ -41,11 +41,14 @@ __all__ = [
     "SearchSettings",
     "Settings",
     "SlurmAttempt",
-    "deadline",
+    "check_limits",
+    "deadline_from",
     "environment",
     "from_keywords",
     "launcher",
+    "limits",
     "read_file",
+    "requeued",
     "slurm_attempt",
 ]
 
@@ -148,6 +151,39 @@ def from_keywords(**flat: object) -> Settings:
     return reader.settings(reader.sorted_keywords(flat))
 
 
+def check_limits(evaluations: int | None, deadline_s: float | None) -> None:
+    """Raises UsageError for a budget or a deadline that no campaign file could have."""
+    from_keywords(directory=".", evaluations=evaluations, deadline=deadline_s)
+
+
+def limits(words: Sequence[str]) -> Settings:
+    """The budget and the deadline in ``words`` such as "evaluations=40" and "deadline=2h", as a campaign file has them;
+    what is not given is None. UsageError that says all that is wrong."""
+    given: dict[str, object] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if not equals or key not in LIMITS:
+            known = suggestion(key, LIMITS) if equals else "Write for example: evaluations=40"
+            raise UsageError(f"{excerpt(word)}: must be {' or '.join(f'{one}=…' for one in LIMITS)}. {known}")
+        if key in given:
+            raise UsageError(f"{key} is given twice. Give it once.")
+        given[key] = _written(value.strip())
+    return from_keywords(directory=".", **given)
+
+
+LIMITS = ("evaluations", "deadline")
+"""What ``hpo set`` may change."""
+
+
+def _written(text: str) -> object:
+    """The value that ``text`` is in a file; a word without quotes is one, too."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except ValueError:  # also of a number too long for Python to read
+        return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
     """Which MPI launcher started this process, if any; ``size`` is None where it does not say. ``supervisor``: token of
@@ -209,12 +245,16 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     return Launcher(supervisor=ours)
 
 
-def deadline(settings: Settings, now: float) -> float | None:
-    """When the campaign must end, in Unix seconds: what ``hpo run`` says, else counted from ``now``."""
+def requeued() -> bool:
+    """Whether this job runs because Slurm has started it again, and not because a person has."""
+    count = os.environ.get("SLURM_RESTART_COUNT", "")
+    return count.isdecimal() and int(count) > 0
+
+
+def deadline_from(settings: Settings, now: float) -> float:
+    """From when the deadline counts, in Unix seconds: the first start of what ``hpo run`` started again, or ``now``."""
     value = os.environ.get(DEADLINE, "")
-    if value:
-        return float(value)
-    return None if settings.deadline_s is None else now + settings.deadline_s
+    return now if not value or settings.deadline_s is None else float(value) - settings.deadline_s
 
 
 def slurm_attempt(environ: Mapping[str, str] | None = None) -> SlurmAttempt | None:

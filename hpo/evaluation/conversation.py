@@ -62,11 +62,13 @@ class LeaveGroup(Order, frozen=True):
 
 
 class Evaluate(Order, frozen=True):
-    """Evaluate an individual. ``turn``: the number of this evaluation among the crew's."""
+    """Evaluate an individual. ``turn``: the number of this evaluation among the crew's. ``confirm``: say when its
+    directory is there."""
 
     turn: int
     job: Job
     timeout_s: float | None = None
+    confirm: bool = False
 
 
 class SaveState(Order, frozen=True):
@@ -143,6 +145,12 @@ class Broken(Answer, frozen=True):
     """This rank cannot evaluate: the task cannot be loaded, or the device does not work."""
 
     error: str
+
+
+class Prepared(Answer, frozen=True):
+    """The individual's directory is there, and its output file open: its evaluation begins."""
+
+    turn: int
 
 
 class Alive(Answer, frozen=True):

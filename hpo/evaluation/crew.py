@@ -29,6 +29,7 @@ from hpo.evaluation.conversation import (
     Kill,
     LeaveGroup,
     Order,
+    Prepared,
     Probe,
     Ready,
     ReportMade,
@@ -93,6 +94,7 @@ class ProcessCrew:
             Ready: self._on_ready,
             GroupFormed: self._on_group_formed,
             ReportMade: self._on_report_made,
+            Prepared: self._on_prepared,
             EvaluationOver: self._on_evaluation_over,
             Broken: self._on_broken,
             Warned: self._on_warned,
@@ -115,6 +117,9 @@ class ProcessCrew:
         """Ranks that were alive, and still at work, once a failure was known: it is not their death's doing."""
         self._limit: float | None = None
         self._outcomes: list[Outcome] = []
+        self._storage_failed = False
+        """Whether the last evaluation could not begin for want of its directory."""
+        self._prepared: set[int] = set()
         self._unusable = 0
         """How often in a row evaluators started well, and then found that they cannot work."""
         self.failed_starts = 0
@@ -130,6 +135,11 @@ class ProcessCrew:
     def ready(self) -> bool:
         """Whether ``start`` may be called, and waits for nothing unless evaluators failed to start."""
         return self._job is None and self._phase in ("idle", "down")
+
+    @property
+    def prepared(self) -> bool:
+        """Whether, after an evaluation that could not begin for want of its directory, all ranks have one now."""
+        return self._phase == "running" and len(self._prepared) == self._size
 
     @property
     def pid(self) -> int | None:
@@ -332,10 +342,17 @@ class ProcessCrew:
         self._finished.clear()
         self._failure = None
         self._outlived.clear()
+        self._prepared.clear()
         self._enter("running")
-        self._broadcast(Evaluate(self._turn, self._job, self._settings.timeout_s))
+        self._broadcast(
+            Evaluate(self._turn, self._job, self._settings.timeout_s, confirm=self._storage_failed)
+        )
         if self._checkpoint:
             self.request_checkpoint()
+
+    def _on_prepared(self, worker_rank: int, answer: Prepared) -> None:
+        if self._runs(answer.turn):
+            self._prepared.add(worker_rank)
 
     def _on_evaluation_over(self, worker_rank: int, answer: EvaluationOver) -> None:
         if not self._runs(answer.turn):
@@ -394,7 +411,11 @@ class ProcessCrew:
         self._conclude(outcome)
 
     def _judged(self) -> Outcome:
-        """The worker's outcome: the first failure of any rank, else what rank 0 says."""
+        """The worker's outcome: what kept a rank from beginning, else the first failure of any, else what rank 0
+        says."""
+        for over in self._finished.values():
+            if over.outcome.storage:
+                return over.outcome
         leader = self._finished[0].outcome if 0 in self._finished else None
         if self._failure is None:
             if leader is None:
@@ -430,6 +451,7 @@ class ProcessCrew:
 
     def _deliver(self, outcome: Outcome) -> None:
         self._job = None
+        self._storage_failed = outcome.storage
         self._outcomes.append(outcome)
 
     # --- both ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,13 +19,16 @@ import msgspec
 
 from hpo.config.layout import Layout
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar, is_known, known_id
+from hpo.individual import COMPLETED, ENQUEUED, INTERRUPTED, PRUNED, Scalar, is_known, known_id
 from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.commands import point_assignment
 from hpo.islands.coordinator.tally import Tally
-from hpo.islands.messages import Evaluated, Start, rung_reports
+from hpo.islands.messages import Evaluated, Start, Surroundings, rung_reports
+from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations, Unfinished
 from hpo.journal.files import damaged
 from hpo.journal.records import (
+    Command,
     Evaluation,
     Finished,
     Header,
@@ -61,6 +64,8 @@ class InvalidRecord(CampaignError):
 
     def of(self, record: Record) -> bool:
         """Whether this is about ``record``."""
+        if isinstance(record, Command):
+            return record.id == self._identity
         if isinstance(record, Known):
             return known_id(record.number) == self._identity and record.params == self._params
         return (
@@ -93,8 +98,9 @@ class ResumeState:
     """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
     saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known points
-    there are; ``saves``: whether one that was asked to has ever saved itself; ``code``: the hash of the task's code in
-    the last launch that has one on record."""
+    there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what those on record come
+    to; ``enqueued``: points of theirs that were not begun; ``code``: the hash of the task's code in the last launch
+    that has one on record."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -106,6 +112,8 @@ class ResumeState:
     continued: set[str] = field(default_factory=set)
     known: int = 0
     saves: bool = False
+    commands: Standing = field(default_factory=Standing)
+    enqueued: list[Assignment] = field(default_factory=list)
     code: str = ""
 
     def sequence(self, island: int, worker: int) -> int:
@@ -152,12 +160,18 @@ class _Fold:
         # Of each birthplace a heap of when they finished.
         self._latest: dict[int, list[tuple[float, str, Member]]] = {}
         self._known: dict[int, Known] = {}
+        # By id, the configurations of individuals that were enqueued.
+        self._enqueued: dict[str, dict[str, Scalar]] = {}
 
     def _on_header(self, record: Header) -> None:
         self._evaluations.enter_launch(record)
 
     def _on_launched(self, record: Launched) -> None:
         self._state.code = record.code or self._state.code
+        self._state.commands.launched(record)
+
+    def _on_command(self, record: Command) -> None:
+        self._state.commands.add(record)
 
     def _on_known(self, record: Known) -> None:
         self._known.setdefault(record.number, record)
@@ -173,6 +187,8 @@ class _Fold:
         state = self._state
         place = (record.island, record.worker)
         state.sequences[place] = max(state.sequences.get(place, 0), record.sequence + 1)
+        if record.operator == ENQUEUED:
+            self._enqueued[record.id] = record.params
         if isinstance(record, Finished):
             # What was killed after its grace has an error.
             saved = record.status == INTERRUPTED and record.error is None
@@ -238,6 +254,13 @@ class _Fold:
             assignment = _assignment(unfinished, space=space)
             state.keys.add(assignment.key)
             state.pending.append(assignment)
+        begun = Counter(space.key(params) for params in self._enqueued.values())
+        for command, params in state.commands.points:
+            point = point_assignment(_validated(space, command, params), space.key)
+            if begun[point.key]:
+                begun[point.key] -= 1
+            else:
+                state.enqueued.append(point)
         enter(state, self._known.values(), space=space, islands=islands, losses=self._losses)
         return state
 
@@ -245,6 +268,7 @@ class _Fold:
 _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Header: _Fold._on_header,
     Launched: _Fold._on_launched,
+    Command: _Fold._on_command,
     Known: _Fold._on_known,
     Migrated: _Fold._on_migrated,
     Reported: _Fold._on_reported,
@@ -322,11 +346,16 @@ def dead_leader_record(
     """``records``: of one journal, whose writer writes no more."""
     found = DeadLeaderRecord()
     open_: dict[str, Started] = {}
+    ended_runs: set[tuple[str, int, int]] = set()
     for record in records:
         if isinstance(record, Started):
             open_[record.id] = record
         elif isinstance(record, Finished):
             open_.pop(record.id, None)
+            run = (record.id, record.reopened, record.resumed_at_step)
+            if run in ended_runs:
+                continue  # written again, after a write that failed
+            ended_runs.add(run)
             key = key_of(space, record.params, record.inherits, record.operator, record.id)
             loss = _loss(record, losses)
             ended = None if loss is None else list(loss)
@@ -429,9 +458,10 @@ def start_messages(
     lineages: Container[int] = (),
     holds: Callable[[str], bool] = lambda identity: True,
 ) -> list[Start]:
-    """The first message to each rank; only leaders get a population. ``lineages``: islands whose individuals go on from
-    each other; ``holds``: whether what an individual saved is still there, without which none goes on."""
-    starts = [Start(launch, hosts, 0, [], [], []) for _ in hosts]
+    """The first message to each rank; only leaders get a population. ``hosts``: by world rank; ``lineages``: islands
+    whose individuals go on from each other; ``holds``: whether what an individual saved is still there, without which
+    none goes on."""
+    starts = [Start(launch, where, 0, [], [], []) for where in surroundings(layout, hosts)]
     for island in range(layout.islands):
         places = layout.of_island(island)
         population = state.populations.get(island)
@@ -456,13 +486,26 @@ def start_messages(
         for place in places:
             starts[place.leader] = Start(
                 launch,
-                hosts,
+                starts[place.leader].surroundings,
                 state.sequence(place.island, place.worker),
                 members,
                 owned.get(place.leader, []),
                 reports,
             )
     return starts
+
+
+def surroundings(layout: Layout, hosts: Sequence[str]) -> list[Surroundings]:
+    """Where each rank runs. ``hosts``: by world rank."""
+    sizes = Counter(hosts)
+    leaders = Counter(hosts[place.leader] for place in layout.workers)
+    before: Counter[str] = Counter()
+    found = []
+    for rank, host in enumerate(hosts):
+        own = tuple(hosts[member] for member in layout.place_of(rank)[0].ranks)
+        found.append(Surroundings(own, before[host], sizes[host], leaders[host]))
+        before[host] += 1
+    return found
 
 
 def share(identities: Sequence[str], leaders: Sequence[int]) -> dict[int, list[str]]:

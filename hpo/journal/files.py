@@ -1,7 +1,9 @@
 """The journals of a campaign: one append-only file per worker and launch, synced before a result counts.
 
 ``DIR/journal/0001-i000-w0003.jsonl`` is what worker 3 of island 0 wrote in the first launch. No other process writes
-it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS."""
+it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync of it failed,
+it goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. The journals of a worker that hangs are replaced by
+copies when the worker is given up."""
 
 from __future__ import annotations
 
@@ -17,20 +19,21 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal.durable import sync_directory
+from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, Record, decode, encode
 
-_NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})\.jsonl")
+_NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})(?:-r(\d{1,9}))?\.jsonl")
 LONGEST_LINE = 1 << 26
 """Bytes: a file of nothing but zeros, which costs no disk, must not fill the memory."""
 
 
 class JournalName(NamedTuple):
-    """What the name of a journal says."""
+    """What the name of a journal says. ``part``: 0, or the number of the file in which it went on."""
 
     launch: int
     island: int
     worker: int
+    part: int = 0
 
 
 def journal_path(directory: Path, *, launch: int, island: int, worker: int) -> Path:
@@ -41,7 +44,18 @@ def journal_path(directory: Path, *, launch: int, island: int, worker: int) -> P
 def journal_name(path: Path) -> JournalName | None:
     """What the name of a journal says; None for another file."""
     match = _NAME.fullmatch(path.name)
-    return JournalName(int(match[1]), int(match[2]), int(match[3])) if match else None
+    return JournalName(int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0)) if match else None
+
+
+def journal_part(path: Path, part: int) -> Path:
+    """The file in which the journal that began in ``path`` goes on after failures; part 0 is ``path``."""
+    return path.with_name(f"{path.stem}-r{part}{path.suffix}") if part else path
+
+
+def worker_journals(directory: Path, *, launch: int, island: int, worker: int) -> list[Path]:
+    """What the worker wrote in the launch, in order; CampaignError as of :func:`journal_files`."""
+    place = (launch, island, worker)
+    return [path for path in journal_files(directory, launch) if (journal_name(path) or ())[:3] == place]
 
 
 def journal_files(directory: Path, launch: int | None = None) -> list[Path]:
@@ -77,36 +91,39 @@ def last_launch(directory: Path) -> int:
 class JournalWriter:
     """Writes one worker's journal of one launch: ``append`` collects records, ``commit`` puts them on disk.
 
+    After a failure nothing is known of the file's last pages, and a record behind a torn one would look like damage. So
+    the next ``commit`` writes what is not yet on disk to a new part, ``NAME-r1.jsonl``, which begins with the same
+    header. Some of it may be in the former part, too: readers take a record that comes twice for one.
+
     Args:
         path: from :func:`journal_path`; the file must not exist, its directories are made.
-        header: it is on disk when the constructor returns.
+        header: it is on disk when the constructor returns, unless that failed (``error``).
 
     Raises:
-        CampaignError: the file exists already or cannot be written; also by ``commit`` and ``close``. After
-            that the writer takes no more: what was written of the last batch counts as far as its records are
-            whole, and the torn tail is dropped by the reader.
+        CampaignError: the file exists already.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
+        self.error: OSError | None = None
+        """Why the last ``commit`` failed; None after one that succeeded."""
+        self._header = encode(header)
         self._batch: list[bytes] = []
         self._file: int | None = None
+        self._closed = False
+        self._fresh = True
+        """Whether nothing that counts is in the part that is written, or comes next."""
+        self._part = 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+            self._fresh = False
         except OSError as error:
-            raise self._failed(error) from error
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        except FileExistsError:
-            raise CampaignError(
-                f"{path} exists already, and a journal is never rewritten. Another launch of the same "
-                "campaign is at work in this directory: let it finish, or stop it with `hpo stop`."
-            ) from None
-        except OSError as error:
-            raise self._failed(error) from error
-        self.append(header)
-        self.commit()
-        sync_directory(path.parent)
+            if isinstance(error, FileExistsError) and error.filename == os.fspath(path):
+                raise CampaignError(
+                    f"{path} exists already, and a journal is never rewritten. Another launch of the same "
+                    "campaign is at work in this directory: let it finish, or stop it with `hpo stop`."
+                ) from None
+            self._failed(error)
 
     @property
     def pending(self) -> int:
@@ -118,41 +135,77 @@ class JournalWriter:
         self._batch.append(encode(record))
 
     def commit(self) -> None:
-        """Return when all appended records are on disk: one write and one sync however many there are."""
-        if not self._batch:
+        """Return when all appended records are on disk: one write and one sync however many there are.
+
+        Raises:
+            OSError: they are not, or not for certain; the next call tries again, in a new file.
+        """
+        if not self._batch and self.error is None:
             return
-        if self._file is None:
-            raise CampaignError(
-                f"{self.path} takes no more records: it was closed, or an earlier write to it failed."
-            )
-        data = b"".join(self._batch)
+        if self._closed:
+            raise ValueError(f"{self.path} was closed")
         try:
-            written = os.write(self._file, data)
-            while written < len(data):
-                written += os.write(self._file, memoryview(data)[written:])
-            os.fsync(self._file)
+            if self._file is None:
+                self._open()
+            self._write(b"".join(self._batch))
         except OSError as error:
-            # Whether the pages reach the disk after a failed sync is unknown, and a record after a torn one
-            # would look like damage: so nothing may follow in this file.
-            os.close(self._file)
-            self._file = None
-            raise self._failed(error) from error
+            self._failed(error)
+            raise
         self._batch.clear()
+        self._fresh = False
+        self.error = None
+
+    def discard(self) -> None:
+        """Take back what was appended and is not on disk for certain, and try no more to write it."""
+        self._batch.clear()
+        self.error = None
 
     def close(self) -> None:
-        """Commit what is pending and close the file; a second call does nothing."""
-        if self._file is None:
+        """Commit what is pending and close the file; a second call does nothing. OSError as of ``commit``."""
+        if self._closed:
             return
-        self.commit()
-        os.close(self._file)
-        self._file = None
+        try:
+            self.commit()
+        finally:
+            self._closed = True
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
 
-    def _failed(self, error: OSError) -> CampaignError:
-        return CampaignError(
-            f"{self.path} cannot be written ({error.strerror or error}), and no result counts before it is "
-            "on disk. Make room or give write access there, then start the same campaign again: it goes on "
-            "where it stopped."
-        )
+    def _open(self) -> None:
+        """Begin the file, or its next part, whose directory is not made: in the place of one that is gone it would be
+        apart from the campaign when that comes back."""
+        path = journal_part(self.path, self._part)
+        if self._part == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        self._write(self._header)
+        sync_directory(path.parent)
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        written = os.write(self._file, data) if data else 0
+        while written < len(data):
+            written += os.write(self._file, memoryview(data)[written:])
+        os.fsync(self._file)
+
+    def _failed(self, error: OSError) -> None:
+        path = journal_part(self.path, self._part)
+        if error.filename is None:  # of a write, which knows but a number
+            error.filename = os.fspath(path)
+        self.error = error
+        if self._file is None:  # it could not be made, or is there already
+            self._part += isinstance(error, FileExistsError) and error.filename == os.fspath(path)
+            return
+        with suppress(OSError):
+            os.close(self._file)
+        self._file = None
+        if self._fresh:  # else a disk that stays full would be littered with parts
+            with suppress(OSError):
+                path.unlink()
+                return
+        self._part += 1
+        self._fresh = True
 
     def __enter__(self) -> JournalWriter:
         return self
@@ -161,6 +214,16 @@ class JournalWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def fence(path: Path) -> None:
+    """Put a copy in the place of a journal whose writer is given up and may not have ended: what it still writes goes
+    to a file without a name, so that all readers see what was there when it was given up.
+
+    Raises:
+        OSError: as the file system says; the journal is unchanged then.
+    """
+    write_atomically(path, path.read_bytes())
 
 
 def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:

@@ -407,7 +407,7 @@ def _rewrite(directory: Path, journal: _Journal) -> str:
 
 def _header(journal: _Journal) -> Header:
     """A header by the file's name; its time is that of the first record."""
-    launch, island, worker = journal.name
+    launch, island, worker, _ = journal.name
     at = journal.path.stat().st_mtime if journal.first_time is None else journal.first_time
     return Header(version=VERSION, launch=launch, island=island, worker=worker, host="unknown", time=at)
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
+from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import journal_files, journal_path, last_launch, read_directory, read_file
-from hpo.journal.records import Ended, Finished, Header, Launched, Record, Reopened, Started
+from hpo.journal.files import journal_files, last_launch, read_directory, read_file, worker_journals
+from hpo.journal.records import Command, Ended, Finished, Header, Launched, Record, Reopened, Started
 
 MOST_IN_VAIN = 3
 """So many launches in a row that get nothing done are enough: what ends them will not go away."""
@@ -33,11 +34,11 @@ class LaunchOnRecord:
 
 def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
     """The launch of this number; None where it never began."""
-    path = journal_path(directory, launch=number, island=0, worker=0)
-    if not path.exists():
+    files = worker_journals(directory, launch=number, island=0, worker=0)
+    if not files:
         return None
     launch = LaunchOnRecord(number=number)
-    for record in read_file(path):
+    for record in (one for path in files for one in read_file(path)):
         if isinstance(record, Header):
             launch.job = record.job
         elif isinstance(record, Launched):
@@ -48,14 +49,17 @@ def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
 
 
 def is_complete(directory: Path, evaluations: int | None) -> bool:
-    """Whether the budget of ``evaluations`` individuals is used up, and not on failures alone."""
-    if evaluations is None:
-        return False
+    """Whether the budget is used up, and not on failures alone. ``evaluations``: what the campaign file says of it."""
     statuses: dict[str, str] = {}
     current = CurrentEvaluations()
+    standing = Standing()
     for record in read_directory(directory, []):
         if isinstance(record, Header):
             current.enter_launch(record)
+        elif isinstance(record, Launched):
+            standing.launched(record)
+        elif isinstance(record, Command):
+            standing.add(record)
         elif isinstance(record, (Started, Finished, Reopened)):
             change = current.reopen(record) if isinstance(record, Reopened) else current.add(record)
             if change.reopens:
@@ -63,7 +67,8 @@ def is_complete(directory: Path, evaluations: int | None) -> bool:
             if change.ends and isinstance(record, Finished):
                 statuses[record.id] = record.status
     counts = Counter(statuses.values())
-    return counts.total() >= evaluations and counts[COMPLETED] + counts[PRUNED] > 0
+    budget = standing.evaluations(evaluations)
+    return budget is not None and counts.total() >= budget and counts[COMPLETED] + counts[PRUNED] > 0
 
 
 def got_something_done(directory: Path, launch: int) -> bool:

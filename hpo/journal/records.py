@@ -206,6 +206,28 @@ class Entered(Record, kw_only=True):
     time: float
 
 
+class Command(Record, kw_only=True):
+    """A command to the campaign was applied (see ``hpo.journal.commands``). ``by``, ``given``: who gave it, and when;
+    ``refused``: why it came to nothing, else null; ``in_file``: of ``set``, what the campaign file had in place of the
+    new values."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{20}-[0-9a-f]{16}\Z")]
+    name: str
+    arguments: dict[str, Any]
+    by: str
+    given: float
+    time: float
+    refused: str | None = None
+    in_file: dict[str, int | float | None] | None = None
+
+
+class Storage(Record, kw_only=True):
+    """A worker waits for its storage because of ``error``, path and reason; null: none waits any more."""
+
+    error: str | None
+    time: float
+
+
 class Left(Record, kw_only=True):
     """A worker takes no more part in this launch."""
 

@@ -86,37 +86,45 @@ def of_entry(entry: KnownSettings, task: Task) -> KnownPoints:
     return KnownPoints(source=BY_HAND, points=[point])
 
 
-def read_points(entry: str | Mapping[str, object], task: Task, number: int) -> list[Params]:
-    """The configurations that an entry of the campaign's key ``points`` asks to evaluate first: itself, or the rows of
-    a table. ``number``: of the entry, from 1.
+def read_points(
+    entry: str | Mapping[str, object],
+    space: SearchSpace,
+    allows: Allows = lambda params: True,
+    *,
+    label: str = "points",
+    number: int | None = None,
+) -> list[Params]:
+    """The configurations that an entry of the campaign's key ``points``, or ``hpo enqueue``, asks to evaluate: itself,
+    or the rows of a table. ``label``, ``number`` (from 1): of the entry, for errors.
 
     Raises:
         UsageError: the table cannot be read, or a configuration is not allowed; each is there because it is wanted.
     """
     if not isinstance(entry, str):
-        return [_wanted(f"points, number {number}", entry, task)]
+        return [wanted(label if number is None else f"{label}, number {number}", entry, space, allows)]
     table = sources.read(entry)
     prefix = sources.PARAMS if table.exported else ""
     found = []
     for row in table.rows:
-        cells = {name: row.cells.get(prefix + name) for name in task.space.names}
+        cells = {name: row.cells.get(prefix + name) for name in space.names}
         given: dict[str, object] = {}
-        for name in task.space.order:
-            parameter = task.space.parameters[name]
-            if task.space.exists(name, given) and not (
+        for name in space.order:
+            parameter = space.parameters[name]
+            if space.exists(name, given) and not (
                 sources.empty(cells[name]) and not _takes_gaps(parameter, cells[name])
             ):
                 given[name] = _read(parameter, cells[name])
-        found.append(_wanted(f"points, {entry}, {row.origin}", given, task))
+        found.append(wanted(f"{label}, {entry}, {row.origin}", given, space, allows))
     return found
 
 
-def _wanted(label: str, params: Mapping[str, object], task: Task) -> Params:
+def wanted(label: str, params: Mapping[str, object], space: SearchSpace, allows: Allows) -> Params:
+    """The configuration as ``space`` has it; UsageError, which begins with ``label``, where it is not allowed."""
     try:
-        checked = task.space.validate(params)
+        checked = space.validate(params)
     except UsageError as error:
         raise UsageError("\n".join(f"{label}: {line}" for line in str(error).splitlines())) from None
-    if not task.allows(checked):
+    if not allows(checked):
         raise UsageError(f"{label}: a constraint refuses {checked}. Leave it out.")
     return checked
 

@@ -12,12 +12,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hpo.individual import FINAL, KNOWN, LOST, RUNNING, Individual, known_id
+from hpo.journal import commands, lock
 from hpo.journal import directory as directories
-from hpo.journal import lock
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import read_directory
 from hpo.journal.records import (
+    Command,
     Ended,
     Finished,
     Header,
@@ -29,6 +32,7 @@ from hpo.journal.records import (
     Reopened,
     Started,
     Stopping,
+    Storage,
 )
 
 
@@ -43,6 +47,8 @@ class Launch:
     """None if the launch died before that record was written."""
     stopping: str | None = None
     """Why it begins nothing more; None until then."""
+    storage: tuple[str, float] | None = None
+    """What a worker waits for, path and reason, and since when; None where none does."""
     left: list[Left] = field(default_factory=list)
     """Workers that took no more part."""
     ended: tuple[str, int] | None = None
@@ -66,6 +72,12 @@ class CampaignRecord:
     """How long the campaign has been at work, all launches together."""
     alive: bool
     """Whether a campaign is at work in the directory now."""
+    standing: commands.Standing = field(default_factory=commands.Standing)
+    """What the commands that were applied come to."""
+    waiting: int = 0
+    """Commands that were not applied yet."""
+    stop_pending: bool = False
+    """Whether ``hpo stop`` was given, and no person has started the campaign since."""
 
     @property
     def objectives(self) -> dict[str, str]:
@@ -116,6 +128,7 @@ class _Fold:
         # By (hop, time, source, target): the record of a second move may be read before that of the first.
         self._moves: dict[str, set[tuple[int, float, int, int]]] = {}
         self._launch = Launch(number=0, started=0.0, updated=0.0)
+        self.standing = commands.Standing()
 
     def add(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -134,12 +147,21 @@ class _Fold:
 
     def _on_launched(self, record: Launched) -> None:
         self._launch.launched = record
+        self.standing.launched(record)
+
+    def _on_command(self, record: Command) -> None:
+        request = self.standing.add(record)
+        if isinstance(request, commands.Set) and self._launch.launched is not None:
+            self._launch.launched = msgspec.structs.replace(self._launch.launched, **request.values)
 
     def _on_left(self, record: Left) -> None:
         self._launch.left.append(record)
 
     def _on_stopping(self, record: Stopping) -> None:
         self._launch.stopping = record.reason
+
+    def _on_storage(self, record: Storage) -> None:
+        self._launch.storage = None if record.error is None else (record.error, record.time)
 
     def _on_ended(self, record: Ended) -> None:
         self._launch.ended = (record.reason, record.exit)
@@ -195,6 +217,7 @@ class _Fold:
 _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Header: _Fold._on_header,
     Launched: _Fold._on_launched,
+    Command: _Fold._on_command,
     Started: _Fold._on_evaluation,
     Finished: _Fold._on_evaluation,
     Reopened: _Fold._on_reopened,
@@ -202,6 +225,7 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Known: _Fold._on_known,
     Left: _Fold._on_left,
     Stopping: _Fold._on_stopping,
+    Storage: _Fold._on_storage,
     Ended: _Fold._on_ended,
 }
 
@@ -276,4 +300,7 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
         seconds=seconds,
         alive=alive,
         known=[fold.known[number] for number in sorted(fold.known)],
+        standing=fold.standing,
+        waiting=commands.waiting(directory),
+        stop_pending=commands.stop_pending(directory),
     )

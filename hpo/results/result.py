@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
     from hpo.results.importance import Importance
 
-__all__ = ["CampaignRecord", "Launch", "Result", "best", "dataframe", "export", "front", "load", "status"]
+__all__ = [
+    "CampaignRecord",
+    "Launch",
+    "Result",
+    "best",
+    "dataframe",
+    "export",
+    "front",
+    "load",
+    "state",
+    "status",
+]
 
 _NEW = object()
 _SUFFIXES = (".csv", ".parquet", ".json")
@@ -66,7 +77,7 @@ def status(record: CampaignRecord) -> dict[str, object]:
     ``evaluations`` counts the individuals by status, those that are running apart (``running``). The budget's
     ``deadline`` is in seconds from the launch. With several objectives, ``best`` is the individual of the
     front that is best in the first one, and its ``value`` holds all of them by name. ``left`` are the workers
-    that take no more part in the launch, each with the reason.
+    that take no more part in the launch, each with the reason. ``state``: see the function of that name.
     """
     counts = dict.fromkeys(STATUSES, 0)
     for individual in record.individuals:
@@ -91,7 +102,17 @@ def status(record: CampaignRecord) -> dict[str, object]:
             {"worker": f"{one.island}-{one.worker}", "reason": one.reason}
             for one in (record.launches[-1].left if record.launches else ())
         ],
+        "state": state(record),
     }
+
+
+def state(record: CampaignRecord) -> str:
+    """``running``, ``paused``, ``stopping``, ``stopped`` (also where it was cut off) or ``done``."""
+    if not record.alive:
+        return "done" if record.ended is not None and record.ended[1] == 0 else "stopped"
+    if record.stop_pending or (record.launches and record.launches[-1].stopping):
+        return "stopping"
+    return "paused" if record.standing.paused else "running"
 
 
 def _value(individual: Individual) -> float | dict[str, float] | None:

@@ -29,7 +29,7 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
     counts = {name: count for name, count in status["evaluations"].items() if count}
     lines = [
         ("directory", one_line(record.directory)),
-        ("state", _state(record)),
+        ("state", _state(record, status["state"])),
         ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
         ("running", str(status["running"])),
         ("budget", _budget(status["budget"])),
@@ -39,6 +39,7 @@ def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
             for number, one in enumerate(status["left"])
         ],
         ("best", _best(status["best"]) + "".join(f" ({of_several(one)})" for one in repeated[:1])),
+        *([("commands", f"{record.waiting} not applied yet")] if record.waiting else []),
         *([("known points", str(len(record.known)))] if record.known else []),
         *[("code", line) for line in _versions(record)],
         *[("errors" if first else "", line) for first, line in _numbered(errors(record))],
@@ -78,10 +79,22 @@ def nothing(record: CampaignRecord) -> str:
     return "\n    ".join(lines)
 
 
-def _state(record: CampaignRecord) -> str:
-    if record.alive:
-        stopping = record.launches[-1].stopping if record.launches else None
-        return f"stopping ({stopping}): what runs may save itself" if stopping else "running"
+def _state(record: CampaignRecord, state: str) -> str:
+    stopping = record.launches[-1].stopping if record.launches else None
+    if state == "stopping":
+        return f"stopping ({stopping or 'stopped'}): what runs may save itself"
+    if state == "paused":
+        return "paused: what runs goes on, and nothing new starts until `hpo unpause`"
+    if state == "running" and record.launches and record.launches[-1].storage:
+        error, since = record.launches[-1].storage
+        return f"running; storage: {one_line(error)}, waiting {max(0.0, time.time() - since):.0f} s"
+    if state == "running":
+        return "running"
+    paused = "; paused: it begins nothing until `hpo unpause`" if record.standing.paused else ""
+    return _ended(record) + paused
+
+
+def _ended(record: CampaignRecord) -> str:
     if record.ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
     reason, code = one_line(record.ended[0]), record.ended[1]
@@ -91,6 +104,7 @@ def _state(record: CampaignRecord) -> str:
         "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
     }
     failed = {
+        "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
         "futile": "futile: evaluations of the last launch failed one after the other. Mend that; the same `hpo run` "
         "evaluates them anew",
         "in vain": "in vain: the budget is used up, and no evaluation has completed. Mend what failed; with more "

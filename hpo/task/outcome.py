@@ -28,7 +28,8 @@ class Outcome:
 
     ``objectives`` are finite; they are there when ``status`` is completed, or pruned after a finite report.
     ``error`` is a sentence or a traceback; ``seconds`` is wall-clock time. ``remarks``: by name what is to be said of
-    metrics that are not kept whole.
+    metrics that are not kept whole. ``storage``: it failed because the individual's directory could not be made or
+    emptied, or its output file opened: this says nothing of the individual, which is tried again.
     """
 
     status: str
@@ -37,6 +38,7 @@ class Outcome:
     error: str | None = None
     seconds: float = 0.0
     remarks: dict[str, str] = field(default_factory=dict)
+    storage: bool = False
 
     def __post_init__(self) -> None:
         """ValueError where a field is not what an outcome can hold."""

@@ -16,7 +16,7 @@ from hpo.individual import COMPLETED, FAILED, INTERRUPTED, MOST_STEPS, PRUNED, M
 from hpo.spelling import suggestion
 from hpo.task.metrics import as_number, keep
 from hpo.task.outcome import Outcome, describe_exception, judge
-from hpo.task.trial_directory import clear_directory
+from hpo.task.trial_directory import clear_directory, make_directory, not_begun
 from hpo.text import excerpt
 
 
@@ -76,6 +76,7 @@ class Trial:
         "_link",
         "_parent",
         "_stale",
+        "_storage_error",
         "id",
         "last_report",
         "local_rank",
@@ -115,6 +116,7 @@ class Trial:
         if job.parent == "":
             self.metrics["parent_checkpoint"] = "gone"
         self._stale = stale
+        self._storage_error: OSError | None = None
 
     @classmethod
     def alone(
@@ -159,10 +161,17 @@ class Trial:
         for the best few; else it is removed after the evaluation, except for printed output.
         """
         path = Path(self._directory)
-        if self._stale:
-            clear_directory(path)
-            self._stale = False
-        path.mkdir(parents=True, exist_ok=True)
+        if isinstance(self._link, _Alone):
+            path.mkdir(parents=True, exist_ok=True)
+            return path
+        try:
+            if self._stale:
+                clear_directory(path)
+                self._stale = False
+            make_directory(path)
+        except OSError as error:
+            self._storage_error = error
+            raise
         return path
 
     @property
@@ -280,7 +289,9 @@ class _EpochReport:
 def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> Outcome:
     """Call the task once and say how that ended; only worker rank 0's return value is looked at.
 
-    KeyboardInterrupt passes: it is for the campaign.
+    KeyboardInterrupt passes: it is for the campaign. An OSError of ``trial.directory`` is the storage's, and no failure
+    of the individual. One that the task meets is the task's own, also in that directory: the checkpoint of a large
+    network may be what fills a disk.
     """
     begun = time.perf_counter()
     try:
@@ -300,6 +311,8 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
         outcome = (
             Outcome(status=INTERRUPTED) if saved else Outcome(status=FAILED, error=describe_exception(error))
         )
+        if error is trial._storage_error:
+            outcome = not_begun(trial._storage_error, trial._directory)
     seconds = time.perf_counter() - begun
     return replace(
         outcome,

@@ -13,6 +13,7 @@ import hpo
 from hpo.campaign import campaign as campaigns
 from hpo.errors import EXIT_RESUMABLE, RanksDied
 from hpo.islands.transport import LocalTransport
+from hpo.journal.commands import Set, record_of
 from hpo.journal.launches import (
     LaunchOnRecord,
     got_something_done,
@@ -71,6 +72,13 @@ def test_a_budget_is_complete_when_so_many_have_ended_for_good(tmp_path: Path) -
     journals.write(tmp_path, [finished(4, promoted=2)], 3)
     assert is_complete(tmp_path, 3)
     assert not is_complete(tmp_path, None)
+
+
+def test_a_budget_that_was_set_counts_until_the_file_says_something_new(tmp_path: Path) -> None:
+    request = Set(time=1.0, by="me@here", evaluations=2)
+    record = record_of(f"{1:020d}-{1:016x}", request, time=2.0, in_file={"evaluations": 3})
+    journals.write(tmp_path, [finished(0), finished(1), {"type": "command", **journals.fields(record)}])
+    assert is_complete(tmp_path, 3) and not is_complete(tmp_path, 4)
 
 
 def test_a_failure_that_was_reopened_is_still_to_be_evaluated(tmp_path: Path) -> None:

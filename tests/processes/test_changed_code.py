@@ -44,7 +44,7 @@ def test_a_changed_file_beside_the_tasks(terminal: Terminal) -> None:
             (first,) = copies(terminal)
             # Of another length: within a second of the first Python would take its cache for this one's.
             terminal.write("model.py", "def score(x):\n    return 2.0 + x\n")
-        terminal.campaign('[search]\nkind = "random"', evaluations=evaluations)
+        terminal.campaign(evaluations=evaluations)
         done = terminal.hpo("run", "c.toml", "--ranks", ranks)
         assert done.returncode == 0, done.stderr
         said.append([line for line in done.stderr.splitlines() if line.startswith(SAID)])

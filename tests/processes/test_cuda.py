@@ -126,8 +126,9 @@ def test_torch_without_cuda_where_there_is_a_device_is_warned_of_once(install) -
         assert OwnDevice("cuda:0").take_warning() is None, "not loaded, or built with CUDA"
 
 
-@pytest.mark.parametrize("isolation", ["fresh", "inline"])
-@pytest.mark.parametrize("asks", ["trial.device", "'torch' in sys.modules"])
+@pytest.mark.parametrize(
+    ("isolation", "asks"), [("fresh", "trial.device"), ("inline", "'torch' in sys.modules")]
+)
 def test_a_campaign_says_once_that_its_torch_cannot_use_the_gpu(tmp_path, isolation: str, asks: str) -> None:
     (tmp_path / "task.py").write_text(f"""
 import sys, types
@@ -139,7 +140,8 @@ torch.manual_seed = lambda seed: None
 sys.modules["torch"] = torch
 task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: float(bool({asks})))
 """)
-    text = f'task = "task.py:task"\ndirectory = "run"\nevaluations = 3\n[evaluation]\nisolation = "{isolation}"\n'
+    text = 'task = "task.py:task"\ndirectory = "run"\nevaluations = 3\nsearch.kind = "random"\n'
+    text += f'evaluation.isolation = "{isolation}"\n'
     (tmp_path / "campaign.toml").write_text(text)
     warning = "has a GPU, cuda:0, and its torch is built without CUDA"
     for visible, times in (("0", 1), ("", 0)):

@@ -326,7 +326,7 @@ def test_a_budget_that_is_smaller_is_in_vain_too() -> None:
 
 
 def without_a_budget(simulation: Simulation) -> None:
-    simulation.coordinator._evaluations = None
+    simulation.coordinator.evaluations = None
 
 
 @pytest.mark.parametrize("others", [1.0, 1000.0])

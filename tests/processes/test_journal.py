@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal.files import JournalWriter, journal_path, last_launch, read_directory, read_file
+from hpo.journal.files import (
+    JournalWriter,
+    journal_part,
+    journal_path,
+    last_launch,
+    read_directory,
+    read_file,
+    worker_journals,
+)
 from hpo.journal.records import Finished, Header, Record, Stopping, encode
 
 
@@ -293,36 +302,139 @@ def _file_size_limit(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, former)
 
 
-def test_a_disk_that_fills_up_leaves_a_torn_end_and_a_sentence(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_leaves_a_torn_end_and_the_journal_goes_on_in_a_new_file(tmp_path: Path) -> None:
     path = _path(tmp_path)
     writer = JournalWriter(path, _header())
     for record in _RECORDS:
         writer.append(record)
     lines = [len(encode(record)) for record in _RECORDS]
     room = path.stat().st_size + lines[0] + lines[1] // 2
-    with _file_size_limit(room), pytest.raises(CampaignError, match=r"cannot be written \(File too large\)"):
-        writer.commit()
+    with _file_size_limit(room):
+        for _ in range(3):  # also in a part that has room for its header, and for no more
+            with pytest.raises(OSError, match="File too large") as caught:
+                writer.commit()
+            assert writer.error is caught.value
+    assert caught.value.filename == str(journal_part(path, 1))
     assert path.stat().st_size == room, "the test is about a batch that was written in part"
     torn: list[Path] = []
     assert _after_header(path, torn) == _RECORDS[:1]
     assert torn == [path]
+    assert os.listdir(path.parent) == [path.name], "parts that hold nothing would fill the disk"
     # Room again: but a record behind a torn one would look like damage.
-    with pytest.raises(CampaignError, match="takes no more records"):
-        writer.commit()
+    writer.append(_finished(3))
+    writer.commit()
+    assert (writer.error, writer.pending) == (None, 0)
+    writer.append(_finished(4))
     writer.close()
     assert _after_header(path) == _RECORDS[:1]
+    assert _after_header(journal_part(path, 1)) == [*_RECORDS, _finished(3), _finished(4)]
+    assert worker_journals(tmp_path, launch=1, island=0, worker=2) == [path, journal_part(path, 1)]
+    assert [one for one in read_directory(tmp_path) if isinstance(one, Finished)] == [
+        _RECORDS[0],
+        *_RECORDS,
+        _finished(3),
+        _finished(4),
+    ]
 
 
-def test_a_failed_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def _failing(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: int, *, of: Callable[[Any], bool] = lambda first: True
+) -> Iterator[None]:
+    """``os.NAME`` raises the error of that ``number`` where ``of`` holds of its first argument."""
+    real = getattr(os, name)
+
+    def fail(first: Any, *rest: Any, **keywords: Any) -> Any:
+        if of(first):
+            raise OSError(number, os.strerror(number), *([first] if name == "open" else []))
+        return real(first, *rest, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        yield
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EDQUOT])
+def test_after_a_failed_sync_all_of_the_batch_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The pages may be on disk or not: readers find those records once or twice."""
     writer = JournalWriter(_path(tmp_path), _header())
-
-    def fail(handle: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", fail)
     writer.append(_RECORDS[0])
-    with pytest.raises(CampaignError, match="Input/output error"):
+    writer.commit()
+    writer.append(_RECORDS[1])
+    with _failing(monkeypatch, "fsync", number), pytest.raises(OSError, match=re.escape(os.strerror(number))):
         writer.commit()
+    assert writer.error is not None and writer.error.filename == str(writer.path)
+    assert writer.pending == 1
+    # A part that can be made and not be synced does not count, and is in nobody's way.
+    with _failing(monkeypatch, "fsync", number), pytest.raises(OSError):
+        writer.commit()
+    writer.append(_RECORDS[2])
+    writer.close()
+    assert _after_header(writer.path) == _RECORDS[:2]
+    assert _after_header(journal_part(writer.path, 1)) == _RECORDS[1:]
+
+
+def test_a_part_that_can_neither_be_synced_nor_removed_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(_path(tmp_path), _header())
+    writer.append(_RECORDS[0])
+    for _ in range(3):
+        with (
+            _failing(monkeypatch, "fsync", errno.EIO),
+            _failing(monkeypatch, "unlink", errno.EIO),
+            pytest.raises(OSError, match="Input/output"),
+        ):
+            writer.commit()
+    writer.close()
+    assert _after_header(journal_part(writer.path, 3)) == _RECORDS[:1]
+    found = [one for one in read_directory(tmp_path) if isinstance(one, Finished)]
+    assert found == [_RECORDS[0]] * len(found)
+    assert last_launch(tmp_path) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_journal_that_cannot_be_made_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    with _failing(monkeypatch, "open", number, of=lambda path: str(path).endswith(".jsonl")):
+        writer = JournalWriter(_path(tmp_path), _header())
+        assert writer.error is not None and writer.error.errno == number
+        writer.append(_RECORDS[0])
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+            writer.commit()
+    writer.commit()
+    assert writer.error is None
+    assert _after_header(writer.path) == _RECORDS[:1]
+
+
+def test_a_directory_that_is_gone_for_a_while_is_not_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(_path(tmp_path / "run"), _header())
+    writer.append(_RECORDS[0])
+    with _failing(monkeypatch, "fsync", errno.ESTALE), pytest.raises(OSError):
+        writer.commit()
+    (tmp_path / "run").rename(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        writer.commit()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "gone").rename(tmp_path / "run")
+    writer.close()
+    assert _RECORDS[0] in list(read_directory(tmp_path / "run"))
+
+
+def test_what_is_discarded_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = JournalWriter(_path(tmp_path), _header())
+    writer.append(_RECORDS[0])
+    with _failing(monkeypatch, "write", errno.EIO), pytest.raises(OSError):
+        writer.commit()
+    writer.discard()
+    writer.commit()
+    writer.close()
+    assert list(read_directory(tmp_path)) == [*read_file(writer.path)] and not _after_header(writer.path)
 
 
 def test_a_journal_is_never_written_twice(tmp_path: Path) -> None:
@@ -335,8 +447,8 @@ def test_a_journal_is_never_written_twice(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("a file where the directory belongs")
-    with pytest.raises(CampaignError, match="cannot be written"):
-        _write(tmp_path)
+    writer = JournalWriter(_path(tmp_path), _header())
+    assert writer.error is not None and writer.error.filename == str(tmp_path / "journal")
 
 
 def test_a_writer_killed_at_any_moment_leaves_all_it_committed(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
 
 def test_the_user_is_told_once_a_launch_and_name(terminal: Terminal) -> None:
     terminal.write("task.py", LOGGING)
-    for evaluations, ranks in ((8, 3), (12, 1)):
+    for evaluations, ranks in ((8, 2), (12, 1)):
         terminal.campaign("[layout]\nislands = 1", evaluations=evaluations)
         done = terminal.hpo("run", "c.toml", "--ranks", ranks)
         assert done.returncode == 0, done.stderr

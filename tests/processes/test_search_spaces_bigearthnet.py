@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from gloo import run_ranks
 from places import JOBS
 from stand_ins import bigearthnet as made_store
@@ -75,8 +76,8 @@ def test_the_choices_are_those_that_can_be_built_and_the_default_is_a_point(tmp_
         assert task.objectives == {"value": "maximize"}
 
 
-# Every decodable configuration builds and trains: none is refused by a constraint. A hundred random ones, in parts.
-@pytest.mark.parametrize("seed", range(10))
+# Every decodable configuration builds and trains: none is refused by a constraint. Random ones, nightly a hundred.
+@pytest.mark.parametrize("seed", cases(range(3), nightly=range(3, 10)))
 def test_random_configurations_train_or_diverge(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     task = bigearthnet.make_task(**FAST)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cases import cases
 from gloo import outcomes_of_ranks, run_ranks
 from resuming import After, assert_identical, state_of, without_times
 from torch import Tensor, nn
@@ -167,10 +168,10 @@ def watched(rank: int, name: str, per_node: int) -> tuple[dict[str, Tensor], lis
 
 @pytest.mark.parametrize(
     ("name", "ranks", "per_node"),
-    [
-        *((name, *layout) for name in METHODS for layout in ((1, 1), (3, 1), (4, 2))),
-        *((name, 8, 4) for name in PLAIN),
-    ],
+    cases(
+        [(name, *layout) for name in METHODS for layout in ((1, 1), (3, 1), (4, 2))],
+        nightly=[(name, 8, 4) for name in PLAIN],
+    ),
 )
 def test_replicas_agree_and_what_is_trained_moves(name: str, ranks: int, per_node: int) -> None:
     if name in APART and ranks == 1:
@@ -188,28 +189,40 @@ def test_replicas_agree_and_what_is_trained_moves(name: str, ranks: int, per_nod
 # Interrupted after every step
 
 
-def interrupted(rank: int, name: str, per_node: int, directory: str, optimizer: str) -> tuple[Any, ...]:
+def interrupted(
+    rank: int, name: str, per_node: int, directory: str, optimizer: str, steps: int
+) -> tuple[Any, ...]:
     keywords: dict[str, Any] = {"optimizer": {"sgd": sgd, "adamw": adamw}[optimizer]}
     before = groups()
     whole, pieces = Everything(), Everything()
     expected = train(whole, name, per_node, **keywords)
     keywords["checkpoint"] = directory
-    for _ in range(EPOCHS * STEPS_PER_EPOCH - 1):
+    for _ in range((EPOCHS * STEPS_PER_EPOCH - 1) // steps):
         with pytest.raises(trainers.Interrupted):
-            train(Everything(), name, per_node, interrupt=After(1), **keywords)
+            train(Everything(), name, per_node, interrupt=After(steps), **keywords)
         assert groups() == before
     found = train(pieces, name, per_node, **keywords)
     return state_of(whole), without_times(expected), state_of(pieces), without_times(found)
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "per_node", "optimizer"),
-    [*((name, 4, 2, "sgd") for name in METHODS), *((name, 2, 1, "adamw") for name in PLAIN)],
+    ("name", "ranks", "per_node", "optimizer", "steps"),
+    cases(
+        [
+            *((name, 4, 2, "sgd", 1) for name in PLAIN),
+            *((name, 2, 1, "adamw", 4) for name in METHODS if name not in PLAIN),
+        ],
+        nightly=[
+            *((name, 4, 2, "sgd", 1) for name in METHODS if name not in PLAIN),
+            *((name, 2, 1, "adamw", 1) for name in PLAIN),
+        ],
+    ),
 )
-def test_a_run_in_as_many_pieces_as_steps_ends_with_the_same_bits(
-    tmp_path: Path, name: str, ranks: int, per_node: int, optimizer: str
+def test_a_run_in_pieces_of_so_many_steps_ends_with_the_same_bits(
+    tmp_path: Path, name: str, ranks: int, per_node: int, optimizer: str, steps: int
 ) -> None:
-    for whole, expected, pieces, found in of(ranks, interrupted, name, per_node, str(tmp_path), optimizer):
+    arguments = (name, per_node, str(tmp_path), optimizer, steps)
+    for whole, expected, pieces, found in of(ranks, interrupted, *arguments):
         assert found == expected
         assert_identical(whole, pieces)
 
@@ -233,8 +246,13 @@ def lost(rank: int, name: str, how: str, at: int) -> float:
     return time.perf_counter() - begin
 
 
-@pytest.mark.parametrize(("how", "at"), [("ends", 9), ("hangs", 6)])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "how", "at"),
+    cases(
+        [*((name, "ends", 9) for name in METHODS), *((name, "hangs", 6) for name in PLAIN)],
+        nightly=[(name, "hangs", 6) for name in METHODS if name not in PLAIN],
+    ),
+)
 def test_a_lost_rank_ends_the_run_with_an_error(name: str, how: str, at: int) -> None:
     (kind, seconds), (other, _) = outcomes_of_ranks(2, lost, name, how, at)
     assert (kind, other) == ("returned", "ended"), seconds

@@ -455,6 +455,7 @@ def on_nodes(rank: int) -> None:
     # Ranks that never train apart may have them.
     for method in (trainers.LocalSGD(households=2), trainers.DDP()):
         method.strategy(setup_of(normed, communicator)).close()
+    dist.barrier()  # who closes a group before another rank has joined it spoils that
     communicator.close()
 
 

@@ -6,15 +6,19 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cases import cases
 from skips import not_possible_here
 from terminal import Terminal, wait_until
 
 import hpo
 from hpo import cli
+from hpo.journal.commands import Stop, asked, give
+from hpo.journal.directory import write_identity
 from hpo.journal.lock import acquire
 
 
@@ -27,6 +31,33 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str, line
         assert word in done.stderr, f"{word!r} is not in: {done.stderr}"
     told = done.stderr.splitlines()
     assert told[0].startswith("hpo: ") and len(told) == lines, done.stderr
+
+
+Typed = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def typed(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Typed]:
+    """``typed(*arguments)``: the command in this process, for what is refused before anything starts."""
+    monkeypatch.chdir(terminal.directory)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {*sys.modules}
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = [*map(str, arguments)]
+        try:
+            code = cli.main(words)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(words, code, printed.out, printed.err)
+
+    yield run
+    for name in {*sys.modules} - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(terminal.directory)):
+            del sys.modules[name]
 
 
 BASE = 'task = "task.py:task"\ndirectory = "run"\nevaluations = 5\n'
@@ -49,14 +80,14 @@ BASE = 'task = "task.py:task"\ndirectory = "run"\nevaluations = 5\n'
         (BASE + "[task_options]\nepochs = 3", ["task options are given (epochs)", "Remove them"]),
     ],
 )
-def test_a_campaign_file_that_is_wrong(terminal: Terminal, text: str, words: list[str]) -> None:
+def test_a_campaign_file_that_is_wrong(terminal: Terminal, typed: Typed, text: str, words: list[str]) -> None:
     terminal.task()
     terminal.write("c.toml", text)
-    refused(terminal.hpo("run", "c.toml"), 2, *words)
+    refused(typed("run", "c.toml"), 2, *words)
     assert not (terminal.directory / "run").exists()
 
 
-def test_what_does_not_suit_the_task_is_told_at_once(terminal: Terminal) -> None:
+def test_what_does_not_suit_the_task_is_told_at_once(terminal: Terminal, typed: Typed) -> None:
     terminal.task()
     text = (
         'points = [{ x = 0.5 }, { x = 9.0 }, { y = 1.0 }]\n[search]\nreported = "loss"\npruner = "median"\n'
@@ -68,7 +99,7 @@ def test_what_does_not_suit_the_task_is_told_at_once(terminal: Terminal) -> None
         "points, number 2: x = 9.0",
         "points, number 3",
     ]
-    done = terminal.hpo("run", "c.toml")
+    done = typed("run", "c.toml")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr, done.stderr
@@ -90,7 +121,7 @@ def test_where_nothing_completes_the_error_is_shown(terminal: Terminal) -> None:
     assert told in terminal.hpo("status", "run").stdout and told in terminal.hpo("best", "run").stdout
     # Of another length: within a second of the first Python would take its cache for this one's.
     terminal.write("task.py", FAILING.replace("0.5", "0.125"))
-    terminal.campaign(evaluations=30)
+    terminal.campaign(evaluations=12)
     done = terminal.hpo("run", "c.toml")
     assert "`hpo status run` says why some failed" in done.stderr.replace(str(terminal.directory) + "/", "")
 
@@ -130,10 +161,10 @@ def test_all_that_is_wrong_with_a_file_is_told_at_once(terminal: Terminal) -> No
         ('x=hpo.Float(0, 1, when={"y": 3})', ["x: when names 'y'", "no other parameter"]),
     ],
 )
-def test_a_space_that_cannot_be(terminal: Terminal, space: str, words: list[str]) -> None:
+def test_a_space_that_cannot_be(terminal: Terminal, typed: Typed, space: str, words: list[str]) -> None:
     terminal.write("task.py", f"import hpo\ntask = hpo.Task(hpo.SearchSpace({space}), lambda trial: 0.0)\n")
     terminal.campaign()
-    refused(terminal.hpo("run", "c.toml"), 2, "task.py", "line 2", *words)
+    refused(typed("run", "c.toml"), 2, "task.py", "line 2", *words)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +175,10 @@ def test_a_space_that_cannot_be(terminal: Terminal, space: str, words: list[str]
         ("tusk:task", ['no module "tusk"']),
     ],
 )
-def test_a_task_that_is_not_there(terminal: Terminal, task: str, words: list[str]) -> None:
+def test_a_task_that_is_not_there(terminal: Terminal, typed: Typed, task: str, words: list[str]) -> None:
     terminal.task()
     terminal.campaign(task=task)
-    refused(terminal.hpo("run", "c.toml"), 1, f'task = "{task}"', *words)
+    refused(typed("run", "c.toml"), 1, f'task = "{task}"', *words)
 
 
 def test_a_task_that_raises_on_import_shows_the_users_code_and_nothing_of_ours(terminal: Terminal) -> None:
@@ -169,10 +200,12 @@ def test_a_task_that_raises_on_import_shows_the_users_code_and_nothing_of_ours(t
         ("", 0, ["ranks = 0", "a whole number from 1"]),
     ],
 )
-def test_ranks_that_do_not_fit(terminal: Terminal, layout: str, ranks: int, words: list[str]) -> None:
+def test_ranks_that_do_not_fit(
+    terminal: Terminal, typed: Typed, layout: str, ranks: int, words: list[str]
+) -> None:
     terminal.task()
     terminal.campaign(f"[layout]\n{layout}")
-    refused(terminal.hpo("run", "c.toml", "--ranks", ranks), 2, *words)
+    refused(typed("run", "c.toml", "--ranks", ranks), 2, *words)
     assert not (terminal.directory / "run").exists()
 
 
@@ -185,17 +218,17 @@ def test_ranks_that_do_not_fit(terminal: Terminal, layout: str, ranks: int, word
     ],
 )
 def test_a_layout_of_many_more_ranks_than_cores_is_refused(
-    terminal: Terminal, layout: str, ranks: int
+    terminal: Terminal, typed: Typed, layout: str, ranks: int
 ) -> None:
     terminal.task()
     terminal.campaign(f"[layout]\n{layout}")
     remedy = f"or insist on this one: --ranks {ranks}" if ranks <= 10**6 else "Choose a smaller layout"
     words = [f"need {ranks} ranks", "at most 4 for each of the", "cores on this host", remedy]
-    refused(terminal.hpo("run", "c.toml"), 2, "c.toml: [layout]", *words)
+    refused(typed("run", "c.toml"), 2, "c.toml: [layout]", *words)
     terminal.write("hosts", "node1 slots=2\n")
-    refused(terminal.hpo("run", "c.toml", "--hostfile", "hosts"), 2, "each of the 2 slots in the hostfile")
+    refused(typed("run", "c.toml", "--hostfile", "hosts"), 2, "each of the 2 slots in the hostfile")
     if "ranks_per_worker" in layout:
-        refused(terminal.hpo("try", "c.toml"), 2, "ranks_per_worker = 1000000", "Choose a smaller worker")
+        refused(typed("try", "c.toml"), 2, "ranks_per_worker = 1000000", "Choose a smaller worker")
     assert not (terminal.directory / "run").exists()
 
 
@@ -239,10 +272,12 @@ def test_under_mpirun_one_rank_speaks_for_all(terminal: Terminal, wrong: str) ->
         (["export", "run", "table.xls"], ["table.xls", ".csv", ".parquet"]),
     ],
 )
-def test_commands_that_are_not_valid(terminal: Terminal, arguments: list[str], words: list[str]) -> None:
+def test_commands_that_are_not_valid(
+    terminal: Terminal, typed: Typed, arguments: list[str], words: list[str]
+) -> None:
     terminal.task()
     terminal.campaign()
-    done = terminal.hpo(*arguments)
+    done = typed(*arguments)
     assert done.returncode == 2
     for word in words:
         assert word in done.stderr
@@ -250,8 +285,8 @@ def test_commands_that_are_not_valid(terminal: Terminal, arguments: list[str], w
 
 
 @pytest.mark.parametrize("command", ["status", "best", "stop", "export"])
-def test_a_directory_without_a_campaign(terminal: Terminal, command: str) -> None:
-    done = terminal.hpo(command, "nowhere", *(["t.csv"] if command == "export" else []))
+def test_a_directory_without_a_campaign(typed: Typed, command: str) -> None:
+    done = typed(command, "nowhere", *(["t.csv"] if command == "export" else []))
     refused(done, 1, "nowhere holds no campaign", "Name the directory")
 
 
@@ -274,8 +309,7 @@ def unwritable(terminal: Terminal) -> Iterator[Path]:
     subprocess.run(["chattr", "-i", str(path)], check=True)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize(("below", "ranks"), cases([(False, 1), (True, 2)], nightly=[(False, 2), (True, 1)]))
 def test_an_unwritable_directory(terminal: Terminal, unwritable: Path, ranks: int, below: bool) -> None:
     terminal.task()
     name = f"{unwritable.name}/run" if below else unwritable.name
@@ -312,33 +346,25 @@ def other():
 """
 
 
-@pytest.mark.parametrize(
-    ("task", "options", "words"),
-    [
-        ("task.py:make", "epochs = 2", ["options.epochs", "was 1, is 2"]),
-        ("task.py:make", "epochs = 1\nhigh = 2.0", ["options.high", "x: high was 1.0, is 2.0"]),
-        ("task.py:other", "", ['task was "task.py:make", is "task.py:other"']),
-    ],
+EDITS = (
+    (1, "task.py:make", "epochs = 2", ["options.epochs", "was 1, is 2"]),
+    (2, "task.py:make", "epochs = 1\nhigh = 2.0", ["options.high", "x: high was 1.0, is 2.0"]),
+    (1, "task.py:other", "", ['task was "task.py:make", is "task.py:other"']),
 )
-def test_what_was_edited_is_named_on_resume(
-    terminal: Terminal, task: str, options: str, words: list[str]
-) -> None:
+"""Ranks, what is edited, and what is said of it."""
+
+
+def test_what_was_edited_is_named_on_resume(terminal: Terminal) -> None:
     terminal.write("task.py", OPTIONS)
     inline = '[evaluation]\nisolation = "inline"\n[task_options]\n'
     terminal.campaign(f"{inline}epochs = 1", evaluations=5, task="task.py:make")
     assert terminal.hpo("run", "c.toml").returncode == 0
     before = terminal.records("finished")
 
-    terminal.campaign(inline + options, evaluations=10, task=task)
-    for ranks in 1, 2:
-        refused(
-            terminal.hpo("run", "c.toml", "--ranks", ranks),
-            1,
-            "run holds another campaign",
-            *words,
-            "Undo the change",
-            'known = ["run"]',
-        )
+    for ranks, task, options, words in EDITS:
+        terminal.campaign(inline + options, evaluations=10, task=task)
+        done = terminal.hpo("run", "c.toml", "--ranks", ranks)
+        refused(done, 1, "run holds another campaign", *words, "Undo the change", 'known = ["run"]')
     assert terminal.records("finished") == before
 
     terminal.campaign(f"{inline}epochs = 1", evaluations=10, task="task.py:make")
@@ -361,6 +387,20 @@ def test_a_second_command_on_a_directory_in_use_is_refused(terminal: Terminal) -
     assert first.wait().returncode == 75
 
 
+def test_a_job_that_slurm_starts_again_after_a_stop_ends_with_0(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.task()
+    terminal.campaign()
+    run = terminal.directory / "run"
+    write_identity(run, hpo.Campaign.from_file(terminal.directory / "c.toml").identity)
+    give(run, Stop(**asked()))
+    monkeypatch.setitem(terminal.environment, "SLURM_RESTART_COUNT", "1")
+    for done in terminal.hpo("run", "c.toml", "--ranks", 2), terminal.mpirun(2, "run", "c.toml"):
+        assert done.returncode == 0 and done.stderr.count("nothing is started: `hpo stop ") == 1
+        assert terminal.side() == [] and not (run / "journal").exists() and not (run / "lock").exists()
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -369,21 +409,21 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
     terminal.task(0.01)
-    terminal.campaign("[layout]\nislands = 2", evaluations=30)
+    terminal.campaign("[layout]\nislands = 2", evaluations=16, kind="default")
     done = terminal.hpo("run", "c.toml", "--ranks", 3)
     assert done.returncode == 0 and done.stdout == ""
-    assert done.stderr.splitlines()[-1].startswith("done: 30/30 evaluated")
+    assert done.stderr.splitlines()[-1].startswith("done: 16/16 evaluated")
 
     status = terminal.status()
     assert list(status) == [
         "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
-        "left",
+        "left", "state",
     ]  # fmt: skip
-    assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 30
-    assert status["budget"] == {"evaluations": 30, "deadline": None}
+    assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 16
+    assert status["budget"] == {"evaluations": 16, "deadline": None}
     assert (status["running"], status["islands"], status["workers"]) == (0, 2, 3)
     text = terminal.hpo("status", "run").stdout
-    assert "state             done" in text and "30 completed" in text and status["best"]["id"] in text
+    assert "state             done" in text and "16 completed" in text and status["best"]["id"] in text
 
     identity = json.loads((terminal.directory / "run" / "campaign.json").read_text())
     top = json.loads(terminal.hpo("best", "run", "--json", "--top", 3).stdout)
@@ -394,16 +434,16 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
 
     for suffix in "csv", "json":
         done = terminal.hpo("export", "run", f"table.{suffix}")
-        assert (done.returncode, done.stdout) == (0, f"table.{suffix}: 30 individuals\n")
+        assert (done.returncode, done.stdout) == (0, f"table.{suffix}: 16 individuals\n")
     rows = json.loads((terminal.directory / "table.json").read_text())
-    assert len({row["id"] for row in rows}) == 30
+    assert len({row["id"] for row in rows}) == 16
     assert (
         (terminal.directory / "table.csv").read_text().startswith("id,island,worker,sequence,status,value,")
     )
 
     assert "no campaign is running" in terminal.hpo("stop", "run").stdout
     again = terminal.hpo("run", "c.toml")
-    assert again.returncode == 0 and len(terminal.side()) == 30
+    assert again.returncode == 0 and len(terminal.side()) == 16
 
 
 def test_a_reader_that_goes_away_does_not_end_the_campaign(terminal: Terminal) -> None:
@@ -446,7 +486,23 @@ def test_try_of_a_task_that_fails_ends_with_1_and_its_error(terminal: Terminal) 
 # --- help -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["run", "try", "stop", "status", "best", "export"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run",
+        "try",
+        "status",
+        "best",
+        "export",
+        "stop",
+        "pause",
+        "unpause",
+        "drain",
+        "retry",
+        "enqueue",
+        "set",
+    ],
+)
 def test_help_has_an_example_and_the_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])

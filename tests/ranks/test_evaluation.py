@@ -18,7 +18,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import cases
 from places import ROOT, TESTS
+from stand_in_torch import torch_that_finds
 
 import hpo
 from hpo.evaluation.conversation import Alive, Answer, Died, EvaluationOver, pack_answer
@@ -318,7 +320,7 @@ def heard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, type
 
 
 @pytest.mark.parametrize("bench", [2], indirect=True)
-@pytest.mark.parametrize(("failing", "dying"), [(1, 1), (0, 1)])
+@pytest.mark.parametrize(("failing", "dying"), cases([(0, 1)], nightly=[(1, 1)]))
 def test_deaths_after_a_failure_do_not_hide_it(
     bench: Bench, heard: list[tuple[int, type[Answer]]], failing: int, dying: int
 ) -> None:
@@ -397,16 +399,20 @@ def test_group_that_the_task_destroyed_is_formed_again(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("bench", "what", "rank", "error"),
-    [
-        (1, "exit", 0, "exited with code 7"),
-        (1, "exit_zero", 0, "exited in the middle of its work"),
-        (1, "segfault", 0, "was killed by SIGSEGV"),
-        (1, "segfault_beside_many_modules", 0, "was killed by SIGSEGV"),
-        (1, "exit_after_blanks", 0, "exited with code 7"),
-        (1, "killed", 0, "was killed by SIGKILL, most likely by the out-of-memory killer"),
-        (2, "exit", 0, "exited with code 7"),
-        (2, "segfault", 1, "was killed by SIGSEGV"),
-    ],
+    cases(
+        [
+            (1, "exit", 0, "exited with code 7"),
+            (1, "exit_zero", 0, "exited in the middle of its work"),
+            (1, "segfault_beside_many_modules", 0, "was killed by SIGSEGV"),
+            (1, "exit_after_blanks", 0, "exited with code 7"),
+            (1, "killed", 0, "was killed by SIGKILL, most likely by the out-of-memory killer"),
+            (2, "segfault", 1, "was killed by SIGSEGV"),
+        ],
+        nightly=[
+            (1, "segfault", 0, "was killed by SIGSEGV"),
+            (2, "exit", 0, "exited with code 7"),
+        ],
+    ),
     indirect=["bench"],
 )
 def test_death_of_an_evaluator_is_a_crash(bench: Bench, what: str, rank: int, error: str) -> None:
@@ -447,7 +453,11 @@ def test_evaluator_killed_between_evaluations_costs_nothing(single: Bench) -> No
     assert single.run("complete").status == "completed"
 
 
-@pytest.mark.parametrize("what", ["hang", "hang_holding_the_lock"])
+@pytest.mark.parametrize(
+    ("bench", "what"),
+    cases([(1, "hang"), (2, "hang_holding_the_lock")], nightly=[(1, "hang_holding_the_lock"), (2, "hang")]),
+    indirect=["bench"],
+)
 def test_time_out_kills_at_once_and_tells_where_it_hung(bench: Bench, what: str) -> None:
     bench.run("complete")
     pids = bench.pids
@@ -499,13 +509,15 @@ def test_next_evaluator_waits_for_the_device_only(tmp_path: Path, devices: str) 
         worker.close()
 
 
-def test_waiting_for_the_device_is_no_failed_start(single: Bench) -> None:
+def test_waiting_for_the_device_is_no_failed_start(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpo.evaluation.evaluator_host._HOLD", 0.25)
     single.settings.isolation, single.settings.start_timeout_s = "fresh", 8.0
     single.environment["CUDA_VISIBLE_DEVICES"] = "0"
     former = single.run("linger", lingers=60.0).metrics["pid"]
     outcome = single.run("linger", former=former)
     assert (outcome.status, single.crew.failed_starts) == ("completed", 0)
     assert outcome.metrics["alone"] is False
+    os.kill(former, signal.SIGKILL)  # nor need the end of the test wait for it
 
 
 def test_a_process_that_never_goes_is_not_waited_for(single: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,12 +633,31 @@ def test_second_try_finds_an_empty_directory_but_its_output_is_kept(single: Benc
     assert (directory / "output-0.txt").read_text() == "tried\ntried\n"
 
 
-def test_directory_that_cannot_be_made_fails_the_evaluation_only(bench: Bench) -> None:
+def test_a_file_in_the_place_of_the_directory_fails_that_evaluation(bench: Bench) -> None:
     (bench.root / "file").touch()
-    bench.start(what="complete", id="file/inside")
+    bench.start(what="complete", id="file")
     outcome = bench.finish()
-    assert outcome.status == "failed" and "directory cannot be used" in outcome.error
+    assert outcome.status == "failed" and "directory cannot be used" in outcome.error and not outcome.storage
     assert bench.run("complete").status == "completed"
+
+
+def test_a_directory_that_cannot_be_made_is_the_storage_s_and_no_failed_start(bench: Bench) -> None:
+    above = bench.root / "above"
+    above.touch()
+    pids = bench.pids
+    for _ in range(4):
+        bench.start(what="complete", id="above/inside")
+        outcome = bench.finish()
+        assert outcome.storage and outcome.error == f"{above / 'inside'}: Not a directory"
+        assert bench.crew.failed_starts == 0 and not bench.crew.prepared
+    above.unlink()
+    above.mkdir()
+    # From then on it is known at once that the evaluation has begun: it may take hours.
+    bench.start(what="checkpoint", id="above/inside")
+    bench.until(lambda: bench.crew.prepared)
+    bench.crew.request_checkpoint()
+    assert bench.finish().status == "interrupted"
+    assert not bench.crew.prepared and bench.pids == pids
 
 
 def test_error_quotes_this_evaluation_only(single: Bench) -> None:
@@ -786,33 +817,44 @@ def test_task_that_cannot_be_loaded_fails_the_individual(tmp_path: Path, size: i
         worker.close()
 
 
-def torch_finds_no_device(worker: Bench, built: str | None) -> None:
+def torch_without_devices(worker: Bench, built: str | None) -> None:
     """Let evaluators find a torch built for this CUDA, or for none, and no device, whatever this machine has."""
-    (worker.root / "sitecustomize.py").write_text(
-        f"import torch\ntorch.version.cuda = {built!r}\ntorch.cuda.is_available = lambda: False\n"
-        "torch.cuda.device_count = lambda: 0\n"
-    )
+    if worker.size == 1:
+        torch_that_finds((), worker.root, built=built)
+    else:  # the ranks' group is torch's
+        (worker.root / "sitecustomize.py").write_text(
+            f"import torch\ntorch.version.cuda = {built!r}\ntorch.cuda.is_available = lambda: False\n"
+            "torch.cuda.device_count = lambda: 0\n"
+        )
     worker.environment |= {"CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": str(worker.root)}
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_gpu_that_does_not_work_is_no_fault_of_the_individual(tmp_path: Path, size: int) -> None:
-    worker = Bench(size, tmp_path)
-    torch_finds_no_device(worker, built="12.8")
+def no_fault_of_the_individual(worker: Bench, failed: int) -> None:
+    outcome = worker.run("describe")
+    assert outcome.status == "failed" and "cannot use its GPU, cuda:" in outcome.error
+    assert socket.gethostname() in outcome.error and "load the task" not in outcome.error
+    assert worker.crew.failed_starts == failed and worker.crew.ready
+
+
+def test_gpu_that_does_not_work_is_no_fault_of_the_individual(single: Bench) -> None:
+    torch_without_devices(single, built="12.8")
+    for failed in (1, 2):
+        no_fault_of_the_individual(single, failed)
+    assert single.run("complete").status == "completed", "it asks for no device"
+    single.environment["CUDA_VISIBLE_DEVICES"] = ""
+    single.settings.isolation = "fresh"
+    single.run("complete")
+    assert single.run("describe").metrics["place"] == "0 of 1, 0, cpu"
+    assert single.crew.failed_starts == 0
+    assert single.run("raise").status == "failed" and single.crew.failed_starts == 0
+
+
+def test_without_gpus_that_work_the_ranks_of_a_worker_meet_nevertheless(tmp_path: Path) -> None:
+    worker = Bench(2, tmp_path)
+    torch_without_devices(worker, built="12.8")
     try:
-        for failed in (1, 2):
-            outcome = worker.run("describe")
-            assert outcome.status == "failed" and "cannot use its GPU, cuda:" in outcome.error
-            assert socket.gethostname() in outcome.error and "load the task" not in outcome.error
-            assert worker.crew.failed_starts == failed and worker.crew.ready
-        together = "collective" if size > 1 else "complete"
-        assert worker.run(together).status == "completed", "it asks for no device"
-        worker.environment["CUDA_VISIBLE_DEVICES"] = ""
-        worker.settings.isolation = "fresh"
-        worker.run("complete")
-        assert worker.run("describe").metrics["place"] == f"0 of {size}, 0, cpu"
-        assert worker.crew.failed_starts == 0
-        assert worker.run("raise").status == "failed" and worker.crew.failed_starts == 0
+        no_fault_of_the_individual(worker, 1)
+        assert worker.run("collective").status == "completed", "it asks for no device"
     finally:
         worker.close()
 
@@ -856,13 +898,9 @@ def test_evaluator_is_replaced_after_a_cuda_error_that_did_not_end_the_task(tmp_
         worker.close()
 
 
-def test_torch_without_cuda_uses_the_cpu_although_there_is_a_gpu(tmp_path: Path) -> None:
-    worker = Bench(1, tmp_path)
-    torch_finds_no_device(worker, built=None)
-    try:
-        assert worker.run("describe").metrics["place"] == "0 of 1, 0, cpu"
-    finally:
-        worker.close()
+def test_torch_without_cuda_uses_the_cpu_although_there_is_a_gpu(single: Bench) -> None:
+    torch_without_devices(single, built=None)
+    assert single.run("describe").metrics["place"] == "0 of 1, 0, cpu"
 
 
 def test_evaluator_that_dies_while_it_starts_is_a_crash(tmp_path: Path) -> None:

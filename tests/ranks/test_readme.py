@@ -14,12 +14,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 from places import ROOT, TESTS
 
 import hpo
 import trainers
 from hpo.campaign.launch import command, environment, find_mpirun
-from hpo.cli import _parser
+from hpo.cli import _parser, main
 from hpo.cluster.slurm import sbatch_options
 from hpo.config import reader as config
 from hpo.config.reader import Settings
@@ -37,7 +38,8 @@ NAMED = [
 ]
 BLOCKS = dict(NAMED)
 """The files that documents print, by the name in their first line."""
-EXAMPLES = [name for name in BLOCKS if Path(name).name.startswith("test_")]
+EXAMPLES = tuple(name for name in BLOCKS if Path(name).name.startswith("test_"))
+SLOW = tuple(name for name in EXAMPLES if name.startswith("nightly/"))
 COMMANDS = [
     line.split("#")[0].strip()
     for line in re.findall(
@@ -52,9 +54,10 @@ HPO = Path(sys.executable).with_name("hpo")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """With all that is printed, whose campaigns end sooner."""
     for name, content in BLOCKS.items():
         if name not in EXAMPLES:
-            (tmp_path / name).write_text(content)
+            (tmp_path / name).write_text(re.sub(r"evaluations( ?= ?)24\b", r"evaluations\g<1>8", content))
     return tmp_path
 
 
@@ -87,15 +90,18 @@ def campaign(folder: Path, task: str, ranks_per_worker: int) -> dict[str, object
 # Programs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_trained_alone_and_under_torchrun(folder):
-    for start in ([sys.executable], [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2]):
-        words = run(folder, *start, "train_alone.py").stdout.split()
-        found = dict(zip(words[::2], map(float, words[1::2])))
-        assert found["accuracy"] > 0.9
-        assert found["trainable_fraction"] < 1
+TORCHRUN = (Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2)
 
 
-@pytest.mark.parametrize("library", ["ddp", "lightning", "accelerate"])
+@pytest.mark.parametrize("start", cases([TORCHRUN], nightly=[(sys.executable,)]), ids=len)
+def test_a_model_is_trained_alone_and_under_torchrun(folder, start):
+    words = run(folder, *start, "train_alone.py").stdout.split()
+    found = dict(zip(words[::2], map(float, words[1::2])))
+    assert found["accuracy"] > 0.9
+    assert found["trainable_fraction"] < 1
+
+
+@pytest.mark.parametrize("library", cases(["ddp", "accelerate"], nightly=["lightning"]))
 def test_a_script_of_one_s_own_trains_on_two_ranks(folder, library):
     if library != "ddp":
         pytest.importorskip(library, reason=f"{library} is not installed with hpo")
@@ -111,19 +117,18 @@ def test_folds_are_evaluated_side_by_side(folder):
 
 
 def test_images_of_one_s_own_are_written_and_trained_with(folder):
-    run(folder, sys.executable, "own_images.py")
-    (check, train) = (line for line in COMMANDS if "data/own_images" in line)
-    found = run(folder, sys.executable, *shlex.split(check)[1:]).stdout
-    assert found == "data/own_images: 100 images to train with, 20 to test with, 10 classes\n"
-    small = ("--dim", 24, "--depth", 1, "--heads", 2)
-    trained = json.loads(run(folder, sys.executable, *shlex.split(train)[1:], *small).stdout)
-    assert trained["options"]["data"] == "data/own_images" and 0 <= trained["value"] <= 1
     # As they were written: read back with the shapes and the order that the document gives.
     code = "from own_images import *; from search_spaces.readers.cifar import read_cifar; "
     code += "train = read_cifar('data/own_images').train; "
     code += "assert (train.pixels.numpy() == images.transpose(0, 3, 1, 2)[:100]).all(); "
     code += "assert (train.classes.numpy() == classes[:100]).all()"
     run(folder, sys.executable, "-c", code)
+    (check, train) = (line for line in COMMANDS if "data/own_images" in line)
+    found = run(folder, sys.executable, *shlex.split(check)[1:]).stdout
+    assert found == "data/own_images: 100 images to train with, 20 to test with, 10 classes\n"
+    small = ("--dim", 24, "--depth", 1, "--heads", 2)
+    trained = json.loads(run(folder, sys.executable, *shlex.split(train)[1:], *small).stdout)
+    assert trained["options"]["data"] == "data/own_images" and 0 <= trained["value"] <= 1
 
 
 def test_an_exported_model_is_used(folder):
@@ -151,7 +156,7 @@ def test_the_default_point_is_tried(folder):
 def test_the_campaign_file_runs_on_islands_of_workers_and_its_results_are_read(folder):
     run(folder, HPO, "run", "my_space.toml", "--ranks", 4)
     status = json.loads(run(folder, HPO, "status", "runs/my_space", "--json").stdout)
-    assert status["evaluations"]["completed"] == 24
+    assert status["evaluations"]["completed"] == 8
     assert status["best"]["value"] > 0.8
     assert (folder / "runs/my_space/evaluations" / status["best"]["id"] / "2-ranks").is_dir()
     read = run(folder, sys.executable, "read_results.py").stdout
@@ -163,7 +168,7 @@ def test_the_campaign_file_runs_on_islands_of_workers_and_its_results_are_read(f
                 run(folder, "bash", "-c", line.replace("runs/digits", "runs/my_space"))
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", cases([2], nightly=[1, 4]))
 def test_the_script_runs_alone_and_under_mpirun(folder, ranks):
     line = [sys.executable, "my_search.py"]
     if ranks > 1:
@@ -172,11 +177,16 @@ def test_the_script_runs_alone_and_under_mpirun(folder, ranks):
     assert done.stdout.count("done 0.") == ranks
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_example_of_each_harness_passes(tmp_path, name):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(BLOCKS[name])
+@pytest.mark.parametrize(
+    "names",
+    cases([[name for name in EXAMPLES if name not in SLOW]], nightly=[[name] for name in SLOW]),
+    ids=", ".join,
+)
+def test_the_example_of_each_harness_passes(tmp_path, names):
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(BLOCKS[name])
     # Beside the tests of their tier, which some of them build on.
     paths = [ROOT, TESTS, *(TESTS / tier for tier in ("fast", "processes", "nightly"))]
     done = subprocess.run(
@@ -194,7 +204,7 @@ def test_the_example_of_each_harness_passes(tmp_path, name):
                 "-n",
                 "0",
             ),
-            *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), str(path)),
+            *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), *names),
         ],
         cwd=tmp_path,
         env={**environment(dict(os.environ)), "PYTHONPATH": os.pathsep.join(map(str, paths))},
@@ -204,8 +214,8 @@ def test_the_example_of_each_harness_passes(tmp_path, name):
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    if "1 skipped" in done.stdout:
-        pytest.skip(re.findall(r"SKIPPED \[1\] \S+: (.*)", done.stdout)[0])
+    if skipped := re.findall(r"SKIPPED \[1\] \S+: (.*)", done.stdout):
+        pytest.skip(skipped[0])
 
 
 # Campaign files -----------------------------------------------------------------------------------------------------
@@ -289,12 +299,15 @@ def test_commands_are_accepted(line):
         pytest.fail(f"{line}: {refusal}")
 
 
-def test_the_table_of_commands_is_complete():
-    listed = set(re.findall(r"^\| `hpo (\w+)", DOCUMENTS["README.md"], re.MULTILINE))
+def test_the_table_of_commands_is_complete(capsys):
+    rows = re.findall(r"^\| `hpo .*?\|", DOCUMENTS["README.md"], re.MULTILINE)
+    listed = set(re.findall(r"`hpo (\w+)", "".join(rows)))
     there = set(_parser()._subparsers._group_actions[0].choices)
     assert listed == there
     for name in there:
-        assert name in run(ROOT, HPO, name, "--help").stdout
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        assert ended.value.code == 0 and name in capsys.readouterr().out
 
 
 def test_documents_are_short_and_name_each_program_once():

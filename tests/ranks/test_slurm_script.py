@@ -17,7 +17,7 @@ from hpo import cli
 from hpo.cluster import slurm
 from hpo.config.reader import SlurmAttempt, from_keywords, slurm_attempt
 from hpo.errors import CampaignError
-from hpo.journal.directory import stop_file
+from hpo.journal.commands import Stop, asked, give
 
 EXAMPLE = slurm.Plan(
     file=None,
@@ -318,7 +318,7 @@ def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(queue: Qu
         queue.after(3, 75)
     leg(queue.directory, 5, ("interrupted", None))  # it saved itself, and will go on from there
     assert queue.after(4, 75) == AGAIN
-    stop_file(queue.directory).touch()
+    give(queue.directory, Stop(**asked()))
     code, sentence = queue.after(4, 75)
     assert code == 75 and "hpo stop" in sentence
     assert queue.requeued == 2

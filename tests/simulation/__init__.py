@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,22 +18,36 @@ from typing import Any
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (
+    Alive,
     Counter,
     End,
+    Lost,
     Message,
     Records,
     Start,
     ToCoordinator,
     decode,
+    encode,
 )
-from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
+from hpo.islands.resume import (
+    DeadLeaderRecord,
+    ResumeState,
+    dead_leader_record,
+    failures,
+    fold,
+    start_messages,
+)
+from hpo.journal.commands import Look, Request
 from hpo.journal.records import Record, Reopened
+from hpo.prior_results.points import wanted
 from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
@@ -53,17 +67,38 @@ class Curve:
 
 
 class MemoryJournal:
-    """Keeps what was committed; what was only appended is lost with its writer, as on a disk."""
+    """Keeps what was committed; what was only appended is lost with its writer, as on a disk.
+
+    ``disturb``: called at each commit, which fails where it raises an OSError; ``reached(n)``: how many of n records
+    are on the disk all the same after a commit that failed."""
 
     def __init__(self) -> None:
         self._appended: list[Record] = []
         self.committed: list[Record] = []
+        self.fenced = False
+        """Its writer was given up: what it still writes is not read."""
+        self.error: OSError | None = None
+        self.disturb: Callable[[], object] = lambda: None
+        self.reached: Callable[[int], int] = lambda number: 0
 
     def append(self, record: Record) -> None:
         self._appended.append(record)
 
     def commit(self) -> None:
-        self.committed += self._appended
+        try:
+            self.disturb()
+        except OSError as error:
+            self.error = error
+            if not self.fenced:
+                self.committed += self._appended[: self.reached(len(self._appended))]
+            raise
+        self.error = None
+        if not self.fenced:
+            self.committed += self._appended
+        self._appended.clear()
+
+    def discard(self) -> None:
+        self.error = None
         self._appended.clear()
 
 
@@ -75,6 +110,29 @@ class _DiscardingJournal(MemoryJournal):
 
     def commit(self) -> None:
         pass
+
+
+class MemoryInbox:
+    """Commands that were given, by id, and have not been applied."""
+
+    error = None
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self._number = 0
+
+    def give(self, request: Request) -> None:
+        self._number += 1
+        self.requests[f"{self._number:020d}-{0:016x}"] = request
+
+    def look(self) -> Look:
+        return Look(list(self.requests.items()), [])
+
+    def set_aside(self, name: str) -> None:
+        raise NotImplementedError("there is no nonsense here")
+
+    def finish(self, identity: str, request: Request) -> None:
+        del self.requests[identity]
 
 
 class SimulatedTransport:
@@ -96,8 +154,11 @@ class SimulatedTransport:
     def failed(self) -> frozenset[int]:
         return frozenset()  # the simulation tells by itself
 
+    def abandon(self, ranks: Iterable[int]) -> None:
+        raise NotImplementedError("the simulation delivers to the living by itself")
+
     def now(self) -> float:
-        return self._simulation.time
+        return max(self._simulation.time, self._simulation.stalled.get(self.rank, 0.0))
 
 
 class SimulatedCrew:
@@ -118,20 +179,33 @@ class SimulatedCrew:
         self.failed_starts = 0
         self.fit_for: float = math.inf
         """How many evaluations can be started here."""
+        self.unwritable: Callable[[], str | None] = lambda: None
+        """Why the individual's directory cannot be made; None where it can."""
+        self._storage_error: str | None = None
 
     @property
     def busy(self) -> bool:
         return self._candidate is not None
 
+    @property
+    def prepared(self) -> bool:
+        return self._candidate is not None and self._storage_error is None
+
     def start(self, candidate: Candidate) -> None:
         simulation = self._simulation
         self._candidate = candidate
+        self._storage_error = self.unwritable()
+        if self._storage_error is not None:
+            self._over = simulation.time
+            simulation.wake(self._rank, simulation.time)
+            return
         if self.fit_for <= 0:
             self.failed_starts += 1
             self._over = simulation.time
             simulation.wake(self._rank, simulation.time)
             return
         self.fit_for -= 1
+        self.failed_starts = 0
         seconds = simulation.duration(simulation.started)
         simulation.started += 1
         simulation.admitted_last = simulation.time
@@ -152,7 +226,9 @@ class SimulatedCrew:
         if self._candidate is None or self._simulation.time < self._over:
             return ()
         candidate = self._candidate
-        if self.failed_starts:
+        if self._storage_error is not None:
+            outcome = Outcome(status=FAILED, error=self._storage_error, storage=True)
+        elif self.failed_starts:
             outcome = Outcome(status=FAILED, error="no evaluators to be had")
         elif self._killed is not None:
             outcome = Outcome(status=self._killed, error="ended by the campaign")
@@ -229,9 +305,11 @@ class Report:
 class Simulation:
     """A campaign of one-rank workers.
 
-    ``duration(k)``: seconds of the k-th individual to be started; ``curve``: how one trains, instead of ``objective``
-    and ``duration``; ``latency_s``: mean time of a message; ``jitter``: draw each message's time anew (else it is
-    fixed for each pair of ranks, and much faster to simulate)."""
+    ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
+    campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th individual to be
+    started; ``curve``: how one trains, instead of ``objective`` and ``duration``; ``hang_timeout``: seconds, None: no
+    rank is given up; ``latency_s``: mean time of a message;
+    ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to simulate)."""
 
     def __init__(
         self,
@@ -258,6 +336,9 @@ class Simulation:
         checkpoints: bool = False,
         must_end: float | None = None,
         first_failures: int | None = None,
+        hang_timeout: float | None = None,
+        inbox: MemoryInbox | None = None,
+        recorded: Sequence[Record] = (),
         seed: int = 0,
     ) -> None:
         self.curve = curve
@@ -266,7 +347,13 @@ class Simulation:
         self.islands = islands
         self.space = space
         self.time = 0.0
+        self.stalled: dict[int, float] = {}
+        """By rank, until when it does nothing."""
         self.dead: set[int] = set()
+        self._hung: dict[int, list[tuple[int, Message | None]]] = {}
+        """By rank that hangs, what has come for it."""
+        self._ignored: set[tuple[int, int]] = set()
+        self._quiet_looks = 0
         self._orphaned = False
         self.left: list[tuple[int, int, str]] = []
         """Island and worker of those that take no more part, and why."""
@@ -333,13 +420,14 @@ class Simulation:
         configurations = None
         if space.size is not None:
             configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
+        self._registry = registry = WorkerRegistry(layout.workers)
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
-            registry=WorkerRegistry(layout.workers),
+            registry=registry,
             everyone=range(workers),
             dead_leader_record=self._dead_leader_record,
             journal_totals=self._journal_totals,
-            evaluations=evaluations,
+            evaluations=earlier.commands.evaluations(evaluations),
             known=earlier.keys,
             assignments=earlier.pending,
             tally=earlier.tally,
@@ -349,15 +437,35 @@ class Simulation:
             must_end=None if must_end is None else partial(float, must_end),
             grace_s=GRACE_S,
             duplicates=False,
+            commands=None
+            if inbox is None
+            else Commands(
+                inbox=inbox,
+                standing=earlier.commands,
+                journal=self.journals[0],
+                in_file={"evaluations": evaluations, "deadline_s": deadline},
+                began=0.0,
+                validated=lambda label, params: wanted(label, params, space, lambda params: True),
+                key=space.key,
+                failures=lambda: failures([*recorded, *self._committed()], space=space),
+                now=lambda: self.time,
+            ),
             health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
             reopened=self._reopened,
             worker_left=lambda place, reason: self.left.append((place.island, place.worker, reason)),
         )
+        self.coordinator.paused = earlier.commands.paused
+        self.coordinator.enqueue(earlier.enqueued)
+        self.coordinator.look_at_commands()
         if deadline is not None:
             self.at(deadline, self.coordinator.step)
         if must_end is not None:
             self.at(must_end - GRACE_S, self.coordinator.step)
             self.at(must_end, self.coordinator.step)
+        self._hang_timeout = hang_timeout
+        self._liveness = Liveness(range(1, workers), timeout_s=hang_timeout or math.inf)
+        if hang_timeout is not None:
+            self.at(0.0, self._look_for_hung_ranks)
         self._starts: list[Start] = start_messages(layout, earlier, 1, [""] * workers)
 
     # --- the network ----------------------------------------------------------------------------------------
@@ -368,18 +476,23 @@ class Simulation:
             self._data, self._message = data, decode(data)
             self._kind = type(self._message).__name__
         self.counter.add(self._kind, len(data))
+        begun = max(self.time, self.stalled.get(source, 0.0)) if self.stalled else self.time
         if source == destination:
-            when = self.time
+            when = begun
         elif self._jitter:
             pair = (source, destination)
-            when = max(self._last.get(pair, 0.0), self.time + self._rng.expovariate(1.0 / self._latency_s))
+            when = max(self._last.get(pair, 0.0), begun + self._rng.expovariate(1.0 / self._latency_s))
             self._last[pair] = when
         else:
             # Fixed for the pair, different between pairs: 0.5 to 1.5 of the mean.
             spread = (source * 7919 + destination * 104729) % 1024 / 1024
-            when = self.time + self._latency_s * (0.5 + spread)
+            when = begun + self._latency_s * (0.5 + spread)
         self._count += 1
         heapq.heappush(self._events, (when, self._count, source, destination, self._message))
+
+    def stall(self, rank: int, seconds: float) -> None:
+        """``rank`` waits in a system call for so long: it sends and receives nothing until then."""
+        self.stalled[rank] = max(self.time, self.stalled.get(rank, 0.0)) + seconds
 
     def wake(self, rank: int, when: float) -> None:
         """Have the leader of ``rank`` step at ``when``."""
@@ -412,13 +525,46 @@ class Simulation:
         heapq.heapify(self._events)
         self.at(self.time + told_after, self._tell_of_deaths)
 
+    def hang(self, rank: int) -> None:
+        """``rank`` stops, and what is sent to it waits; its evaluator runs on."""
+        if rank == 0:
+            raise ValueError("of the hang of rank 0 the launcher makes its death: kill(0)")
+        if rank not in self.dead:
+            self._hung.setdefault(rank, [])
+
+    def resume(self, rank: int) -> None:
+        """``rank`` goes on, with what has come for it meanwhile."""
+        for source, message in self._hung.pop(rank, []):
+            self._count += 1
+            heapq.heappush(self._events, (self.time, self._count, source, rank, message))
+        if self._orphaned and rank not in self.dead:
+            self.leaders[rank].orphan()
+            self.wake(rank, self.time)
+
+    def _look_for_hung_ranks(self) -> None:
+        """What the event loops do: each shows rank 0 that it lives, and rank 0 gives up those that do not."""
+        if 0 in self.dead or self.coordinator.end is not None:
+            return
+        for rank in range(1, self.ranks):
+            if rank not in self.dead and rank not in self._hung:
+                self.post(rank, 0, encode(Alive()))
+        silent = self._liveness.look(self.time)
+        self._liveness.forget(silent)
+        self.coordinator.handle_hung_ranks(silent)
+        assert self._hang_timeout is not None
+        nothing = all(isinstance(event[4], Alive) for event in self._events)
+        self._quiet_looks = self._quiet_looks + 1 if nothing else 0
+        if self._quiet_looks > 64:
+            return  # a standstill, as nobody is left to be given up
+        self.at(max(self._liveness.next_look, self.time + self._hang_timeout / 16), self._look_for_hung_ranks)
+
     def _tell_of_deaths(self) -> None:
         if 0 not in self.dead:
             self.coordinator.handle_rank_deaths(self.dead)
             return
         self._orphaned = True
         for leader in self.leaders:
-            if leader.place.leader not in self.dead:
+            if leader.place.leader not in self.dead and leader.place.leader not in self._hung:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
@@ -428,6 +574,7 @@ class Simulation:
         self.journals[0].commit()
 
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+        self.journals[place.leader].fenced = place.leader in self._registry.hung
         return dead_leader_record(
             self.journals[place.leader].committed,
             space=self.space,
@@ -435,9 +582,12 @@ class Simulation:
             losses=lambda objectives: tuple(objectives.values()),
         )
 
+    def _committed(self) -> Iterator[Record]:
+        return (record for journal in self.journals for record in journal.committed)
+
     def _journal_totals(self) -> ResumeState:
         return fold(
-            (record for journal in self.journals for record in journal.committed),
+            self._committed(),
             space=self.space,
             islands=self.islands,
             losses=lambda objectives: tuple(objectives.values()),
@@ -463,6 +613,16 @@ class Simulation:
             self.time, _, source, destination, message = heapq.heappop(events)
             if dead and destination in dead and not callable(message):
                 continue
+            if destination in self._hung and not callable(message):
+                self._hung[destination].append((source, message))
+                continue
+            if (source, destination) in self._ignored:
+                continue
+            if self.stalled and not callable(message) and self.stalled.get(destination, 0.0) > self.time:
+                self._count += 1
+                later = (self.stalled[destination], self._count, source, destination, message)
+                heapq.heappush(self._events, later)
+                continue
             if isinstance(message, Records):  # nearly all are
                 if not leaders[destination].receive(source, message):
                     continue
@@ -471,6 +631,18 @@ class Simulation:
                 message()
                 continue
             leader = leaders[destination]
+            if destination == 0 != source:
+                self._liveness.heard(source)
+            if isinstance(message, Alive):
+                continue
+            if isinstance(message, Lost):
+                self._ignored.update(
+                    (rank, destination) for rank in self._registry.hung.intersection(message.ranks)
+                )
+                if destination in message.ranks:  # given up, and awake
+                    dead.add(destination)
+                    self.crews[destination].disband()
+                    continue
             if isinstance(message, ToCoordinator):
                 coordinator.receive(source, message)
                 continue
@@ -483,6 +655,7 @@ class Simulation:
                     ended.add(destination)
         if self._orphaned:
             return None
+        dead |= self._registry.hung | set(self._hung)
         alive = {leader.place.leader for leader in leaders} - dead
         if not alive <= ended:
             raise RuntimeError(

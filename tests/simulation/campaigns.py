@@ -140,6 +140,14 @@ def disturb(simulation: Simulation, rng: random.Random, workers: int) -> float:
     return rng.expovariate(0.1) if rng.random() < 0.3 else float("inf")
 
 
+def hang(simulation: Simulation, rng: random.Random, workers: int) -> None:
+    """Ranks that hang for a while: some go on before they are given up, some after it."""
+    for rank in rng.sample(range(1, workers), rng.randint(0, workers - 1)) if rng.random() < 0.5 else ():
+        when = rng.uniform(0, 8)
+        simulation.at(when, lambda rank=rank: simulation.hang(rank))
+        simulation.at(when + rng.expovariate(0.2), lambda rank=rank: simulation.resume(rank))
+
+
 def slow(rng: random.Random) -> dict[str, object]:
     """Some evaluations take a hundred times as long as others."""
     draws = [rng.lognormvariate(0, rng.choice([0.1, 1.0, 2.0])) for _ in range(100)]

@@ -29,6 +29,7 @@ from hpo.evaluation.conversation import (
     GroupFormed,
     Hello,
     LeaveGroup,
+    Prepared,
     Ready,
     Warned,
 )
@@ -43,7 +44,7 @@ from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import Outcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
-from hpo.task.trial_directory import OUTPUT, clear_directory, directory_unusable, refuse_link
+from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, not_begun
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store
@@ -285,13 +286,15 @@ class Evaluator:
         self._link.begin(self._turn)
         job = order.job
         try:
-            refuse_link(Path(job.directory))
+            check_place(Path(job.directory))
             if self._rank == 0 and not job.resumed:
                 clear_directory(Path(job.directory))
             self._output.open(Path(job.directory, f"{OUTPUT}{self._rank}.txt"))
         except OSError as error:
-            outcome = Outcome(status=FAILED, error=directory_unusable(error))
+            outcome = not_begun(error, job.directory)
         else:
+            if order.confirm:
+                self._channel.send(Prepared(order.turn))
             outcome = self._attempt(job, order.timeout_s)
             self._output.close()
             self._link.warn()
@@ -299,11 +302,12 @@ class Evaluator:
             if fault is not None:  # whatever the task made of it: the individual is not to blame
                 self._channel.send(Broken(fault))
                 return
-        if self._size > 1 and outcome.status == FAILED:
+        if self._size > 1 and outcome.status == FAILED and not outcome.storage:
             outcome = replace(outcome, error=f"{self._label}: {outcome.error}")
         # A CUDA error may poison all later calls of the process, and need not have reached the task, or ended it. One
         # that failed is not waited for: its kernels may wait for ranks that never come.
-        poisoned = cuda.used() and (outcome.status == FAILED or not cuda.healthy())
+        failed = outcome.status == FAILED and not outcome.storage
+        poisoned = cuda.used() and (failed or not cuda.healthy())
         self._channel.send(
             EvaluationOver(
                 turn=order.turn,

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from hpo.task.trial_directory import make_directory
+
 
 class OutputCapture:
     """Where descriptors 1 and 2 lead: to the evaluation's file, or back to where they led at the start."""
@@ -22,7 +24,7 @@ class OutputCapture:
     def open(self, path: Path) -> None:
         """Append what is printed from here on to ``path``."""
         for _ in range(10):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(path.parent)
             try:
                 number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
                 break
@@ -40,7 +42,10 @@ class OutputCapture:
             return
         path, self._path = self._path, None
         self._flush()
-        empty = os.fstat(1).st_size == 0
+        try:
+            empty = os.fstat(1).st_size == 0
+        except OSError:  # its file system is in trouble; the evaluation is over as it is
+            empty = False
         self._redirect(self._between)
         if empty:
             try:

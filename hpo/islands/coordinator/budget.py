@@ -15,9 +15,9 @@ Admitted = Assignment | str
 
 
 class Budget:
-    """``remaining``: how many individuals may be admitted beside the ``assignments``, which come first. ``final``: how
-    many have ended in earlier launches; ``keys``: of all admitted configurations, to which it adds;
-    ``duplicates``: configurations may come twice."""
+    """``remaining``: how many individuals may be admitted beside the ``assignments``, which come first; below 0 where
+    the budget was made smaller than what had been admitted. ``final``: how many have ended in earlier launches;
+    ``keys``: of all admitted configurations, to which it adds; ``duplicates``: configurations may come twice."""
 
     def __init__(
         self,
@@ -33,17 +33,49 @@ class Budget:
         self._duplicates = duplicates
         self._unseen = UnseenConfigurations(configurations)
         self.assignments: deque[Assignment] = deque()
-        self.remaining = UNLIMITED if evaluations is None else max(0, evaluations - final)
+        # Assignments for which the budget has no room: a larger one may have.
+        self._beyond: deque[Assignment] = deque()
+        self._evaluations = UNLIMITED if evaluations is None else evaluations
+        self.remaining = self._evaluations - final
         taken = frozenset(keys) if duplicates else keys
         for assignment in assignments:
             if not assignment.admitted:
                 if assignment.key in taken:
                     continue
                 self._keys.add(assignment.key)
-            # A budget made smaller than what is already admitted cuts the unfinished ones off.
-            if self.remaining > 0:
-                self.remaining -= 1
-                self.assignments.append(assignment)
+            self._beyond.append(assignment)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Keep as many assignments as the budget has room for, the first ones."""
+        while self.remaining < 0 and self.assignments:
+            self._beyond.appendleft(self.assignments.pop())
+            self.remaining += 1
+        while self.remaining > 0 and self._beyond:
+            self.assignments.append(self._beyond.popleft())
+            self.remaining -= 1
+
+    def resize(self, evaluations: int) -> None:
+        """Another budget, for the campaign as a whole."""
+        self.remaining += evaluations - self._evaluations
+        self._evaluations = evaluations
+        self._fit()
+
+    def enqueue(self, assignments: Iterable[Assignment]) -> int:
+        """Evaluate these after the other assignments, except for those that are known; how many that are."""
+        number = 0
+        for assignment in assignments:
+            if self._duplicates or assignment.key not in self._keys:
+                self._keys.add(assignment.key)
+                self._beyond.append(assignment)
+                number += 1
+        self._fit()
+        return number
+
+    def readmit(self, assignments: Iterable[Assignment]) -> None:
+        """Evaluate these again: they were admitted, and have not ended, or do not count as that any more."""
+        self.assignments += assignments
+        self._fit()
 
     @property
     def exhausted(self) -> bool:
@@ -84,3 +116,4 @@ class Budget:
             self.remaining += 1
             self._keys.discard(item)
             self._unseen.given_back()
+        self._fit()

@@ -12,16 +12,37 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
+from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
-from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, FUTILE, LOST, UNFIT, Ending, verdict
+from hpo.islands.coordinator.commands import Commands
+from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths, hung_remark
+from hpo.islands.coordinator.ending import (
+    DONE,
+    EXHAUSTED,
+    FUTILE,
+    LOST,
+    STOPPED,
+    STORAGE,
+    UNFIT,
+    Ending,
+    verdict,
+)
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.health import Failure, Health
 from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import Configurations
-from hpo.islands.coordinator.worker_registry import FAILING, NO_EVALUATORS, RANK_DIED, WorkerRegistry
+from hpo.islands.coordinator.worker_registry import (
+    DRAINED,
+    FAILING,
+    HANGS,
+    NO_EVALUATORS,
+    NO_JOURNAL,
+    RANK_DIED,
+    WorkerRegistry,
+)
+from hpo.islands.leader.storage import storage_sentence
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
@@ -38,6 +59,7 @@ from hpo.islands.messages import (
     StopRequest,
     ToCoordinator,
     Unfit,
+    Waiting,
     check_handlers,
     encode,
 )
@@ -48,8 +70,10 @@ class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the launch.
 
     ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations;
-    ``configurations``: as of ``UnseenConfigurations``; ``deadline`` to ``stop_requested``: as of ``Ending``;
-    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``stop_begun``: called once with the reason, when
+    ``configurations``: as of ``UnseenConfigurations``; ``deadline``, ``grace_s``, ``checkpoints`` and
+    ``must_end``: as of ``Ending``; ``commands``: what people ask for meanwhile;
+    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what workers wait
+    for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
     ``timed``: evaluations have a time-out. ``health``: watches for failures that are not the configurations' doing;
     ``reopened``: puts on record that these failures do not count, with the reason; ``worker_left``: that a worker takes
@@ -71,8 +95,9 @@ class Coordinator:
         duplicates: bool,
         configurations: Callable[[], Configurations] | None = None,
         grace_s: float,
-        stop_requested: Callable[[], bool] = lambda: False,
+        commands: Commands | None = None,
         stop_begun: Callable[[str], None] = lambda reason: None,
+        storage_changed: Callable[[str | None], None] = lambda error: None,
         ended: Callable[[End], None] = lambda end: None,
         checkpoints: bool,
         must_end: Callable[[], float] | None = None,
@@ -83,8 +108,17 @@ class Coordinator:
     ) -> None:
         self._transport = transport
         self._everyone = tuple(everyone)
-        self._evaluations = evaluations
+        self.evaluations = evaluations
+        """The budget; None where only a deadline ends the campaign."""
+        self.paused = False
+        """Whether nothing new is begun, by ``hpo pause``."""
+        self._drained: set[int] = set()
+        self._commands = commands
         self._stop_begun = stop_begun
+        self._storage_changed = storage_changed
+        # By leader, since when and for what it waits; what it could not be waited for any longer.
+        self._waiting: dict[int, tuple[float, str]] = {}
+        self._storage_failed: str | None = None
         self._ended = ended
         self._registry = registry
         self._health = health
@@ -107,7 +141,6 @@ class Coordinator:
             must_end=must_end,
             grace_s=grace_s,
             checkpoints=checkpoints,
-            stop_requested=stop_requested,
         )
         self._deaths = RankDeaths(
             transport=transport,
@@ -130,6 +163,7 @@ class Coordinator:
             Remark: self._take_remark,
             Returned: self._take_back,
             Unfit: self._dismiss,
+            Waiting: self._note_waiting,
             Disbanded: self._disband,
             StopRequest: lambda source, request: self.stop(request.reason, urgent=request.urgent),
         }
@@ -151,6 +185,9 @@ class Coordinator:
         assigned: list[tuple[int, Assignment]] = []
         for want in claim.wants:
             item: Admitted | None = None
+            if self.paused or leader in self._drained:
+                self._grants.held.setdefault(leader, []).append(want)
+                continue
             if want.paused is not None:  # it has its permit, and only its leader can ask for it
                 self.tally.reopen()
                 paused = Assignment(
@@ -226,7 +263,7 @@ class Coordinator:
             self._reopened([one.again for one in failures], reason)
         for one in failures:
             self.tally.reopen(one.status)
-            self._budget.assignments.append(one.again)
+        self._budget.readmit(one.again for one in failures)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
         if remark.name not in self._remarked and len(self._remarked) < MOST_REMARKS:
@@ -243,15 +280,32 @@ class Coordinator:
         self._left(leader)
 
     def _dismiss(self, leader: int, message: Unfit) -> None:
-        """A worker that cannot start evaluators is out; what it had begun goes to others, while there are
-        any."""
-        self._budget.assignments += self._taken_off(leader, message.unfinished)
+        """A worker that cannot start evaluators, or write its journal, is out; what it had begun goes to others, while
+        there are any."""
+        self._budget.readmit(self._taken_off(leader, message.unfinished))
         if leader in self._registry.places:
-            self._worker_left(self._registry.places[leader], NO_EVALUATORS)
+            reason = NO_JOURNAL if message.storage else NO_EVALUATORS
+            self._worker_left(self._registry.places[leader], reason)
         self._registry.dismiss(leader)
-        self.unfit[leader] = message.error
+        if message.storage:
+            self._storage_failed = message.error
+        else:
+            self.unfit[leader] = message.error
+        if message.storage and leader == self._transport.rank:  # it has the coordinator's records, too
+            self.stop(STORAGE)
         self._check_workers()
         self._left(leader)
+
+    def _note_waiting(self, leader: int, message: Waiting) -> None:
+        before = self.storage_error
+        since, _ = self._waiting.pop(leader, (self._transport.now(), ""))
+        if message.error is not None:
+            self._waiting[leader] = since, message.error
+        if (self.storage_error is None) != (before is None):
+            self._storage_changed(self.storage_error)
+        if message.over:
+            self._storage_failed = message.error
+            self.stop(STORAGE)
 
     def _disband(self, rank: int, message: Disbanded) -> None:
         """A survivor of a broken worker has ended what ran there."""
@@ -272,13 +326,25 @@ class Coordinator:
         if not dead or self.end is not None:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
-        for place in self._deaths.handle(dead, self._everyone):
-            self._worker_left(place, RANK_DIED)
+        # Those that hang learn it, too: they may wake up.
+        for place in self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung))):
+            hangs = not self._registry.hung.isdisjoint(place.ranks)
+            self._worker_left(place, HANGS if hangs else RANK_DIED)
         self._regroup()
+
+    def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
+        """These ranks say nothing any more: they are given up as if they were dead, and with them the other ranks of
+        their workers, which may wait for them for ever."""
+        hung = frozenset(ranks) - self._registry.dead
+        if hung and self.end is None:
+            self.remarks.append(hung_remark(sorted(hung)))
+            given_up = hung.union(*self._registry.workers_of(hung)) - {self._transport.rank}
+            self._registry.hung |= given_up
+            self.handle_rank_deaths(given_up)
 
     def _regroup(self) -> None:
         """Give out what broken workers held."""
-        self._budget.assignments += self._registry.released()
+        self._budget.readmit(self._registry.released())
         self._check_workers()
         self._something_changed()
 
@@ -293,6 +359,7 @@ class Coordinator:
         return begun
 
     def _forget_leader(self, leader: int) -> None:
+        self._note_waiting(leader, Waiting(None, False))
         self._health.left(leader)
         for item in self._grants.forget(leader):
             self._release(item)
@@ -307,7 +374,7 @@ class Coordinator:
     def _check_workers(self) -> None:
         """End when no worker is left."""
         if self.stopping is None and not self._registry.any_left:
-            self.stop(LOST if self._registry.dead else UNFIT)
+            self.stop(STORAGE if self._storage_failed else LOST if self._registry.dead else UNFIT)
 
     # --- granting -------------------------------------------------------------------------------------------
 
@@ -329,12 +396,15 @@ class Coordinator:
 
     def _serve_held(self) -> None:
         """Answer the claims of leaders that get something again."""
-        for leader in [one for one in self._grants.held if not self._health.holds(one)]:
+        if self.paused:
+            return
+        ready = [one for one in self._grants.held if one not in self._drained]
+        for leader in [one for one in ready if not self._health.holds(one)]:
             self._answer(leader, Claim(self._grants.held.pop(leader), False))
 
     def _serve(self) -> None:
         """Give what has come back to the claims that wait, those of idle leaders first."""
-        if self.stopping or self._health.holds_all:
+        if self.stopping or self.paused or self._health.holds_all:
             return
         grants = self._grants
         # Looked at anew each time: what is too late is put back.
@@ -349,12 +419,12 @@ class Coordinator:
 
     def _recall(self) -> None:
         """Ask leaders that hold more than they evaluate to give it back for those that idle."""
-        if not self._grants.held_ahead or self.stopping or self._budget.exhausted:
+        if not self._grants.held_ahead or self.stopping:
             return
         wanted = self._grants.lacking
-        if self._health.holds_all:  # what they hold ahead is not to be begun either
-            wanted = UNLIMITED
-        elif not self._grants.idle or self._too_late():
+        if self.paused or self._health.holds_all or self._budget.remaining < 0:
+            wanted = UNLIMITED  # what they hold ahead is not to be begun either
+        elif self._budget.exhausted or not self._grants.idle or self._too_late():
             return
         for leader, number in self._grants.recall(wanted):
             self._send(leader, Recall(number))
@@ -384,6 +454,7 @@ class Coordinator:
                 )
         if self._health.lost_patience(now, lambda: self._grants.busy_leaders):
             self._something_changed()
+        self.look_at_commands()
         self._maybe_end()
 
     def stop(self, reason: str, *, urgent: bool = False) -> None:
@@ -409,21 +480,24 @@ class Coordinator:
             return
         if self.stopping:
             self._finish(self.stopping)
-        elif self._registry.holds:
+        elif self._registry.holds or (self.paused and self._grants.holds_promotion):
             return
         elif not self._budget.available:
             self._finish(EXHAUSTED if self._budget.exhausted else DONE)
         elif self._grants.idle and self._too_late():
             self.stop(self._ending.reason_of_lateness)
+        elif self._drained and self._drained.issuperset(self._registry.places):
+            self.stop(STOPPED)
 
     def _finish(self, reason: str) -> None:
         self.end = verdict(
             reason,
-            evaluations=self._evaluations,
+            evaluations=self.evaluations,
             tally=self.tally,
             works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
             futile=self._health.sentence() if reason == FUTILE else None,
+            storage=storage_sentence(self._storage_failed or ""),
         )
         self._ended(self.end)
         for rank in self._everyone:
@@ -432,12 +506,62 @@ class Coordinator:
     def _send(self, destination: int, message: Message) -> None:
         self._transport.send(destination, encode(message))
 
+    # --- what people ask for ------------------------------------------------------------------------------------
+
+    def look_at_commands(self) -> None:
+        """Apply the commands that have come."""
+        if self._commands is not None and self._commands.look(self):
+            self._something_changed()
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Leaders of the workers at work, by island and number of the worker."""
+        places = self._registry.places.items()
+        return {f"{place.island}-{place.worker}": leader for leader, place in places}
+
+    def drain(self, leader: int) -> None:
+        """Grant that worker nothing more, and let it give back what it has not begun."""
+        if leader in self._drained:
+            return
+        self._drained.add(leader)
+        self._worker_left(self._registry.places[leader], DRAINED)
+        self._grants.drop_claims_of(leader)
+        if self._grants.holds_ahead(leader):
+            self._send(leader, Recall(self._grants.count(leader)))
+
+    def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> int:
+        """Evaluate individuals that ended with these statuses again, but for those whose end is on record and not yet
+        known here; how many."""
+        granted = self._grants.keys
+        chosen = [Failure(status, again, "") for status, again in failures if again.key not in granted]
+        self._health.forget({one.again.id for one in chosen})
+        self._reopen(chosen, reason)
+        return len(chosen)
+
+    def enqueue(self, assignments: Iterable[Assignment]) -> int:
+        """Evaluate these before anything that is bred; how many of them are new."""
+        return self._budget.enqueue(assignments)
+
+    def resize(self, evaluations: int) -> None:
+        """Another budget."""
+        self.evaluations = evaluations
+        self._budget.resize(evaluations)
+
+    def set_deadline(self, deadline: float) -> None:
+        """Another deadline, in Unix seconds."""
+        self._ending.deadline = deadline
+
     # --- what is shown --------------------------------------------------------------------------------------
 
     @property
     def stopping(self) -> str | None:
         """Why nothing more is admitted; None until then."""
         return self._ending.stopping
+
+    @property
+    def deadline(self) -> float | None:
+        """When the campaign ends at the latest, in Unix seconds."""
+        return self._ending.deadline
 
     def grace_left(self, now: float) -> float:
         """Seconds for which what runs may still save itself, once the launch is stopping."""
@@ -446,6 +570,19 @@ class Coordinator:
     def next_wake(self) -> float:
         """When ``step`` must be called at the latest."""
         return self._ending.next_look
+
+    @property
+    def storage_error(self) -> str | None:
+        """What a worker waits for that could not be written, path and reason; None where none waits."""
+        return min(self._waiting.values(), default=(0.0, None))[1]
+
+    def waited_for_storage(self, now: float) -> tuple[str, float] | None:
+        """What could not be read or written, path and reason, and for how many seconds; None where all could."""
+        if self._waiting:
+            since, error = min(self._waiting.values())
+            return error, now - since
+        error_ = None if self._commands is None else self._commands.error
+        return None if error_ is None else (describe_os_error(error_, "the commands"), 0.0)
 
     @property
     def running(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
@@ -109,6 +109,16 @@ class RankDeaths:
         if owned:
             for member in population.best:
                 self._transport.send(heirs[0], encode(Migrant(Evaluated.of(member))))
+
+
+def hung_remark(ranks: Sequence[int]) -> str:
+    """What the user reads when ``ranks`` are given up."""
+    several = len(ranks) > 1
+    named = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    return (
+        f"rank{'s' * several} {named} hang{'s' * (not several)} (nothing heard for hang_timeout): given up, and what "
+        "was evaluated there runs again elsewhere"
+    )
 
 
 def _worst_first(population: Population) -> list[Evaluated]:

@@ -13,6 +13,8 @@ from hpo.islands.messages import End
 
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
 UNFIT = "unfit"
+STORAGE = "storage"
+"""The storage did not work for minutes: what is done could not be kept."""
 FUTILE = "futile"
 """All evaluations failed for a while (see ``hpo.islands.coordinator.health``)."""
 IN_VAIN = "in vain"
@@ -26,11 +28,10 @@ _KNOWN = 5
 
 
 class Ending:
-    """Watches the clock and the requests to stop. Times are Unix seconds.
+    """Watches the clock. Times are Unix seconds.
 
     ``began``: when the launch began; ``deadline``: of the campaign; ``must_end``: when all must be on disk, asked again
-    and again, as a signal may change it; ``checkpoints``: whether the task saves when it is asked to;
-    ``stop_requested``: whether a person asks for it."""
+    and again, as a signal may change it; ``checkpoints``: whether the task saves when it is asked to."""
 
     def __init__(
         self,
@@ -40,14 +41,12 @@ class Ending:
         must_end: Callable[[], float] | None,
         grace_s: float,
         checkpoints: bool,
-        stop_requested: Callable[[], bool],
     ) -> None:
         self._began = began
-        self._deadline = deadline
+        self.deadline = deadline
         self._must_end = must_end
         self._grace_s = grace_s
         self._checkpoints = checkpoints
-        self._stop_requested = stop_requested
         self._stop_time = 0.0
         self._urgent = False
         self.next_look = 0.0
@@ -60,16 +59,16 @@ class Ending:
         if now < self.next_look:
             return False
         self.next_look = now + 1.0
-        if self._deadline is not None:
-            self.next_look = min(self.next_look, max(now, self._deadline))
+        if self.deadline is not None:
+            self.next_look = min(self.next_look, max(now, self.deadline))
         return True
 
     def reason_to_stop(self, now: float) -> str | None:
         """Why to admit nothing more from now on; None where there is no reason."""
-        if self._deadline is not None and now >= self._deadline:
+        if self.deadline is not None and now >= self.deadline:
             return DEADLINE
         # Slurm's warning may be set too late, or not at all.
-        if self._stop_requested() or (self._must_end is not None and now >= self._must_end() - self._grace_s):
+        if self._must_end is not None and now >= self._must_end() - self._grace_s:
             return STOPPED
         return None
 
@@ -100,7 +99,7 @@ class Ending:
         It takes as long as the median of the last completed ones, ``recent_s``, and so does each of those ``before``
         it in its worker. Nothing is held back while few are known, nor where not even a whole launch is long enough:
         the next one would be no better."""
-        limit = math.inf if self._deadline is None else self._deadline
+        limit = math.inf if self.deadline is None else self.deadline
         if self._must_end is not None:
             limit = min(limit, self._must_end() - self._grace_s)
         if limit == math.inf or self._checkpoints or len(recent_s) < _KNOWN:
@@ -111,15 +110,23 @@ class Ending:
     @property
     def reason_of_lateness(self) -> str:
         """Whose end it is that comes before another evaluation could be over."""
-        own = self._deadline is not None and (self._must_end is None or self._deadline <= self._must_end())
+        own = self.deadline is not None and (self._must_end is None or self.deadline <= self._must_end())
         return DEADLINE if own else STOPPED
 
 
 def verdict(
-    reason: str, *, evaluations: int | None, tally: Tally, works: bool, unfit: str | None, futile: str | None
+    reason: str,
+    *,
+    evaluations: int | None,
+    tally: Tally,
+    works: bool,
+    unfit: str | None,
+    futile: str | None,
+    storage: str | None = None,
 ) -> End:
     """How the launch has ended that stopped for ``reason``. ``works``: something has shown in this launch that the task
-    can be evaluated; ``unfit``, ``futile``: the sentences for launches that end for these reasons."""
+    can be evaluated; ``unfit``, ``futile``, ``storage``: the sentences for launches that end for these
+    reasons."""
     complete = evaluations is not None and tally.final >= evaluations
     if complete:
         reason = DONE
@@ -135,6 +142,6 @@ def verdict(
     elif reason == FUTILE and works:
         # Something worked after all while the launch was stopping.
         reason = STOPPED
-    error = unfit if reason == UNFIT else futile if reason == FUTILE else None
+    error = {UNFIT: unfit, FUTILE: futile, STORAGE: storage}.get(reason)
     code = 0 if finished else 1 if reason in (UNFIT, FUTILE, IN_VAIN) else EXIT_RESUMABLE
     return End(reason, code, error)

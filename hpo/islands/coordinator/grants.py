@@ -51,6 +51,11 @@ class Grants:
             self.running -= 1
         return item
 
+    @property
+    def keys(self) -> set[str]:
+        """Of all that is outstanding."""
+        return {key_of(item) for mine in self._outstanding.values() for item in mine.values()}
+
     def tokens(self, leader: int) -> dict[str, list[int]]:
         """The tokens of what ``leader`` holds by key, the oldest first."""
         found: dict[str, list[int]] = {}
@@ -73,6 +78,17 @@ class Grants:
         if not count and leader in self.later:
             self.idle.extend((leader, want) for want in self.later.pop(leader))
 
+    def drop_claims_of(self, leader: int) -> None:
+        """``leader`` will be granted nothing more."""
+        self.idle = deque(entry for entry in self.idle if entry[0] != leader)
+        self.later.pop(leader, None)
+        self.held.pop(leader, None)
+
+    @property
+    def holds_promotion(self) -> bool:
+        """Whether a leader that gets nothing for now wishes to go on with a paused individual."""
+        return any(want.paused is not None for wants in self.held.values() for want in wants)
+
     def forget(self, leader: int) -> list[Admitted]:
         """``leader`` takes no more part; what it still held."""
         items = list(self._outstanding[leader].values())
@@ -80,9 +96,7 @@ class Grants:
         self.running -= len(items)
         self._holders.discard(leader)
         self._recalled.discard(leader)
-        self.idle = deque(entry for entry in self.idle if entry[0] != leader)
-        self.later.pop(leader, None)
-        self.held.pop(leader, None)
+        self.drop_claims_of(leader)
         return items
 
     def drop_claims(self) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, LOST, PRUNED
@@ -163,6 +163,13 @@ class Health:
     def watches(self, leader: int) -> bool:
         """Whether ``leader`` may get something."""
         return leader in self._workers
+
+    def forget(self, identities: Container[str | None]) -> None:
+        """The failures of these individuals were reopened for another reason, and are not to be again."""
+        for row in (self._row, *(worker.row for worker in self._workers.values())):
+            kept = [one for one in row if one.again.id not in identities]
+            row.clear()
+            row.extend(kept)
 
     def left(self, leader: int) -> None:
         """``leader`` takes no more part."""

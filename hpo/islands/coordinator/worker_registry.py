@@ -14,7 +14,14 @@ from hpo.config.layout import WorkerPlacement
 if TYPE_CHECKING:
     from hpo.islands.assignment import Assignment
 
-RANK_DIED, NO_EVALUATORS, FAILING = "a rank died", "no evaluators", "failing"
+RANK_DIED, HANGS, NO_EVALUATORS, FAILING, DRAINED = (
+    "a rank died",
+    "hangs",
+    "no evaluators",
+    "failing",
+    "drained",
+)
+NO_JOURNAL = "its journal cannot be written"
 """Why a worker takes no more part."""
 
 
@@ -39,6 +46,8 @@ class WorkerRegistry:
         self._benched: set[int] = set()
         self.islands = 1 + max((place.island for place in self.places.values()), default=0)
         self.dead: frozenset[int] = frozenset()
+        self.hung: set[int] = set()
+        """Those of the dead that were given up, and may still run."""
         self._broken: list[Broken] = []
 
     def leaders(self, island: int) -> list[int]:
@@ -58,6 +67,10 @@ class WorkerRegistry:
             if leaders:
                 return leaders
         return []
+
+    def workers_of(self, ranks: frozenset[int]) -> list[tuple[int, ...]]:
+        """The ranks of all whole workers that have any of ``ranks``."""
+        return [place.ranks for place in self.places.values() if not ranks.isdisjoint(place.ranks)]
 
     def handle_rank_deaths(self, dead: Iterable[int]) -> list[WorkerPlacement]:
         """These ranks are dead; the workers that break by it."""
@@ -103,4 +116,7 @@ class WorkerRegistry:
         """What broken workers held in which nothing runs any more; each individual is named once."""
         done = [broken for broken in self._broken if not broken.waiting and not broken.open]
         self._broken = [broken for broken in self._broken if broken.waiting or broken.open]
+        for broken in done:
+            for assignment in broken.held if not self.hung.isdisjoint(broken.place.ranks) else ():
+                assignment.contested = True
         return [assignment for broken in done for assignment in broken.held]

@@ -15,6 +15,7 @@ from hpo.islands.leader.claims import Claims
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
+from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import MOST_REMARKS, Evaluated, EvaluationEnd, Message, Remark, Returned
 from hpo.journal.records import Finished, Note, Reported, Started
 from hpo.search.early_stopping import Pruner
@@ -88,6 +89,8 @@ class Evaluations:
         self._signalled = signalled
         self._remarked: set[str] = set()
         self.running: Candidate | None = None
+        self.wait = StorageWait()
+        """Of the directories of individuals."""
         crew.listen(self._judge)
 
     def start(self, candidate: Candidate) -> None:
@@ -95,10 +98,15 @@ class Evaluations:
         self.running = candidate
         if self._rules.durable_starts:
             self._journal.append(Started(**_identity(candidate), time=candidate.started))
-            self._publisher.publish()
+            if not self._publisher.publish():
+                self.running = None
+                self._claims.queue.appendleft(candidate)
+                return
         if candidate.retries >= self._rules.retries + _MOST_DEATHS:
             error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
-            self.finish(Outcome(status=CRASHED, error=error))
+            # Not by way of ``finish``, which might try it again.
+            self.running = None
+            self._record(candidate, Outcome(status=CRASHED, error=error), rests=False)
             return
         self._early_stopping.start(candidate)
         self._crew.start(self._job_of(candidate))
@@ -109,6 +117,8 @@ class Evaluations:
         outcomes = self._crew.poll()
         for outcome in outcomes:
             self.finish(outcome)
+        if self.wait.error is not None and self.running is not None and self._crew.prepared:
+            self.wait.worked()
         return bool(outcomes)
 
     def _judge(self, report: TrialReport) -> Verdict:
@@ -126,10 +136,15 @@ class Evaluations:
         candidate, self.running = self.running, None
         if candidate is None:
             return
+        if outcome.storage:
+            self.wait.failed(outcome.error or "the storage failed", self._now())
+            self._again(candidate)
+            return
         self._remark(outcome)
         if self._crew.failed_starts and outcome.status in (CRASHED, FAILED):
             self._retry_or_withdraw(candidate, outcome)
             return
+        self.wait.worked()
         final = outcome.status == FAILED or (
             outcome.status == CRASHED and candidate.retries >= self._rules.retries
         )
@@ -180,6 +195,9 @@ class Evaluations:
         self._journal.append(Note(id=candidate.id, status=CRASHED, error=outcome.error, time=self._now()))
         candidate.retries += 1
         candidate.resumed = True
+        self._again(candidate)
+
+    def _again(self, candidate: Candidate) -> None:
         if self._stopping():  # a later launch evaluates it again: its start is on record, its end is not
             self._send(Returned([candidate.token]))
         else:
@@ -208,6 +226,7 @@ class Evaluations:
             losses = tuple(self._rules.losses(outcome.objectives))
         error = summary_line(outcome.error or "")
         pending = self._publisher.pending
+        pending.candidates.append(candidate)
         pending.results.append(
             EvaluationEnd(
                 candidate.token,

@@ -15,7 +15,7 @@ from typing import Any
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.ending import LOST, UNFIT
+from hpo.islands.coordinator.ending import LOST, STORAGE, UNFIT
 from hpo.islands.leader.claims import Claims
 from hpo.islands.leader.evaluations import EvaluationRules, Evaluations
 from hpo.islands.leader.migration import Migration, MigrationSettings
@@ -36,6 +36,7 @@ from hpo.islands.messages import (
     Stop,
     ToWorker,
     Unfit,
+    Waiting,
     WorkerMessage,
     check_handlers,
     encode,
@@ -177,6 +178,8 @@ class Leader:
         self._stop: Stop | None = None
         self._grace_end = math.inf
         self._broken = False
+        self._waits = Waiting(None, False)
+        self._left = False
         self._disbanding: list[tuple[int, Assignment]] | None = None
         self.started = False
         self.end: End | None = None
@@ -222,12 +225,16 @@ class Leader:
             if self.can_work:
                 self._evaluations.start(self._claims.queue.popleft())
                 active = True
-                self._evaluations.poll()  # an inline evaluation is over already
+                self._evaluations.poll()  # one that could not begin is over already
         elif self._crew.busy and self._transport.now() >= self._grace_end:
             self._grace_end = math.inf
             self._crew.kill(INTERRUPTED)
             self._evaluations.poll()
-        self._publisher.publish_when_due(at_once=self._stop is not None, before_results=self._promote_if_idle)
+        if not self._left:
+            self._publisher.publish_when_due(
+                at_once=self._stop is not None, before_results=self._promote_if_idle
+            )
+            self._look_at_storage()
         if self._disbanding is not None and self._crew.gone:
             self._ask(Disbanded(self._disbanding))
             self._disbanding = None
@@ -241,6 +248,10 @@ class Leader:
         limit = self._crew.deadline()
         if limit is not None:
             wake = min(wake, limit)
+        if self.can_work:  # its journal has just come back
+            return self._transport.now()
+        if self._waits_for_directory and self._publisher.wait.error is None:
+            wake = min(wake, self._evaluations.wait.retry_at)
         return min(wake, self._publisher.next_wake())
 
     @property
@@ -252,7 +263,14 @@ class Leader:
     def can_work(self) -> bool:
         """Whether ``step`` would evaluate something at once."""
         free = self._stop is None and self._evaluations.running is None
-        return free and bool(self._claims.queue) and self._crew.ready
+        if not (free and self._claims.queue and self._crew.ready) or self._publisher.wait.error is not None:
+            return False
+        return not self._waits_for_directory or self._transport.now() >= self._evaluations.wait.retry_at
+
+    @property
+    def _waits_for_directory(self) -> bool:
+        free = self._stop is None and self._evaluations.running is None
+        return free and self._evaluations.wait.error is not None
 
     @property
     def at_rest(self) -> bool:
@@ -354,6 +372,33 @@ class Leader:
         else:
             self._grace_end = self._transport.now() + self._grace_s
             self._crew.request_checkpoint()
+
+    # --- storage that fails ---------------------------------------------------------------------------------
+
+    def _look_at_storage(self) -> None:
+        """The coordinator learns what this worker waits for. Without a journal it takes no more part."""
+        journal, directory = self._publisher.wait, self._evaluations.wait
+        if journal.over:
+            self._leave(journal.error or "")
+        waits = Waiting(journal.error or directory.error, directory.over)
+        if waits != self._waits:
+            self._waits = waits
+            self._ask(waits)
+
+    def _leave(self, error: str) -> None:
+        """Nothing that is done here can be put on record: others do it."""
+        self._left = True
+        queue, running = self._claims.queue, self._evaluations.running
+        begun = [one for one in queue if one.started]
+        for candidate in begun:
+            queue.remove(candidate)
+        self._evaluations.running = None
+        self._crew.kill(INTERRUPTED)
+        if running is not None:
+            begun.append(running)
+        begun += self._publisher.give_up()
+        self._halt(Stop(STORAGE, False))
+        self._ask(Unfit(error, [_begun(one, one.retries, True) for one in begun], storage=True))
 
     def _withdraw(self, candidate: Candidate, error: str) -> None:
         """No evaluator can be started here: what was begun goes to other workers."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from hpo.errors import describe_os_error
 from hpo.islands.leader.migration import Departure, Migration
+from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import (
     Evaluated,
     EvaluationEnd,
@@ -19,7 +21,7 @@ from hpo.islands.messages import (
 from hpo.islands.transport import Transport
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Journal
+from hpo.search.protocols import Candidate, Journal
 
 COMMIT_INTERVAL_S = 0.02
 """Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
@@ -27,12 +29,14 @@ COMMIT_INTERVAL_S = 0.02
 
 @dataclass
 class Unpublished:
-    """What the journal has not yet synced. ``own``: those that may emigrate because of it; ``forgotten``: ids whose
-    checkpoints are not needed any more."""
+    """What the journal has not yet synced. ``candidates``: those of ``results``; ``own``: those that may emigrate
+    because of it; ``departures``: those that do; ``forgotten``: ids whose checkpoints are not needed any more."""
 
     results: list[EvaluationEnd] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     records: list[Evaluated] = field(default_factory=list)
     own: list[Member] = field(default_factory=list)
+    departures: list[Departure] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
 
 
@@ -63,37 +67,68 @@ class Publisher:
         self._last_commit = 0.0
         self._last_sent = 0.0
         self.pending = Unpublished()
+        self.wait = StorageWait()
+        """Of the journal."""
 
-    def publish(self, before_results: Callable[[], object] = lambda: None) -> None:
-        """Sync the journal; only then does a result count, and other ranks learn of it. ``before_results``: called
-        when the journal is synced and the coordinator is about to learn of results."""
+    def publish(self, before_results: Callable[[], object] = lambda: None) -> bool:
+        """Sync the journal; only then does a result count, and other ranks learn of it. False where that failed: all
+        stays pending. ``before_results``: called when the journal is synced and the coordinator is about to learn of
+        results."""
         # Migration is journalled with the results that caused it, in the same sync.
-        news, self.pending = self.pending, Unpublished()
+        news = self.pending
         departures = [one for member in news.own for one in self._migration.departures(member)]
-        emigrated = [departure.traveller.id for departure in departures if departure.left]
-        for identity in emigrated:
-            self._population.discard(identity)
-        self._journal.commit()
+        news.own = []
+        news.departures += departures
+        for departure in departures:
+            if departure.left:
+                self._population.discard(departure.traveller.id)
+        try:
+            self._journal.commit()
+        except OSError as error:
+            self.wait.failed(describe_os_error(error, "the journal"), self._transport.now())
+            return False
+        self.wait.worked()
+        self.pending = Unpublished()
         self._last_commit = self._transport.now()
+        emigrated = [departure.traveller.id for departure in news.departures if departure.left]
         if news.results:
             before_results()
             self._transport.send(self._coordinator, encode(Results(news.results)))
         self._send_to_peers(news.records, emigrated)
-        for departure in departures:
+        for departure in news.departures:
             self._depart(departure)
         for identity in news.forgotten:
             self._forget(identity)
+        return True
+
+    def give_up(self) -> list[Candidate]:
+        """Publish nothing of what is not synced. The candidates whose results that were, for others to evaluate."""
+        self._journal.discard()
+        news, self.pending = self.pending, Unpublished()
+        self.wait.worked()
+        # One that paused may have asked to go on meanwhile, under another token.
+        return [replace(one, token=end.token) for one, end in zip(news.candidates, news.results)]
 
     def publish_when_due(self, *, at_once: bool, before_results: Callable[[], object]) -> None:
         now = self._transport.now()
-        if self.pending.results and (at_once or now >= self._last_commit + COMMIT_INTERVAL_S):
+        if self._journal.error is not None and self.wait.error is None:  # in a commit of the coordinator's
+            self.wait.failed(describe_os_error(self._journal.error, "the journal"), now)
+        if self.wait.error is not None:
+            due = now >= self.wait.retry_at
+        else:
+            due = bool(self.pending.results) and (at_once or now >= self._last_commit + COMMIT_INTERVAL_S)
+        if due:
             self.publish(before_results)
         if self._early_stopping.news and self._transport.now() >= self._last_sent + COMMIT_INTERVAL_S:
             self._send_to_peers([], [])
 
     def next_wake(self) -> float:
         """When ``publish_when_due`` has something to do; Unix seconds."""
-        wake = self._last_commit + COMMIT_INTERVAL_S if self.pending.results else math.inf
+        wake = math.inf
+        if self.wait.error is not None:
+            wake = self.wait.retry_at
+        elif self.pending.results:
+            wake = self._last_commit + COMMIT_INTERVAL_S
         return min(wake, self._last_sent + COMMIT_INTERVAL_S) if self._early_stopping.news else wake
 
     def _send_to_peers(self, records: list[Evaluated], emigrated: list[str]) -> None:

@@ -26,10 +26,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
 
 
 def settings(failures: object, isolation: str = "warm") -> str:
-    return (
-        '[search]\nkind = "random"\n[evaluation]\n'
-        f'isolation = "{isolation}"\nfirst_failures = {failures}\ngrace = 5'
-    )
+    return f'[evaluation]\nisolation = "{isolation}"\nfirst_failures = {failures}\ngrace = 5'
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from cases import cases
+from stand_in_torch import torch_that_finds
 from terminal import Terminal, wait_until
 
 BAD = """
@@ -68,12 +70,12 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("isolation", ["warm", "fresh"])
+@pytest.mark.parametrize("isolation", cases(["warm"], nightly=["fresh"]))
 def test_one_campaign_with_all_of_them_completes_its_budget(terminal: Terminal, isolation: str) -> None:
     terminal.task()
     terminal.write("bad.py", BAD)
     terminal.campaign(
-        f'[search]\nkind = "random"\n[evaluation]\nisolation = "{isolation}"\ntimeout = 0.5\nretries = 2',
+        f'[evaluation]\nisolation = "{isolation}"\ntimeout = 0.5\nretries = 2',
         evaluations=30,
         task="bad.py:task",
     )
@@ -110,8 +112,7 @@ def test_inside_the_rank_exceptions_and_bad_values_are_results_too(terminal: Ter
     ways = '("raises", "nan", "infinity", "text", "nothing", "other name", "sys.exit", "is well")'
     text = BAD[: BAD.index("WAYS =")] + "WAYS = " + ways + "\n" + BAD[BAD.index("space =") :]
     terminal.write("bad.py", text)
-    inline = '[search]\nkind = "random"\n[evaluation]\nisolation = "inline"'
-    terminal.campaign(inline, evaluations=60, task="bad.py:task")
+    terminal.campaign('[evaluation]\nisolation = "inline"', evaluations=60, task="bad.py:task")
     done = terminal.hpo("run", "c.toml", "--ranks", 2)
     assert done.returncode == 0, done.stderr
     finished = terminal.records("finished")
@@ -154,7 +155,7 @@ def test_a_task_that_breaks_in_the_evaluators_only_ends_with_its_error(terminal:
 
 
 ON_GPUS = """
-import os, time
+import time
 from pathlib import Path
 import hpo
 
@@ -162,13 +163,6 @@ REFUSED = Path(__file__).with_name("refused")
 
 
 def evaluate(trial):
-    import torch
-
-    # Of the host's two GPUs the second is not there any more.
-    visible = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    torch.version.cuda = "12.8"
-    torch.cuda.device_count = lambda: visible.index("1") if "1" in visible else len(visible)
-    torch.cuda.is_available = lambda: torch.cuda.device_count() > 0
     try:
         device = trial.device
     except Exception:
@@ -182,13 +176,15 @@ def evaluate(trial):
 
 task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
 """
+"""On a host of two GPUs, of which the second is not there any more."""
 
 
 @pytest.mark.parametrize("isolation", ["warm", "inline"])
 def test_a_rank_whose_gpu_does_not_work_hands_its_work_on(terminal: Terminal, isolation: str) -> None:
     # Who evaluates in the rank that also hands out the work can wait no longer for another: that one has none yet.
     terminal.write("task.py", ON_GPUS.replace("LIMIT_S", "1" if isolation == "inline" else "30"))
-    terminal.campaign(f'[search]\nkind = "random"\n[evaluation]\nisolation = "{isolation}"', evaluations=12)
+    torch_that_finds(("0",), terminal.directory, built="12.8")
+    terminal.campaign(f'[evaluation]\nisolation = "{isolation}"', evaluations=12)
     terminal.environment["CUDA_VISIBLE_DEVICES"] = "0,1"
     done = terminal.hpo("run", "c.toml", "--ranks", 2)
     assert done.returncode == 0, done.stderr
@@ -203,6 +199,7 @@ def test_without_a_gpu_that_works_the_campaign_ends_with_the_reason(
     terminal: Terminal, isolation: str
 ) -> None:
     terminal.write("task.py", ON_GPUS.replace("LIMIT_S", "1"))
+    torch_that_finds(("0",), terminal.directory, built="12.8")
     terminal.campaign(f'[evaluation]\nisolation = "{isolation}"', evaluations=12)
     terminal.environment["CUDA_VISIBLE_DEVICES"] = "1"
     done = terminal.hpo("run", "c.toml", "--ranks", 2)

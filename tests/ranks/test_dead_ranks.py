@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from contextlib import suppress
 
 import psutil
 import pytest
+from cases import cases
 from skips import NOT_POSSIBLE
 from terminal import Terminal, variable, wait_until
 
+from hpo.config import reader as config
 from hpo.journal.lock import STALE_S
 
 TWO_RANKS = """
@@ -55,10 +58,10 @@ def kill(terminal: Terminal, *ranks: int) -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("victims", [[2], [1, 3]], ids=str)
+@pytest.mark.parametrize("victims", cases([[1, 3]], nightly=[[2]]), ids=str)
 def test_the_others_go_on_in_the_same_launch(terminal: Terminal, victims: list[int]) -> None:
     terminal.task(0.05)
-    terminal.campaign("[layout]\nislands = 2", evaluations=150)
+    terminal.campaign("[layout]\nislands = 2", evaluations=80)
     command = terminal.start("run", "c.toml", "--ranks", 4)
     wait_until(lambda: len(terminal.side()) >= 10, "a few evaluations")
     kill(terminal, *victims)
@@ -66,16 +69,18 @@ def test_the_others_go_on_in_the_same_launch(terminal: Terminal, victims: list[i
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and "starting again" not in done.stderr, done.stderr
     assert len(terminal.records("launched")) == 1
-    check_complete(terminal, 150, victims=len(victims))
+    check_complete(terminal, 80, victims=len(victims))
     # Nothing of what a dead one had begun is left to the next launch.
     assert terminal.status()["running"] == 0
 
 
 def test_an_individual_runs_again_soon_after_its_rank_died(terminal: Terminal) -> None:
     terminal.task(0.4)
-    terminal.campaign("", evaluations=40)
+    terminal.campaign(evaluations=20)
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 3, "a few evaluations")
+    victim = terminal.rank(2)
+    assert victim is not None
 
     def at_work() -> bool:
         """In the first quarter of an evaluation: one that has ended but is not on record yet would be over before
@@ -84,10 +89,10 @@ def test_an_individual_runs_again_soon_after_its_rank_died(terminal: Terminal) -
         return bool(own) and time.time() - own[-1]["time"] < 0.1
 
     wait_until(at_work, "the third worker's next evaluation")
-    kill(terminal, 2)
+    victim.kill()
     died = time.time()
     assert command.wait(120).returncode == 0
-    check_complete(terminal, 40, victims=1)
+    check_complete(terminal, 20, victims=1)
     begun = [record for record in terminal.records("started") if record["time"] > died and record["retries"]]
     assert len(begun) == 1
     # At once, but for the evaluation that the next worker is at.
@@ -95,11 +100,17 @@ def test_an_individual_runs_again_soon_after_its_rank_died(terminal: Terminal) -
     assert begun[0]["time"] - died < 15
 
 
-@pytest.mark.parametrize("victims", [[2], [3], [5, 6]], ids=["leader", "member", "two workers"])
-def test_a_worker_that_lost_a_rank_hands_on_what_it_had_begun(terminal: Terminal, victims: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "victims"),
+    cases([(6, [2, 5])], nightly=[(8, [2]), (8, [3]), (8, [5, 6])]),
+    ids=str,
+)
+def test_a_worker_that_lost_a_rank_hands_on_what_it_had_begun(
+    terminal: Terminal, ranks: int, victims: list[int]
+) -> None:
     terminal.write("task.py", TWO_RANKS)
     terminal.campaign("[layout]\nislands = 2\nranks_per_worker = 2", evaluations=60)
-    command = terminal.start("run", "c.toml", "--ranks", 8)
+    command = terminal.start("run", "c.toml", "--ranks", ranks)
     wait_until(lambda: len(terminal.side()) >= 4, "a few evaluations", seconds=60)
     kill(terminal, *victims)
     done = command.wait(120)
@@ -110,7 +121,7 @@ def test_a_worker_that_lost_a_rank_hands_on_what_it_had_begun(terminal: Terminal
 
 def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:
     terminal.task(0.05)
-    terminal.campaign("[evaluation]\ngrace = 5", evaluations=100)
+    terminal.campaign("[evaluation]\ngrace = 5", evaluations=60)
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 10, "a few evaluations")
     kill(terminal, 0)
@@ -118,7 +129,7 @@ def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:
     assert done.returncode == 0, done.stderr
     assert "starting again (1 of at most 10 times)" in done.stderr
     assert len(terminal.records("launched")) == 2
-    check_complete(terminal, 100, victims=3)
+    check_complete(terminal, 60, victims=3)
 
 
 SSH = """#!/bin/bash
@@ -144,7 +155,7 @@ def test_after_the_death_of_rank_0_s_host_the_next_one_takes_its_lock_over(termi
     terminal.environment["PRTE_MCA_plm_ssh_agent"] = str(programs / "ssh")
     terminal.write("hosts", "127.0.0.5 slots=2\n127.0.0.6 slots=2\n")
     terminal.task(0.05)
-    terminal.campaign("", evaluations=60)
+    terminal.campaign(evaluations=60)
     command = terminal.start("run", "c.toml", "--ranks", 2, "--hostfile", "hosts")
     wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
     (terminal.directory / "127.0.0.5.dead").touch()
@@ -169,7 +180,7 @@ def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> 
         "    return 1.0\n"
         "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)\n",
     )
-    terminal.campaign("", evaluations=10)
+    terminal.campaign(evaluations=10)
     done = terminal.start("run", "c.toml", "--ranks", 2).wait(120)
     assert done.returncode == 75
     assert "not started again by itself any more (nothing gets done)" in done.stderr
@@ -179,23 +190,26 @@ def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> 
 
 def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
     terminal.task(0.05)
-    terminal.campaign('deadline = "8 s"\n[evaluation]\ngrace = 1', evaluations=None)
-    begun = time.monotonic()
+    terminal.campaign('deadline = "10 min"\n[evaluation]\ngrace = 1', evaluations=None)
+    begun = time.time()
     command = terminal.start("run", "c.toml", "--ranks", 2)
     wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
     kill(terminal, 0)
-    done = command.wait(60)
-    assert done.returncode == 0, done.stderr
-    assert "starting again" in done.stderr
+    wait_until(lambda: terminal.leg_begun(2), "the second start")
+    again = terminal.rank(0)
+    assert again is not None
+    deadline = float(again.environ()[config.DEADLINE])
+    command.signal(signal.SIGINT)
+    done = command.wait()
+    assert done.returncode == 75 and "starting again" in done.stderr, done.stderr
     first, second = terminal.records("launched")
-    assert terminal.records("ended")[-1]["time"] - first["time"] < 8 + 3
-    assert second["time"] > first["time"]
-    assert time.monotonic() - begun < 60
+    # From the first start, which on a busy machine may have come to nothing before the first launch on record.
+    assert begun <= deadline - 600 <= first["time"] < second["time"]
 
 
 def test_a_rank_that_dies_while_mpi_starts_costs_one_launch(terminal: Terminal) -> None:
     terminal.task(0.01)
-    terminal.campaign("", evaluations=20)
+    terminal.campaign(evaluations=20)
     command = terminal.start("run", "c.toml", "--ranks", 4)
     # As soon as there are all: they import for longer than it takes to find them, and wait for each other then.
     wait_until(lambda: len(terminal.ranks()) == 4, "all ranks")

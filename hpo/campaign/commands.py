@@ -1,0 +1,124 @@
+"""What ``hpo stop``, ``pause``, ``unpause``, ``drain``, ``retry``, ``enqueue`` and ``set`` do: check, leave the command
+in the campaign's directory, and say when it takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hpo.config import reader as config
+from hpo.errors import EXIT_RESUMABLE, UsageError
+from hpo.journal import directory as directories
+from hpo.journal.commands import (
+    RETRIED,
+    Drain,
+    Enqueue,
+    Pause,
+    Request,
+    Retry,
+    Set,
+    Stop,
+    Unpause,
+    asked,
+    give,
+    stop_pending,
+)
+from hpo.journal.files import journal_files, journal_name, last_launch
+from hpo.journal.launches import read_launch
+from hpo.journal.lock import holder
+from hpo.prior_results.points import read_points
+from hpo.space.description import described_space
+from hpo.spelling import suggestion
+from hpo.text import excerpt
+
+ALL = "all"
+"""Of ``hpo retry --status``."""
+
+
+def stop(directory: Path) -> str:
+    """Raises CampaignError, as all here: there is no campaign, or its directory cannot be written."""
+    directories.read_identity(directory)
+    if holder(directory) is not None:
+        give(directory, Stop(**asked()))
+        return f"{directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`."
+    last = read_launch(directory, last_launch(directory))
+    if last is not None and last.end is not None and last.end[1] != EXIT_RESUMABLE:
+        return f"{directory}: no campaign is running there, so there is nothing to stop."
+    if not stop_pending(directory):
+        give(directory, Stop(**asked()))
+    return (
+        f"{directory}: no campaign is running there now. A job that Slurm starts again will end at once; `hpo run`, "
+        "given by a person, goes on."
+    )
+
+
+def pause(directory: Path) -> str:
+    return _given(
+        directory, Pause(**asked()), "what runs goes on, and nothing new starts until `hpo unpause`"
+    )
+
+
+def unpause(directory: Path) -> str:
+    return _given(directory, Unpause(**asked()), "goes on")
+
+
+def drain(directory: Path, worker: str) -> str:
+    """``worker``: island and number, such as "0-3". Raises UsageError: the last launch has no such worker."""
+    directories.read_identity(directory)
+    files = map(journal_name, journal_files(directory, last_launch(directory)))
+    workers = dict.fromkeys(f"{name.island}-{name.worker}" for name in files if name is not None)
+    if worker not in workers:
+        raise UsageError(
+            f"{excerpt(worker)}: must be a worker of the last launch, by island and number: the first two numbers of "
+            f"the ids that it begins. {suggestion('', workers)}"
+        )
+    return _given(directory, Drain(**asked(), worker=worker), f"worker {worker} gets nothing more")
+
+
+def retry(directory: Path, status: str) -> str:
+    """``status``: of the failures to evaluate again, or ALL."""
+    statuses = RETRIED if status == ALL else (status,)
+    return _given(
+        directory,
+        Retry(**asked(), statuses=statuses),  # type: ignore[arg-type]
+        f"individuals that ended as {' or '.join(statuses)} are evaluated again",
+    )
+
+
+def enqueue(directory: Path, points: str) -> str:
+    """``points``: a configuration as JSON, or where known points may come from. Raises UsageError: they cannot be read,
+    or do not fit the campaign's space."""
+    identity = directories.read_identity(directory)
+    space = described_space(identity.get("space"))
+    entry: object = points
+    if points.lstrip().startswith("{"):
+        try:
+            entry = msgspec.json.decode(points)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f'POINTS = {excerpt(points)}: must be a configuration as JSON ({error}), such as {{"lr": 0.1}}, or the '
+                "path of a table."
+            ) from None
+    found = read_points(entry, space, label="POINTS")  # type: ignore[arg-type]
+    if not found:
+        raise UsageError(f"POINTS = {excerpt(points)}: there is no configuration in it.")
+    count = "1 configuration" if len(found) == 1 else f"{len(found)} configurations"
+    return _given(directory, Enqueue(**asked(), points=found), f"{count} to be evaluated next")
+
+
+def set_limits(directory: Path, words: Sequence[str]) -> str:
+    """``words``: such as "evaluations=40". Raises UsageError: one is not allowed."""
+    limits = config.limits(words)
+    said = ", ".join(words)
+    request = Set(**asked(), evaluations=limits.evaluations, deadline_s=limits.deadline_s)
+    return _given(directory, request, said)
+
+
+def _given(directory: Path, request: Request, said: str) -> str:
+    directories.read_identity(directory)
+    runs = holder(directory) is not None
+    give(directory, request)
+    when = "within seconds" if runs else "when the next launch begins, as no campaign is running there now"
+    return f"{directory}: {said}; this takes effect {when}."

@@ -1,0 +1,363 @@
+"""Commands to a campaign, from any machine that sees its directory, whether it runs or not.
+
+Each is a file in ``DIR/commands/`` until rank 0 has applied it; then it is a record of the journal (``Command``), and
+the file is removed. A command whose id is on record is not applied again, so that a crash between the two does no harm.
+A ``stop`` also leaves ``DIR/stop``, which holds until a person starts the campaign again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import re
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union
+
+import msgspec
+
+from hpo.errors import CampaignError, UsageError
+from hpo.individual import CRASHED, FAILED, INVALID, TIMEOUT, Scalar
+from hpo.journal.durable import sync_directory, write_atomically
+from hpo.journal.records import Command, Launched
+
+MOST_BYTES = 1 << 20
+"""Of a command's file."""
+_MOST_AT_ONCE = 100
+_FOLDER, _STOP = "commands", "stop"
+_NAME = re.compile(r"([0-9]{20}-[0-9a-f]{16})\.json")
+_REFUSED = ".refused"
+"""The suffix of files that are no commands, once that was said."""
+_UNREADABLE = (errno.ELOOP, errno.EMLINK, errno.EACCES, errno.EPERM, errno.ENXIO)
+"""Of a symbolic link, a file of another user, a socket: none of them passes."""
+
+RETRIED = (FAILED, CRASHED, TIMEOUT, INVALID)
+"""Statuses of failures, which ``hpo retry`` evaluates again."""
+
+_Worker = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}-[0-9]{1,9}\Z")]
+_Status = Literal["failed", "crashed", "timeout", "invalid"]
+
+
+class Request(
+    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="name", tag=str.lower
+):
+    """What a person asks for. ``time``: when, in Unix seconds; ``by``: user and host."""
+
+    time: float
+    by: Annotated[str, msgspec.Meta(max_length=500)]
+
+
+class Stop(Request, kw_only=True, frozen=True):
+    """As a signal would."""
+
+
+class Pause(Request, kw_only=True, frozen=True):
+    """What runs goes on, nothing new starts, over launches."""
+
+
+class Unpause(Request, kw_only=True, frozen=True):
+    """The opposite of ``Pause``."""
+
+
+class Drain(Request, kw_only=True, frozen=True):
+    """``worker``, by island and number, gets nothing more in this launch."""
+
+    worker: _Worker
+
+
+class Retry(Request, kw_only=True, frozen=True):
+    """Individuals that ended with one of ``statuses`` are evaluated again."""
+
+    statuses: tuple[_Status, ...]
+
+
+class Enqueue(Request, kw_only=True, frozen=True):
+    """``points`` are evaluated before anything that is bred; they count for the budget."""
+
+    points: list[dict[str, Scalar]]
+
+
+class Set(Request, kw_only=True, frozen=True):
+    """Another budget or deadline; None stays as it is."""
+
+    evaluations: int | None = None
+    deadline_s: float | None = None
+
+    @property
+    def values(self) -> dict[str, int | float]:
+        """What is to change."""
+        given = {"evaluations": self.evaluations, "deadline_s": self.deadline_s}
+        return {key: value for key, value in given.items() if value is not None}
+
+
+_REQUEST: Any = Union[tuple(Request.__subclasses__())]  # noqa: UP007
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_REQUEST)
+
+
+def name_of(request: Request) -> str:
+    """The command's name, as ``hpo`` has it."""
+    return str(request.__struct_config__.tag)
+
+
+def asked() -> dict[str, Any]:
+    """``time`` and ``by`` of a request that is made now by this process."""
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # as in many containers
+        user = str(os.geteuid())
+    return {"time": time.time(), "by": f"{user}@{socket.gethostname()}"}
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def give(directory: Path, request: Request) -> str:
+    """Leave ``request`` for the campaign in ``directory``; the command's id.
+
+    Raises:
+        UsageError: it is too large.
+        CampaignError: it cannot be written.
+    """
+    data = msgspec.json.encode(request)
+    if len(data) > MOST_BYTES:
+        raise UsageError(
+            f"{name_of(request)}: {len(data)} bytes are more than the {MOST_BYTES} that a command may have. Give it in "
+            "parts"
+        )
+    folder = directory / _FOLDER
+    identity = f"{time.time_ns():020d}-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(exist_ok=True)
+        if folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link, which is not followed")
+        write_atomically(folder / f"{identity}.json", data + b"\n")
+    except OSError as error:
+        raise CampaignError(
+            f"{folder} cannot be written ({error.strerror or error}), so the command was not given. Commands are for "
+            "those who may write the campaign's directory."
+        ) from error
+    return identity
+
+
+def stop_pending(directory: Path) -> bool:
+    """Whether ``hpo stop`` holds: it was given, and no person has started the campaign since."""
+    return os.path.lexists(directory / _STOP) or any(
+        isinstance(request, Stop) for _, request in Inbox(directory).look().requests
+    )
+
+
+def clear_stop(directory: Path) -> None:
+    """A person starts the campaign: no earlier ``hpo stop`` holds any more; CampaignError if it cannot be removed."""
+    stops = [directory / _STOP]
+    stops += [
+        _file(directory, identity)
+        for identity, request in Inbox(directory).look().requests
+        if isinstance(request, Stop)
+    ]
+    try:
+        for path in stops:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CampaignError(
+            f"{path} cannot be removed ({error.strerror or error}), and while it is there `hpo stop` holds. Remove it."
+        ) from error
+
+
+def waiting(directory: Path) -> int:
+    """How many commands have not been applied yet."""
+    return len(Inbox(directory).look().requests)
+
+
+def _file(directory: Path, identity: str) -> Path:
+    return directory / _FOLDER / f"{identity}.json"
+
+
+class Look(NamedTuple):
+    """``requests``: by id, in the order in which they were given; ``nonsense``: the names of files that are no
+    commands, with what is wrong with each."""
+
+    requests: list[tuple[str, Request]]
+    nonsense: list[tuple[str, str]]
+
+
+class _NoCommand(ValueError):
+    """The file holds no command."""
+
+
+class Inbox:
+    """The commands in ``directory`` that are not yet applied. Errors of the storage pass: then nothing is there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._ignored: set[str] = set()
+        self.error: OSError | None = None
+        """Why the last ``look`` may have missed something."""
+
+    def look(self) -> Look:
+        found = Look([], [])
+        self.error = None
+        try:
+            folder = os.open(self._directory / _FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # also where another user's is closed to us
+                self.error = error
+            return found
+        try:
+            for name in self._names(folder):
+                match = _NAME.fullmatch(name)
+                try:
+                    if match is None:
+                        raise _NoCommand("its name is none of a command")
+                    found.requests.append((match[1], _read(name, folder)))
+                except _NoCommand as error:
+                    found.nonsense.append((name, str(error)))
+                except OSError as error:
+                    if error.errno in _UNREADABLE:
+                        found.nonsense.append((name, error.strerror or str(error)))
+                    elif error.errno != errno.ENOENT:
+                        self.error = error
+        finally:
+            os.close(folder)
+        return found
+
+    def _names(self, folder: int) -> list[str]:
+        try:
+            names = os.listdir(folder)
+        except OSError as error:
+            self.error = error
+            return []
+        mine = [
+            name
+            for name in names
+            if not name.startswith(".") and not name.endswith(_REFUSED) and name not in self._ignored
+        ]
+        return sorted(mine)[:_MOST_AT_ONCE]
+
+    def set_aside(self, name: str) -> None:
+        """Look at this file no more."""
+        self._ignored.add(name)
+        path = self._directory / _FOLDER / name
+        with suppress(OSError):
+            path.rename(path.with_name(name + _REFUSED))
+
+    def finish(self, identity: str, request: Request) -> None:
+        """The command is on record: its file goes, if it can; else it is found again, and known."""
+        with suppress(OSError):
+            if isinstance(request, Stop):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+                os.close(os.open(self._directory / _STOP, flags, 0o666))
+                sync_directory(self._directory)
+            _file(self._directory, identity).unlink(missing_ok=True)
+
+
+def _read(name: str, folder: int) -> Request:
+    # Neither waits for whoever might write into a pipe, nor follows a link out of the directory.
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise _NoCommand("it is no file")
+        data = b""
+        while len(data) <= MOST_BYTES and (piece := os.read(handle, MOST_BYTES)):
+            data += piece
+    finally:
+        os.close(handle)
+    if len(data) > MOST_BYTES:
+        raise _NoCommand(f"it has more than {MOST_BYTES} bytes")
+    try:
+        request: Request = _decoder.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise _NoCommand(f"it is not written as one: {error}") from None
+    return request
+
+
+# --- what is on record ----------------------------------------------------------------------------------------------
+
+
+def record_of(
+    identity: str,
+    request: Request,
+    *,
+    time: float,
+    refused: str | None = None,
+    in_file: Mapping[str, int | float | None] | None = None,
+) -> Command:
+    """The record of a command that was applied at ``time``, or refused. ``in_file``: of ``set``, what the campaign file
+    has in place of the new values."""
+    arguments: dict[str, Any] = msgspec.to_builtins(request)
+    for key in ("name", "time", "by"):
+        del arguments[key]
+    return Command(
+        id=identity,
+        name=name_of(request),
+        arguments=arguments,
+        by=request.by,
+        given=request.time,
+        time=time,
+        refused=refused,
+        in_file=None if in_file is None else dict(in_file),
+    )
+
+
+def request_of(record: Command) -> Request | None:
+    """The request that was applied; None where it came to nothing, or this version does not know it."""
+    if record.refused is not None:
+        return None
+    try:
+        request: Request = msgspec.convert(
+            {**record.arguments, "name": record.name, "time": record.given, "by": record.by}, _REQUEST
+        )
+    except msgspec.ValidationError:
+        return None
+    return request
+
+
+@dataclass
+class Standing:
+    """What the commands on record come to. ``applied``: their ids; ``points``: all that were enqueued, with
+    the id of their command."""
+
+    applied: set[str] = field(default_factory=set)
+    paused: bool = False
+    points: list[tuple[str, dict[str, Scalar]]] = field(default_factory=list)
+    # By key the value that holds, and the one that the campaign file had then.
+    _set: dict[str, tuple[int | float, int | float | None]] = field(default_factory=dict)
+
+    def launched(self, record: Launched) -> None:
+        """A launch begins."""
+        for key, (value, _) in list(self._set.items()):
+            if getattr(record, key) != value:  # the file has been changed since
+                del self._set[key]
+
+    def add(self, record: Command) -> Request | None:
+        """A command was applied: what it was, None where it came to nothing."""
+        if record.id in self.applied:
+            return None
+        self.applied.add(record.id)
+        request = request_of(record)
+        if isinstance(request, (Pause, Unpause)):
+            self.paused = isinstance(request, Pause)
+        elif isinstance(request, Enqueue):
+            self.points += [(record.id, point) for point in request.points]
+        elif isinstance(request, Set):
+            before = record.in_file or {}
+            self._set.update({key: (value, before.get(key)) for key, value in request.values.items()})
+        return request
+
+    def evaluations(self, in_file: int | None) -> int | None:
+        """The budget, where the campaign file has this one: what was changed later."""
+        value = self._changed("evaluations", in_file)
+        return None if value is None else int(value)
+
+    def deadline_s(self, in_file: float | None) -> float | None:
+        """The deadline, likewise."""
+        return self._changed("deadline_s", in_file)
+
+    def _changed(self, key: str, in_file: int | float | None) -> int | float | None:
+        value, before = self._set.get(key, (in_file, in_file))
+        return value if in_file == before else in_file

@@ -1,0 +1,314 @@
+"""Storage that fails, is slow or comes back, in virtual time: no individual fails for it, and nothing is lost or
+counted twice."""
+
+from __future__ import annotations
+
+import os
+import random
+from operator import attrgetter
+
+import pytest
+from simulation.campaigns import SPACE, check_that_it_completes, finished, losses, make, records_of
+from simulation.pruned import pruned_campaign
+
+from hpo.errors import EXIT_RESUMABLE
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.ending import DONE, STORAGE
+from hpo.islands.leader.storage import PATIENCE_S, StorageWait
+from hpo.islands.resume import ResumeState, dead_leader_record, fold
+from hpo.journal.commands import Inbox, Stop, asked, give
+from hpo.journal.records import Finished, Header, Started
+from hpo.results.record import _Fold as ResultsFold
+
+FULL = "runs/x/evaluations/0-0-1: No space left on device"
+
+
+def between(simulation, begin, end):
+    return begin <= simulation.time < end
+
+
+def break_journal(simulation, rank, begin, end, reached=lambda number: 0):
+    journal = simulation.journals[rank]
+    tries = []
+
+    def disturb():
+        if between(simulation, begin, end):
+            tries.append(simulation.time)
+            assert len(tries) < 1000, "it is tried again and again without a pause"
+            raise OSError(28, "No space left on device", f"journal-{rank}")
+
+    journal.disturb, journal.reached = disturb, reached
+    return tries
+
+
+def break_directories(simulation, rank, begin, end):
+    tries = []
+
+    def unwritable():
+        if not between(simulation, begin, end):
+            return None
+        tries.append(simulation.time)
+        assert len(tries) < 1000, "it is tried again and again without a pause"
+        return FULL
+
+    simulation.crews[rank].unwritable = unwritable
+    return tries
+
+
+def check_budget(simulation, settings):
+    """Each individual of the budget has completed, once; a record may be there twice, after a failed sync."""
+    records = {record.id: record for record in finished(simulation)}
+    assert all(record == records[record.id] for record in finished(simulation))
+    assert len(records) == settings["evaluations"] == simulation.coordinator.tally.final
+    assert {record.status for record in records.values()} == {"completed"}
+    assert len({SPACE.key(record.params) for record in records.values()}) == len(records)
+
+
+def check_the_next_launch(simulation, settings, seed):
+    """It completes the budget; nothing that was begun is forgotten."""
+    earlier = {record.id: record for record in finished(simulation)}
+    assert {record.status for record in earlier.values()} <= {"completed", "interrupted"}
+    records = [*{id(r): r for r in records_of(simulation) if not isinstance(r, Finished)}.values()]
+    check_that_it_completes([*records, *earlier.values()], settings, seed)
+
+
+# --- pauses -----------------------------------------------------------------------------------------------------------
+
+
+def test_pauses_grow_and_end_after_two_minutes():
+    wait, now, tries = StorageWait(), 1000.0, []
+    while not wait.over:
+        wait.failed(FULL, now)
+        tries.append(now - 1000)
+        assert wait.retry_at > now
+        now = wait.retry_at
+    assert tries == [0, 1, 3, 7, 15, 30, 45, 60, 75, 90, 105, 120]
+    wait.worked()
+    assert (wait.error, wait.over) == (None, False)
+    wait.failed(FULL, now)
+    assert wait.retry_at == now + 1 and not wait.over
+
+
+# --- directories of individuals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_individual_waits_for_its_directory(rank, seed):
+    simulation, settings = make(seed, workers=4, islands=2, evaluations=60)
+    tries = break_directories(simulation, rank, 5, 65)
+    seen = []
+    simulation.at(50, lambda: seen.append(simulation.coordinator.waited_for_storage(simulation.time)))
+    simulation.at(100, lambda: seen.append(simulation.coordinator.waited_for_storage(simulation.time)))
+    simulation.run()
+    assert simulation.coordinator.end.reason == DONE
+    check_budget(simulation, settings)
+    assert 3 < len(tries) < 10
+    error, seconds = seen[0]
+    assert error == FULL and 35 < seconds < 45 and seen[1:] == [None]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_directories_that_cannot_be_made_for_minutes_end_the_launch_and_use_up_no_budget(seed):
+    simulation, settings = make(seed, workers=3, islands=1, evaluations=1000)
+    for rank in range(3):
+        break_directories(simulation, rank, 5, float("inf"))
+    simulation.run()
+    end = simulation.coordinator.end
+    assert (end.reason, end.exit_code) == (STORAGE, EXIT_RESUMABLE)
+    assert FULL in end.error and "Make room" in end.error and "same command" in end.error
+    assert PATIENCE_S < simulation.time < PATIENCE_S + 90
+    records = finished(simulation)
+    assert 0 < len(records) < 60 and {record.status for record in records} == {"completed"}
+    check_the_next_launch(simulation, {**settings, "evaluations": 60}, seed)
+
+
+def test_a_stop_while_an_individual_waits_ends_at_once():
+    simulation, settings = make(1, workers=1, islands=1, evaluations=40)
+    break_directories(simulation, 0, 5, float("inf"))
+    simulation.at(20, lambda: simulation.coordinator.stop("stopped"))
+    simulation.run()
+    assert simulation.coordinator.end.reason == "stopped"
+    check_the_next_launch(simulation, settings, 1)
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("rank", [0, 2])
+def test_results_wait_for_a_journal_that_comes_back(rank, seed):
+    """With some, all or none of what was to be written on the disk in spite of the error."""
+    rng = random.Random(seed)
+    simulation, settings = make(seed, workers=4, islands=2, evaluations=80)
+    tries = break_journal(simulation, rank, 5, 5 + rng.uniform(1, 100), lambda number: rng.randint(0, number))
+    simulation.run()
+    assert simulation.coordinator.end.reason == DONE
+    check_budget(simulation, settings)
+    assert 1 <= len(tries) < 20
+    state = fold(records_of(simulation), space=SPACE, islands=2, losses=losses)
+    assert (state.tally.final, state.pending) == (80, [])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_journal_that_cannot_be_written_costs_its_worker_and_not_the_campaign(seed):
+    simulation, settings = make(seed, workers=4, islands=2, evaluations=800)
+    rng = random.Random(seed)
+    for rank in rng.sample([1, 2, 3], rng.randint(1, 3)):
+        break_journal(simulation, rank, rng.uniform(0, 20), float("inf"))
+    simulation.run()
+    assert simulation.coordinator.end.reason == DONE
+    check_budget(simulation, settings)
+
+
+@pytest.mark.parametrize("others", [(), (1, 2, 3)])
+@pytest.mark.parametrize("seed", range(5))
+def test_without_the_journal_of_rank_0_the_launch_ends_and_the_next_one_goes_on(seed, others):
+    simulation, settings = make(seed, workers=4, islands=2, evaluations=1000)
+    for rank in (0, *others):
+        break_journal(simulation, rank, 5, float("inf"))
+    simulation.run()
+    end = simulation.coordinator.end
+    assert (end.reason, end.exit_code) == (STORAGE, EXIT_RESUMABLE)
+    assert "journal-" in end.error and "No space left on device" in end.error
+    assert PATIENCE_S < simulation.time < PATIENCE_S + 90
+    count = len(finished(simulation))
+    check_the_next_launch(simulation, {**settings, "evaluations": count + 30}, seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slow_sync_trips_nothing(seed):
+    """Each takes up to ten seconds, for which its rank hears and says nothing: evaluations take two."""
+    simulation, settings = make(seed, workers=6, islands=2, evaluations=60, duration=lambda index: 2.0)
+    rng = random.Random(seed)
+    for rank, journal in enumerate(simulation.journals):
+        journal.disturb = lambda rank=rank: simulation.stall(rank, rng.uniform(0, 10))
+    simulation.run()
+    assert simulation.coordinator.end.reason == DONE
+    assert simulation.time > 60
+    assert len(finished(simulation)) == 60
+    check_budget(simulation, settings)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_storage_fails_for_a_while_the_budget_is_met_exactly(seed):
+    rng = random.Random(seed)
+    workers = rng.randint(1, 6)
+    simulation, settings = make(
+        seed, workers=workers, islands=rng.randint(1, workers), evaluations=rng.randint(1, 100)
+    )
+    for _ in range(rng.randint(1, 4)):
+        rank, begin = rng.randrange(workers), rng.uniform(0, 20)
+        end = begin + rng.choice([1, 10, 100])
+        if rng.random() < 0.5:
+            break_journal(simulation, rank, begin, end, lambda number: rng.randint(0, number))
+        else:
+            break_directories(simulation, rank, begin, end)
+    simulation.run()
+    assert simulation.coordinator.end.reason == DONE
+    check_budget(simulation, settings)
+
+
+# --- records that are written twice -----------------------------------------------------------------------------------
+
+
+def again(records, rng):
+    """What a journal holds whose writes failed: of each batch a part, then all of it."""
+    found, rest = [], list(records)
+    while rest:
+        size = rng.randint(1, 8)
+        batch, rest = rest[:size], rest[size:]
+        for _ in range(rng.randint(0, 2)):
+            found += batch[: rng.randint(0, len(batch))]
+        found += batch
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_written_twice_counts_once(seed):
+    rng = random.Random(seed)
+    simulation, _ = pruned_campaign(seed) if seed % 2 else make(seed, migration=1.0)
+    simulation.run()
+    once, twice = [], []
+    for rank, journal in enumerate(simulation.journals):
+        header = Header(version=1, launch=1, island=0, worker=rank, time=0.0)
+        once += [header, *journal.committed]
+        twice += [header, *again(journal.committed, rng)]
+    assert len(twice) > len(once) or len(once) < 10
+    first, second = (fold(one, space=SPACE, islands=2, losses=losses) for one in (once, twice))
+    assert first.tally == second.tally
+    assert (first.keys, first.pending, first.sequences) == (second.keys, second.pending, second.sequences)
+    assert (first.resting, first.continued) == (second.resting, second.continued)
+    for island, population in first.populations.items():
+        other = second.populations[island]
+        for part in (list, attrgetter("recent"), attrgetter("pruned"), attrgetter("failures")):
+            assert repr(part(population)) == repr(part(other))
+    results = []
+    for records in (once, twice):
+        folding = ResultsFold()
+        folding.add(records)
+        results.append((folding.individuals(alive=False), folding.launches))
+    assert results[0] == results[1]
+
+
+def test_what_a_dead_leader_wrote_twice_is_not_counted_for_another():
+    """What it had reported is told by its number."""
+    simulation, _ = make(3, workers=1, islands=1, evaluations=10)
+    simulation.run()
+    records = simulation.journals[0].committed
+    found = [
+        dead_leader_record(one, space=SPACE, islands=1, losses=losses).finished
+        for one in (records, again(records, random.Random(2)))
+    ]
+    assert len(found[0]) == 10 and found[0] == found[1]
+
+
+# --- what else fails --------------------------------------------------------------------------------------------------
+
+
+def test_an_error_while_looking_for_commands_is_none(tmp_path, monkeypatch):
+    give(tmp_path, Stop(**asked()))
+    (tmp_path / "commands").rename(tmp_path / "elsewhere")
+    errors = [OSError(116, "Stale file handle"), OSError(5, "Input/output error"), None, None]
+    inbox, opened = Inbox(tmp_path), os.open
+
+    def failing(path, *rest, **more):
+        if str(path).endswith("commands") and (error := errors.pop(0)) is not None:
+            raise error
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", failing)
+    seen = [(len(inbox.look().requests), inbox.error and inbox.error.errno) for _ in range(3)]
+    assert seen == [(0, 116), (0, 5), (0, None)]
+    (tmp_path / "elsewhere").rename(tmp_path / "commands")
+    assert len(inbox.look().requests) == 1 and inbox.error is None
+
+
+def test_an_individual_that_is_given_up_is_not_tried_again_where_evaluators_fail_to_start():
+    params = {"x": 1.0, "y": 1.0, "kind": "a"}
+    lost = Assignment(
+        params=params,
+        key=SPACE.key(params),
+        operator="random",
+        id="0-0-0",
+        retries=4,
+        resumed=True,
+        admitted=True,
+    )
+    earlier = ResumeState(pending=[lost], keys={lost.key}, sequences={(0, 0): 1})
+    simulation, _ = make(0, workers=2, islands=1, evaluations=10, earlier=earlier, latency_s=0.0005)
+    simulation.crews[0].failed_starts = 1  # of an earlier individual
+    journal = simulation.journals[0]
+    append = journal.append
+
+    def bounded(record):
+        assert len(journal.committed) < 1000, "it is begun for ever"
+        append(record)
+
+    journal.append = bounded
+    simulation.run()
+    records = {record.id: record for record in finished(simulation)}
+    assert len(records) == 10 and records["0-0-0"].status == "crashed"
+    assert "died 4 times" in records["0-0-0"].error
+    begun = [r for r in records_of(simulation) if isinstance(r, Started) and r.id == "0-0-0"]
+    assert len(begun) == 1

@@ -1,0 +1,212 @@
+"""Whole campaigns on storage that fails, in this process; pauses and patience are shortened."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpo
+from hpo import cli
+from hpo.errors import EXIT_RESUMABLE, StorageFailed
+from hpo.islands.leader.storage import StorageWait
+from hpo.journal.files import journal_files, read_directory
+from hpo.journal.inspection import check
+from hpo.journal.records import Finished, Storage, encode
+from hpo.results.record import load
+
+NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOENT]
+EVALUATIONS = 12
+
+
+def evaluate(trial: hpo.Trial) -> float:
+    (trial.directory / "weights").write_text("")
+    x = trial.params["x"]
+    assert isinstance(x, float)
+    return x**2
+
+
+def run(directory: Path, evaluations: int = EVALUATIONS) -> hpo.Result:
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), evaluate)
+    campaign = hpo.Campaign(task, directory=directory, evaluations=evaluations, isolation="inline", keep=1000)
+    return campaign.run()
+
+
+def failing(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: int, when: Callable[[Any], bool]
+) -> list[object]:
+    """``os.NAME`` raises the error where ``when`` holds of its first argument; these arguments."""
+    real, hit = getattr(os, name), []
+
+    def call(first: Any, *rest: Any, **keywords: Any) -> Any:
+        if when(first):
+            hit.append(first)
+            where = [first] if isinstance(first, (str, os.PathLike)) else []
+            raise OSError(number, os.strerror(number), *where)
+        return real(first, *rest, **keywords)
+
+    monkeypatch.setattr(os, name, call)
+    return hit
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpo.islands.leader.storage._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hpo.islands.leader.storage.PATIENCE_S", 0.1)
+
+
+def in_journal(directory: Path) -> Callable[[int], bool]:
+    return lambda handle: os.readlink(f"/proc/self/fd/{handle}").startswith(str(directory / "journal"))
+
+
+def evaluations_of(directory: Path) -> int:
+    """How many individuals have made a directory."""
+    return len(list((directory / "evaluations").glob("*"))) if (directory / "evaluations").exists() else 0
+
+
+def check_complete(directory: Path, result: hpo.Result) -> None:
+    assert [one.status for one in result.individuals] == ["completed"] * EVALUATIONS
+    report = check(directory)
+    assert report.exit_code == 0 and report.finished == EVALUATIONS, str(report)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_individuals_wait_until_their_directories_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    home = tmp_path / "run"
+    tries = 0
+
+    def third(path: Any) -> bool:
+        nonlocal tries
+        tries += f"{home / 'evaluations'}/0-0-3" in str(path)
+        return f"{home / 'evaluations'}/0-0-3" in str(path) and tries <= 4
+
+    failing(monkeypatch, "mkdir", number, third)
+    check_complete(home, run(home))
+    assert re.search(rf"storage: {re.escape(os.strerror(number))}, waiting 0 s", capsys.readouterr().err)
+    records = [one for one in read_directory(home) if isinstance(one, Storage)]
+    assert [one.error and one.error.partition(": ")[2] for one in records] == [os.strerror(number), None]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_where_no_directory_can_be_made_the_launch_ends_and_the_same_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    home = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        new = f"{home / 'evaluations'}/0-0-"
+        failing(patch, "mkdir", number, lambda path: str(path).startswith(new) and evaluations_of(home) >= 5)
+        with pytest.raises(StorageFailed) as caught:
+            run(home)
+    assert caught.value.exit_code == EXIT_RESUMABLE
+    sentence = str(caught.value)
+    assert f"{home / 'evaluations' / '0-0-5'}: {os.strerror(number)}" in sentence
+    assert "give write access" in sentence and "same command again" in sentence
+    assert load(home).ended == ("storage", EXIT_RESUMABLE)
+    assert [one.status for one in load(home).individuals].count("completed") == 5
+    check_complete(home, run(home))
+
+
+def test_a_directory_that_is_gone_for_a_while_is_not_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, gone = tmp_path / "run", tmp_path / "gone"
+    moved: list[float] = []
+
+    def beginning(trial: hpo.Trial) -> float:
+        if trial.id == "0-0-3" and not moved:
+            moved.append(0)
+            home.rename(gone)
+        return evaluate(trial)
+
+    real = StorageWait.failed
+
+    def failed(wait: Any, error: str, now: float) -> None:
+        real(wait, error, now)
+        # After some attempts it is there again.
+        if gone.exists():
+            moved.append(now)
+            assert not home.exists()
+            if len(moved) == 5:
+                gone.rename(home)
+
+    monkeypatch.setattr(StorageWait, "failed", failed)
+    # The lock would be missed: it is not what this is about.
+    monkeypatch.setattr("hpo.journal.lock.Lock.refresh", lambda lock: None)
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), beginning)
+    result = hpo.Campaign(task, directory=home, evaluations=EVALUATIONS, isolation="inline", keep=1000).run()
+    assert len(moved) == 5
+    check_complete(home, result)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_results_wait_for_a_journal_that_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    home = tmp_path / "run"
+    ours, left = in_journal(home), [4]
+
+    def sometimes(handle: int) -> bool:
+        if not ours(handle) or evaluations_of(home) < 5 or not left[0]:
+            return False
+        left[0] -= 1
+        return True
+
+    failing(monkeypatch, call, number, sometimes)
+    check_complete(home, run(home))
+    assert left == [0] and 2 <= len(journal_files(home)) <= 5
+    assert journal_files(home)[1].name.startswith("0001-i000-w0000-r")
+    ends = [one for one in read_directory(home) if isinstance(one, Finished)]
+    assert len({one.id for one in ends}) == EVALUATIONS
+
+
+@pytest.mark.parametrize("begun", [0, 5, EVALUATIONS])
+def test_without_its_journal_the_launch_ends_and_the_same_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: int
+) -> None:
+    """Also where all is done, and only that is to be put on record; and where it could not even be begun."""
+    home = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        ours = in_journal(home)
+        hit = failing(
+            patch, "fsync", errno.EDQUOT, lambda handle: ours(handle) and evaluations_of(home) >= begun
+        )
+        with pytest.raises(StorageFailed, match=re.escape(os.strerror(errno.EDQUOT))) as caught:
+            run(home)
+        assert 2 < len(hit) < 100
+    assert f"{home / 'journal' / '0001-i000-w0000'}" in str(caught.value)
+    assert check(home).exit_code == 0
+    check_complete(home, run(home))
+
+
+def test_status_says_what_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+
+    def asks(trial: hpo.Trial) -> float:
+        if trial.id == "0-0-1":
+            path = journal_files(tmp_path / "run")[0]
+            with open(path, "ab") as file:
+                file.write(
+                    encode(Storage(error="run/evaluations/0-0-9: \x1b[2JNo space", time=time.time() - 40))
+                )
+            capsys.readouterr()
+            assert cli.main(["status", str(tmp_path / "run")]) == 0
+            said.append(capsys.readouterr().out)
+            assert cli.main(["status", str(tmp_path / "run"), "--json"]) == 0
+            json.loads(capsys.readouterr().out)
+        return 0.0
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), asks)
+    hpo.Campaign(task, directory=tmp_path / "run", evaluations=3, isolation="inline").run()
+    line = next(line for line in said[0].splitlines() if line.startswith("state"))
+    assert re.search(r"running; storage: run/evaluations/0-0-9: .*No space, waiting 4\d s", line), line
+    assert "\x1b" not in line

@@ -1,0 +1,102 @@
+"""Campaigns as jobs of a real Slurm of two nodes: the warning ahead of a limit, scancel, the loss of a node."""
+
+from __future__ import annotations
+
+import pytest
+from slurm import User, missing
+from terminal import variable, wait_until
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+
+
+@pytest.mark.timeout(150)
+def test_a_job_that_is_warned_of_its_limit_is_queued_again_and_finishes_by_itself(user: User) -> None:
+    """The signal is the one that Slurm sends ahead of the limit; nightly/test_time_limits.py waits for Slurm's own."""
+    user.write(evaluations=16, steps=20)
+    user.submit()
+    user.wait_for_work()
+    user.cluster.run("scancel", "--batch", "--signal=USR1", user.job)
+    user.wait_for_end(90)
+    user.all_is_there_once(16)
+    assert len(user.terminal.records("launched")) == 2, user.output()
+    assert [record["exit"] for record in user.terminal.records("ended")] == [75, 0]
+    assert user.output().count(f"job {user.job} is in the queue again") == 1
+    assert user.steps_repeated() == 0
+    user.nothing_is_left()
+
+
+@pytest.mark.timeout(150)
+def test_scancel_loses_nothing_and_the_campaign_goes_on_when_submitted_again(user: User) -> None:
+    user.write(evaluations=16, steps=20)
+    user.submit()
+    user.wait_for_work()
+    user.cluster.run("scancel", user.job)
+    user.wait_for_end(30)
+    user.nothing_is_left()
+    assert user.terminal.records("ended")[-1]["exit"] == 75, user.output()
+    saved = [record for record in user.terminal.records("finished") if record["status"] == "interrupted"]
+    assert saved and all(record["error"] is None for record in saved)
+    assert "in the queue again" not in user.output()
+    user.submit()
+    user.wait_for_end(90)
+    user.all_is_there_once(16)
+    assert user.steps_repeated() == 0
+
+
+@pytest.mark.timeout(150)
+def test_after_the_loss_of_a_node_the_job_is_queued_again_and_loses_nothing(user: User) -> None:
+    user.write(evaluations=16, steps=20)
+    user.submit()
+    user.wait_for_work()
+    user.cluster.lose("n1")
+    wait_until(lambda: user.state() == "PENDING", "a job that waits", seconds=30, pause_s=0.1)
+    user.nothing_is_left()
+    user.cluster.regain("n1")
+    user.wait_for_end(90)
+    user.all_is_there_once(16)
+    assert len(user.terminal.records("launched")) == 2, user.output()
+
+
+@pytest.mark.timeout(150)
+def test_a_job_that_keeps_what_is_left_goes_on_there_with_fewer_ranks(user: User) -> None:
+    """With --no-kill Slurm leaves the job the nodes that live; hpo run starts again on these."""
+    user.write(evaluations=16, steps=20)
+    user.submit("--no-kill")
+    user.wait_for_work()
+    try:
+        user.cluster.lose("n1")
+        user.wait_for_end(100)
+    finally:
+        user.cluster.regain("n1")
+    user.all_is_there_once(16)
+    assert [record["workers"] for record in user.terminal.records("launched")] == [4, 2], user.output()
+    assert "with 2 ranks on the hosts that are left" in user.output()
+
+
+@pytest.mark.timeout(150)
+def test_a_rank_of_srun_that_was_killed_is_queued_again(user: User) -> None:
+    """srun returns 137 of it, which says nothing of the campaign."""
+    user.write(evaluations=8, steps=5, islands=1)
+    user.submit("--start=srun", "--mpi=none", nodes=1, ranks=1)
+    wait_until(lambda: user.terminal.side("ended"), "an evaluation that ends", seconds=60, pause_s=0.02)
+    for process in user.terminal.processes():
+        if variable(process, "SLURM_STEP_ID") == "0" and process.cmdline()[-2:] == ["run", "c.toml"]:
+            process.kill()
+    user.wait_for_end(90)
+    finished = user.terminal.records("finished")
+    assert len({record["id"] for record in finished if record["status"] == "completed"}) == 8, user.output()
+    headers = user.terminal.records("header")
+    assert [header["job"] for header in headers] == [f"{user.job}.0", f"{user.job}.1"], user.output()
+    assert [record["exit"] for record in user.terminal.records("ended")] == [0]
+    user.nothing_is_left()
+
+
+@pytest.mark.timeout(100)
+def test_a_campaign_that_was_stopped_by_hand_stays_out_of_the_queue(user: User) -> None:
+    user.write(evaluations=400, steps=20)
+    user.submit()
+    user.wait_for_work()
+    assert user.terminal.hpo("stop", "run").returncode == 0
+    user.wait_for_end(40)
+    assert "not put into the queue again: `hpo stop` was asked for" in user.output()
+    assert len(user.terminal.records("launched")) == 1
