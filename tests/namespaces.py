@@ -31,13 +31,13 @@ echo ready
 """What holds a host: its first process."""
 
 _SSH = """#!/bin/bash
-# ssh [OPTIONS] HOST COMMAND: what it starts has no environment of the caller's.
+# ssh [OPTIONS] HOST COMMAND: what it starts has no environment of the caller's, and it waits for a host that is silent.
 while [[ $1 == -* ]]; do [[ $1 == -o ]] && shift; shift; done
 host=$1; shift
 [[ -e {folder}/$host.pid ]] || exit 255
 nsenter --all -t "$(<{folder}/$host.pid)" env -i TMPDIR=/dev/shm {variables} bash -c "$*"
 code=$?
-[[ ! -e {folder}/$host.cut ]] || exec sleep infinity
+[[ ! -e {folder}/$host.silent ]] || exec sleep infinity
 exit $code
 """
 _VARIABLES = (
@@ -97,19 +97,16 @@ class Hosts:
         line = [*self._inside(LOGIN), *HPO, *map(str, arguments)]
         return Command(self._terminal, line, environment)
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str, *, power: bool = False) -> None:
         """All its processes at once, and then nothing answers there any more. Its connections are closed, as those of
-        a host that shuts down are."""
-        (self._folder / f"{name}.pid").unlink(missing_ok=True)
+        a host that is shut down; with ``power`` nothing leaves it from the first moment on, as where power fails."""
+        if power:
+            (self._folder / f"{name}.silent").touch()
+            for network in self._networks:
+                self._ip(LOGIN, "link", "set", f"{name}-{network}", "down")
+        (self._folder / f"{name}.pid").unlink()
         os.kill(self._pids[name], signal.SIGKILL)
         self._holders[name].wait(10)
-
-    def cut(self, name: str) -> None:
-        """Pull its plugs: nothing reaches the host any more, and nobody is told."""
-        (self._folder / f"{name}.cut").touch()
-        (self._folder / f"{name}.pid").unlink()
-        for network in self._networks:
-            self._ip(LOGIN, "link", "set", f"{name}-{network}", "down")
 
     # --- making and removing --------------------------------------------------------------------------------------
 

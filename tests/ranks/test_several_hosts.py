@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
+from cases import cases
 from namespaces import Hosts
 from terminal import Terminal, wait_until
-from test_dead_ranks import check_complete
+from test_dead_ranks import TWO_RANKS, check_complete
 
 from hpo.journal.lock import STALE_S
 
@@ -45,19 +47,64 @@ def test_a_worker_spans_two_hosts(terminal: Terminal, interface: str | None) -> 
             assert found == [[name, hosts.address(name, interface or "eth0")]] * 3
 
 
-@pytest.mark.parametrize("victim", ["n1", "n2"])
-def test_a_host_dies(terminal: Terminal, victim: str) -> None:
-    """Rank 0 is on n1."""
+@pytest.mark.parametrize("ranks", cases([], nightly=[2]))
+def test_hosts_that_do_not_know_each_other_s_names_need_the_interface(terminal: Terminal, ranks: int) -> None:
+    terminal.write("task.py", SPANNING)
+    terminal.campaign(f"[layout]\nranks_per_worker = {ranks}", evaluations=3)
+    terminal.write("hosts", "n1\nn2\n")
+    with Hosts(terminal, "n1", "n2", resolving=False) as hosts:
+        refused = hosts.start("run", "c.toml", "--hostfile", "hosts").wait(60)
+        assert refused.returncode == 1
+        assert re.search("n[12] finds no way to n[12], .* interface = ", refused.stderr)
+        text = f'[layout]\nranks_per_worker = {ranks}\n[evaluation]\ninterface = "eth0"'
+        terminal.campaign(text, evaluations=3)
+        done = hosts.start("run", "c.toml", "--hostfile", "hosts").wait(60)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("victim", "power"), cases([("n1", True), ("n2", False)], nightly=[("n1", False), ("n2", True)])
+)
+def test_a_host_dies(terminal: Terminal, victim: str, power: bool) -> None:
+    """Rank 0 is on n1. The lock names a process of another machine that was alive a moment ago."""
     terminal.task(0.05)
-    terminal.campaign("", evaluations=60)
+    terminal.campaign('evaluation.hang_timeout = "8 s"', evaluations=100)
     terminal.write("hosts", "n1 slots=2\nn2 slots=2\n")
     with Hosts(terminal, "n1", "n2") as hosts:
         command = hosts.start("run", "c.toml", "--ranks", 4, "--hostfile", "hosts")
         wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
-        hosts.kill(victim)
+        hosts.kill(victim, power=power)
         begun = time.monotonic()
         done = command.wait(90)
         assert done.returncode == 0, done.stderr
         assert "starting again with 2 ranks on the hosts that are left (1 of at most 10 times)" in done.stderr
         assert time.monotonic() - begun < STALE_S
-        check_complete(terminal, 60, victims=4)
+        check_complete(terminal, 100, victims=4)
+
+
+@pytest.mark.parametrize("victim", cases([], nightly=["n1", "n2", "n3"]))
+def test_a_worker_spans_what_is_left(terminal: Terminal, victim: str) -> None:
+    """Of two workers on three hosts each has a rank on n2."""
+    terminal.write("task.py", TWO_RANKS)
+    terminal.campaign("[layout]\nranks_per_worker = 3", evaluations=40)
+    terminal.write("hosts", "n1 slots=2\nn2 slots=2\nn3 slots=2\n")
+    with Hosts(terminal, "n1", "n2", "n3") as hosts:
+        command = hosts.start("run", "c.toml", "--ranks", 6, "--hostfile", "hosts")
+        wait_until(lambda: len(terminal.side()) >= 4, "a few evaluations")
+        hosts.kill(victim)
+        done = command.wait(90)
+        assert done.returncode == 0, done.stderr
+        assert [record["workers"] for record in terminal.records("launched")] == [2, 1]
+        check_complete(terminal, 40, victims=2)
+
+
+@pytest.mark.parametrize("victim", cases([], nightly=["n1", "n2"]))
+def test_a_host_was_dead_from_the_start(terminal: Terminal, victim: str) -> None:
+    terminal.task(0.05)
+    terminal.campaign(evaluations=20)
+    terminal.write("hosts", "n1 slots=2\nn2 slots=2\n")
+    with Hosts(terminal, "n1", "n2") as hosts:
+        hosts.kill(victim)
+        done = hosts.start("run", "c.toml", "--ranks", 4, "--hostfile", "hosts").wait(90)
+        assert done.returncode == 0, done.stderr
+        check_complete(terminal, 20, victims=0)
