@@ -150,9 +150,9 @@ class Hosts:
         # A shell that waits takes in orphans, as an init does.
         hold = "exec sleep infinity" if name == LOGIN else "sleep infinity & wait"
         script = _HOLD.format(name=name, hosts=hosts, hold=hold)
+        unshare = ("unshare", "--net", "--uts", "--ipc", "--mount", *own)
         holder = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--ipc", "--mount", *own]
-            + ["bash", "-c", script],
+            ["setpriv", "--pdeathsig", "KILL", *unshare, "bash", "-c", script],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

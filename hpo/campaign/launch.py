@@ -223,10 +223,11 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def keepalive(hang_timeout_s: float) -> dict[str, str]:
-    """Variables by which mpirun and its daemons notice within ``hang_timeout_s``, from 8 s on, that the other's host is
-    gone without taking leave, as after a power failure. By themselves they need eight minutes, and do not need longer
-    with these."""
-    pause_s = min(max(1, int(hang_timeout_s / 8)), 60)
+    """Variables by which mpirun and its daemons notice that the other's host is gone without taking leave, as after a
+    power failure: within half of ``hang_timeout_s``, but not under 8 s, nor over the eight minutes that they take by
+    themselves. Ranks that end because they hear no more of rank 0 come too late for that: what mpirun then sends to
+    the dead host stays on its way, and a connection with something on its way is not probed."""
+    pause_s = min(max(1, int(hang_timeout_s / 16)), 60)
     values = {"time": 4 * pause_s, "intvl": pause_s, "probes": 4}
     return {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in values.items()}
 

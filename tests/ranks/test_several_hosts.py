@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import pytest
@@ -32,7 +31,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-1, 1)), evaluate)
 """
 
 
-@pytest.mark.parametrize("interface", [None, "ib0"])
+@pytest.mark.parametrize("interface", cases(["ib0"], nightly=[None]))
 def test_a_worker_spans_two_hosts(terminal: Terminal, interface: str | None) -> None:
     terminal.write("task.py", SPANNING)
     evaluation = "" if interface is None else f'[evaluation]\ninterface = "{interface}"\n'
@@ -47,28 +46,13 @@ def test_a_worker_spans_two_hosts(terminal: Terminal, interface: str | None) -> 
             assert found == [[name, hosts.address(name, interface or "eth0")]] * 3
 
 
-@pytest.mark.parametrize("ranks", cases([], nightly=[2]))
-def test_hosts_that_do_not_know_each_other_s_names_need_the_interface(terminal: Terminal, ranks: int) -> None:
-    terminal.write("task.py", SPANNING)
-    terminal.campaign(f"[layout]\nranks_per_worker = {ranks}", evaluations=3)
-    terminal.write("hosts", "n1\nn2\n")
-    with Hosts(terminal, "n1", "n2", resolving=False) as hosts:
-        refused = hosts.start("run", "c.toml", "--hostfile", "hosts").wait(60)
-        assert refused.returncode == 1
-        assert re.search("n[12] finds no way to n[12], .* interface = ", refused.stderr)
-        text = f'[layout]\nranks_per_worker = {ranks}\n[evaluation]\ninterface = "eth0"'
-        terminal.campaign(text, evaluations=3)
-        done = hosts.start("run", "c.toml", "--hostfile", "hosts").wait(60)
-        assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     ("victim", "power"), cases([("n1", True), ("n2", False)], nightly=[("n1", False), ("n2", True)])
 )
 def test_a_host_dies(terminal: Terminal, victim: str, power: bool) -> None:
     """Rank 0 is on n1. The lock names a process of another machine that was alive a moment ago."""
     terminal.task(0.05)
-    terminal.campaign('evaluation.hang_timeout = "8 s"', evaluations=100)
+    terminal.campaign('evaluation.hang_timeout = "16 s"', evaluations=100)
     terminal.write("hosts", "n1 slots=2\nn2 slots=2\n")
     with Hosts(terminal, "n1", "n2") as hosts:
         command = hosts.start("run", "c.toml", "--ranks", 4, "--hostfile", "hosts")
@@ -82,7 +66,7 @@ def test_a_host_dies(terminal: Terminal, victim: str, power: bool) -> None:
         check_complete(terminal, 100, victims=4)
 
 
-@pytest.mark.parametrize("victim", cases([], nightly=["n1", "n2", "n3"]))
+@pytest.mark.parametrize("victim", cases(["n2"], nightly=["n1", "n3"]))
 def test_a_worker_spans_what_is_left(terminal: Terminal, victim: str) -> None:
     """Of two workers on three hosts each has a rank on n2."""
     terminal.write("task.py", TWO_RANKS)
@@ -96,15 +80,3 @@ def test_a_worker_spans_what_is_left(terminal: Terminal, victim: str) -> None:
         assert done.returncode == 0, done.stderr
         assert [record["workers"] for record in terminal.records("launched")] == [2, 1]
         check_complete(terminal, 40, victims=2)
-
-
-@pytest.mark.parametrize("victim", cases([], nightly=["n1", "n2"]))
-def test_a_host_was_dead_from_the_start(terminal: Terminal, victim: str) -> None:
-    terminal.task(0.05)
-    terminal.campaign(evaluations=20)
-    terminal.write("hosts", "n1 slots=2\nn2 slots=2\n")
-    with Hosts(terminal, "n1", "n2") as hosts:
-        hosts.kill(victim)
-        done = hosts.start("run", "c.toml", "--ranks", 4, "--hostfile", "hosts").wait(90)
-        assert done.returncode == 0, done.stderr
-        check_complete(terminal, 20, victims=0)
