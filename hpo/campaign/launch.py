@@ -222,6 +222,16 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, **added}
 
 
+def keepalive(hang_timeout_s: float) -> dict[str, str]:
+    """Variables by which mpirun and its daemons notice that the other's host is gone without taking leave, as after a
+    power failure: within half of ``hang_timeout_s``, but not under 8 s, nor over the eight minutes that they take by
+    themselves. Ranks that end because they hear no more of rank 0 come too late for that: what mpirun then sends to
+    the dead host stays on its way, and a connection with something on its way is not probed."""
+    pause_s = min(max(1, int(hang_timeout_s / 16)), 60)
+    values = {"time": 4 * pause_s, "intvl": pause_s, "probes": 4}
+    return {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in values.items()}
+
+
 class Supervisor:
     """Runs the campaign of ``file`` under mpirun, and starts it again where ranks died and ended it: on the hosts
     that are left, where some died.
@@ -248,7 +258,7 @@ class Supervisor:
         self._live = config.terminal_columns() is not None
         self._rest = [sys.executable, "-m", "hpo", "run", str(file)]
         self._tolerant = tolerates_faults(mpirun)
-        self._environment = environment(config.environment())
+        self._environment = environment(keepalive(settings.evaluation.hang_timeout_s) | config.environment())
         self._listed = listed
         self._ranks = ranks
         self._fleet = Fleet(ranks, listed)

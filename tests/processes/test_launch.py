@@ -166,3 +166,11 @@ def test_the_ranks_of_all_hosts_are_given_what_they_need_to_know() -> None:
     assert "-x" not in launch.command("mpirun", "HYDRA build details", 2, ["x"], exported=["A", "B"])
     one, two = launch.environment({}), launch.environment({})
     assert one[config.STARTED_BY] != two[config.STARTED_BY] and config.STARTED_BY in config.EXPORTED
+
+
+def test_a_host_that_is_gone_is_noticed_within_half_of_hang_timeout() -> None:
+    def seconds(hang_timeout_s: float) -> int:
+        time_s, pause_s, probes = map(int, launch.keepalive(hang_timeout_s).values())
+        return time_s + probes * pause_s
+
+    assert [seconds(1), seconds(16), seconds(120), seconds(1e6)] == [8, 8, 56, 480]
