@@ -125,6 +125,14 @@ class MemoryInbox:
         self._number += 1
         self.requests[f"{self._number:020d}-{0:016x}"] = request
 
+    def forget(self, kind: type[Request]) -> None:
+        """Take those back that wait."""
+        self.requests = {one: request for one, request in self.requests.items() if type(request) is not kind}
+
+    def has(self, kind: type[Request]) -> bool:
+        """Whether any of them waits."""
+        return any(type(request) is kind for request in self.requests.values())
+
     def look(self) -> Look:
         return Look(list(self.requests.items()), [])
 
