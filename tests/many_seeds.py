@@ -70,7 +70,7 @@ def run(seed: int) -> None:
             for rank in rng.sample(range(workers), workers // 2 if rng.random() < 0.3 else 0):
                 fall_sick(simulation, rank, rng.uniform(0, 8))
             fail_storage(simulation, rng, workers)
-            ask(simulation, rng, inbox, workers, budget)
+            ask(simulation, rng, inbox, workers)
         before = {record.id for record in standing(records)}
         report = simulation.run(until=until)  # raises where it comes to a standstill
         new = records_of(simulation)

@@ -11,6 +11,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -579,7 +580,8 @@ class Simulation:
     def _reopened(self, again: list[Assignment], reason: str) -> None:
         for one in again:
             self.journals[0].append(Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time))
-        self.journals[0].commit()
+        with suppress(OSError):  # the leader of rank 0, whose journal it is, tries again
+            self.journals[0].commit()
 
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
         self.journals[place.leader].fenced = place.leader in self._registry.hung

@@ -154,7 +154,7 @@ def fail_storage(simulation: Simulation, rng: random.Random, workers: int) -> No
     journals that are slow, and directories that cannot be made."""
     for rank in rng.sample(range(workers), rng.randint(1, workers)) if rng.random() < 0.4 else ():
         begin = rng.uniform(0, 8)
-        end = begin + rng.choice([0.5, 5.0, 50.0])
+        end = begin + rng.choice([0.5, 5.0, 50.0, 500.0])
         kind = rng.randrange(3)
 
         def fail(begin: float = begin, end: float = end) -> None:
@@ -173,28 +173,33 @@ def fail_storage(simulation: Simulation, rng: random.Random, workers: int) -> No
             simulation.crews[rank].unwritable = unwritable
 
 
-def ask(simulation: Simulation, rng: random.Random, inbox: MemoryInbox, workers: int, budget: int) -> None:
-    """Commands at random times, some of them given before the launch; the budget only grows."""
+def ask(simulation: Simulation, rng: random.Random, inbox: MemoryInbox, workers: int) -> None:
+    """Commands at random times; in the end the campaign is not paused, and its budget only grows."""
     asked = {"time": 0.0, "by": "me"}
-    for _ in range(rng.randint(1, 6) if rng.random() < 0.5 else 0):
-        x = rng.choice([0.5, rng.uniform(-5, 5)])
+    waiting = [one.evaluations for one in inbox.requests.values() if isinstance(one, Set)]
+    budget = max([simulation.coordinator.evaluations or 0, *waiting])
+    for when in sorted(rng.uniform(0, 12) for _ in range(rng.randint(1, 6) if rng.random() < 0.5 else 0)):
+        budget += rng.randint(0, 4)
         requests: list[Request] = [
             Pause(**asked),
             Unpause(**asked),
             Drain(**asked, worker=f"0-{rng.randrange(workers)}"),
             Retry(**asked, statuses=RETRIED),
-            Enqueue(**asked, points=[{"x": x, "y": 1.0, "kind": "b"}]),
-            Set(**asked, evaluations=budget + rng.randint(0, 9)),
+            Enqueue(**asked, points=[{"x": rng.choice([0.5, rng.uniform(-5, 5)]), "y": 1.0, "kind": "b"}]),
+            Set(**asked, evaluations=budget),
             Stop(**asked),
         ]
-        (request,) = rng.choices(requests, [2, 4, 1, 2, 2, 2, 1])
+        give_at(simulation, inbox, when, *rng.choices(requests, [2, 4, 1, 2, 2, 2, 1]))
+    give_at(simulation, inbox, rng.uniform(12, 15), Unpause(**asked))
 
-        def give(request: Request = request) -> None:
-            inbox.give(request)
-            if 0 not in simulation.dead:
-                simulation.coordinator.step()
 
-        simulation.at(rng.uniform(0, 12), give)
+def give_at(simulation: Simulation, inbox: MemoryInbox, when: float, request: Request) -> None:
+    def give() -> None:
+        inbox.give(request)
+        if 0 not in simulation.dead:
+            simulation.coordinator.look_at_commands()
+
+    simulation.at(when, give)
 
 
 def slow(rng: random.Random) -> dict[str, object]:

@@ -67,7 +67,6 @@ def check(tmp_path: Path) -> Callable[..., dict[str, End]]:
         ([FIRST, SECOND, FAILED, finished("0-0-4", 4.5, None)], NOTES, "never began"),
         ([FIRST, SECOND, FAILED], NOTES + "begun 0-0-2 9.5\n", "is two configurations"),
         ([FIRST, SECOND, FAILED, finished("0-0-4", 1.5, None)], NOTES + "begun 0-0-4 1.5\n", "done twice"),
-        ([FIRST, SECOND, FAILED, AGAIN], NOTES, "never reopened"),
         ([FIRST, SECOND, FAILED, reopened("0-0-2", 1)], NOTES, "had not failed"),
         ([FIRST, SECOND, FAILED, reopened("0-0-3", 2)], NOTES, "had not failed"),
     ],
