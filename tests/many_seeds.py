@@ -28,6 +28,7 @@ from simulation.campaigns import (
 )
 
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
+from hpo.islands.coordinator.worker_registry import NO_JOURNAL
 from hpo.islands.resume import fold
 from hpo.journal.commands import Pause, Stop, Unpause
 from hpo.journal.records import Finished, Record, Reopened, Started
@@ -41,6 +42,7 @@ def run(seed: int) -> None:
     in_file = budget = rng.randint(1, 30)
     records: list[Record] = []
     inbox = MemoryInbox()
+    unsure = False
     for launch in range(_LAUNCHES):
         workers = rng.randint(1, 8)
         islands = rng.randint(1, min(3, workers))
@@ -80,19 +82,25 @@ def run(seed: int) -> None:
         records += new
         now = fold(records, space=SPACE, islands=islands, losses=losses)
         budget = now.commands.evaluations(in_file) or 0
-        ended = standing(records)
-        assert len({record.id for record in ended}) == len(ended), "an individual was recorded twice"
+        everything = standing(records)
+        ended = list({record.id: record for record in everything}.values())
+        # What a worker could not record for so long that it gave up may be on the disk all the same.
+        unsure |= any(reason == NO_JOURNAL for _, _, reason in simulation.left)
+        assert unsure or len(everything) == len(ended), "an individual was recorded twice"
         assert len({SPACE.key(record.params) for record in ended}) == len(ended), "a configuration came twice"
         assert len(ended) == now.tally.final <= budget, "more than the budget"
         if report is not None:
             end = simulation.coordinator.end
             assert end is not None
-            assert simulation.coordinator.tally.final == len(ended), "the coordinator has miscounted"
-            assert (end.exit_code == 0 or end.reason == IN_VAIN) == (len(ended) == budget)
-            check_knowledge(simulation)
+            counted = simulation.coordinator.tally.final
+            assert counted <= len(ended), "the coordinator has counted what is not on record"
+            if not unsure:
+                assert counted == len(ended), "the coordinator has miscounted"
+                assert (end.exit_code == 0 or end.reason == IN_VAIN) == (len(ended) == budget)
+                check_knowledge(simulation)
             if end.reason in (DONE, IN_VAIN):
                 break
-    assert len(standing(records)) == budget, "the campaign did not complete"
+    assert len(ended) == budget, "the campaign did not complete"
     begun = {record.id for record in records if isinstance(record, Started)}
     assert begun <= {record.id for record in standing(records)}, "something begun was lost"
 
