@@ -371,6 +371,8 @@ class Chaos:
             return False
         run, gone = self.terminal.directory / "run", self.terminal.directory / "gone"
         run.rename(gone)
+        if self.rng.random() < 0.3 and self._signal(self._ranks(but=0), signal.SIGKILL):
+            self.done["rank killed meanwhile"] += 1
         time.sleep(self.rng.uniform(*STORAGE_FAILS_S))
         end = time.monotonic() + 10.0
         while gone.exists():  # evaluations make their directories meanwhile

@@ -25,6 +25,7 @@ from simulation.campaigns import (
     records_of,
     slow,
     standing,
+    waiting_budgets,
 )
 
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
@@ -88,14 +89,15 @@ def run(seed: int) -> None:
         unsure |= any(reason == NO_JOURNAL for _, _, reason in simulation.left)
         assert unsure or len(everything) == len(ended), "an individual was recorded twice"
         assert len({SPACE.key(record.params) for record in ended}) == len(ended), "a configuration came twice"
-        assert len(ended) == now.tally.final <= budget, "more than the budget"
+        assert len(ended) == now.tally.final <= max(budget, *waiting_budgets(inbox)), "more than the budget"
         if report is not None:
             end = simulation.coordinator.end
             assert end is not None
             counted = simulation.coordinator.tally.final
             assert counted <= len(ended), "the coordinator has counted what is not on record"
-            if not unsure:
+            if not unsure and not simulation.unread:
                 assert counted == len(ended), "the coordinator has miscounted"
+                budget = simulation.coordinator.evaluations
                 assert (end.exit_code == 0 or end.reason == IN_VAIN) == (len(ended) == budget)
                 check_knowledge(simulation)
             if end.reason in (DONE, IN_VAIN):

@@ -155,7 +155,7 @@ def fail_storage(simulation: Simulation, rng: random.Random, workers: int) -> No
     for rank in rng.sample(range(workers), rng.randint(1, workers)) if rng.random() < 0.4 else ():
         begin = rng.uniform(0, 8)
         end = begin + rng.choice([0.5, 5.0, 50.0, 500.0])
-        kind = rng.randrange(3)
+        kind = rng.randrange(4)
 
         def fail(begin: float = begin, end: float = end) -> None:
             if begin <= simulation.time < end:
@@ -169,15 +169,17 @@ def fail_storage(simulation: Simulation, rng: random.Random, workers: int) -> No
             journal.disturb, journal.reached = fail, lambda number: rng.randint(0, number)
         elif kind == 1:
             journal.disturb = lambda rank=rank: simulation.stall(rank, rng.expovariate(2.0))
+        elif kind == 2:
+            simulation.crews[rank].unwritable = unwritable
         else:
+            journal.disturb = journal.unreadable = fail
             simulation.crews[rank].unwritable = unwritable
 
 
 def ask(simulation: Simulation, rng: random.Random, inbox: MemoryInbox, workers: int) -> None:
     """Commands at random times; in the end the campaign is not paused, and its budget only grows."""
     asked = {"time": 0.0, "by": "me"}
-    waiting = [one.evaluations for one in inbox.requests.values() if isinstance(one, Set)]
-    budget = max([simulation.coordinator.evaluations or 0, *waiting])
+    budget = max(simulation.coordinator.evaluations or 0, *waiting_budgets(inbox))
     for when in sorted(rng.uniform(0, 12) for _ in range(rng.randint(1, 6) if rng.random() < 0.5 else 0)):
         budget += rng.randint(0, 4)
         requests: list[Request] = [
@@ -191,6 +193,11 @@ def ask(simulation: Simulation, rng: random.Random, inbox: MemoryInbox, workers:
         ]
         give_at(simulation, inbox, when, *rng.choices(requests, [2, 4, 1, 2, 2, 2, 1]))
     give_at(simulation, inbox, rng.uniform(12, 15), Unpause(**asked))
+
+
+def waiting_budgets(inbox: MemoryInbox) -> list[int]:
+    """What is to be set yet; also what was, where that could not be put on record."""
+    return [0, *(one.evaluations or 0 for one in inbox.requests.values() if isinstance(one, Set))]
 
 
 def give_at(simulation: Simulation, inbox: MemoryInbox, when: float, request: Request) -> None:
