@@ -450,7 +450,7 @@ class Chaos:
                 self.launch()
                 moved = time.monotonic()
             elif not over:
-                self._wait(self.rng.expovariate(1 / 1.5))
+                self._wait(self.rng.expovariate(1.0))
                 names = list(self.actions)
                 (name,) = self.rng.choices(names, [self.actions[name][0] for name in names])
                 if self.actions[name][1]():
