@@ -357,21 +357,13 @@ class Chaos:
 
     # Storage ----------------------------------------------------------------------------------------------------
 
-    def _works(self) -> bool:
-        """Whether a launch has begun on which rank 0 is at work: else a new one would begin in an empty directory."""
-        first = self._ranks(only=0)
-        try:
-            stopped = not first or first[0].status() == psutil.STATUS_STOPPED
-        except psutil.Error:
-            return False
-        return not stopped and (self.terminal.directory / "run" / "lock").exists()
-
     def _hide(self) -> bool:
-        if not self._works():
+        # Rank 0 has begun: a command that was only just typed would begin anew in an empty directory.
+        if not self._ranks(only=0) or not (self.terminal.directory / "run" / "lock").exists():
             return False
         run, gone = self.terminal.directory / "run", self.terminal.directory / "gone"
         run.rename(gone)
-        if self.rng.random() < 0.3 and self._signal(self._ranks(but=0), signal.SIGKILL):
+        if self.rng.random() < 0.3 and self._signal(self._ranks(), signal.SIGKILL):
             self.done["rank killed meanwhile"] += 1
         time.sleep(self.rng.uniform(*STORAGE_FAILS_S))
         end = time.monotonic() + 10.0
