@@ -32,7 +32,7 @@ from hpo.islands.coordinator.ending import DONE, IN_VAIN
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
 from hpo.islands.resume import fold
 from hpo.journal.commands import Pause, Stop, Unpause
-from hpo.journal.records import Finished, Record, Reopened, Started
+from hpo.journal.records import Finished, Record, Started
 
 _LAUNCHES = 12
 
@@ -74,11 +74,10 @@ def run(seed: int) -> None:
                 fall_sick(simulation, rank, rng.uniform(0, 8))
             fail_storage(simulation, rng, workers)
             ask(simulation, rng, inbox, workers)
-        before = {record.id for record in standing(records)}
+        before = {(record.id, record.reopened) for record in standing(records)}
         report = simulation.run(until=until)  # raises where it comes to a standstill
         new = records_of(simulation)
-        again = {record.id for record in new if isinstance(record, (Started, Finished))}
-        again -= {record.id for record in new if isinstance(record, Reopened)}
+        again = {(one.id, one.reopened) for one in new if isinstance(one, (Started, Finished))}
         assert not before & again, "a recorded evaluation was done again"
         records += new
         now = fold(records, space=SPACE, islands=islands, losses=losses)

@@ -99,6 +99,8 @@ def standing(records: Iterable[object]) -> list[Finished]:
     for record in everything:
         if isinstance(record, Reopened):
             reopened[record.id] = max(record.number, reopened.get(record.id, 0))
+        elif isinstance(record, Started):  # where rank 0 died before it could write that it was reopened
+            reopened[record.id] = max(record.reopened, reopened.get(record.id, 0))
     return [one for one in everything if final(one) and one.reopened >= reopened.get(one.id, 0)]
 
 
