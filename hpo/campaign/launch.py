@@ -44,6 +44,8 @@ from hpo.journal.lock import acquire
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
+_GONE_S = 120.0
+"""For so long a directory that is gone may come back."""
 _AGENT = "PRTE_MCA_prte_launch_agent"
 """What Open MPI 5 starts on other nodes, there to start ranks."""
 _SHOW_CURSOR = "\033[?25h"
@@ -285,6 +287,12 @@ class Supervisor:
                     _say("Nothing that was recorded is lost: give the same command again to go on.")
                 if not died or self._asked:
                     return code
+                if not self._wait_for_directory():
+                    _say(
+                        f"{self._directory} is gone, so this is not started again: it would begin anew in an empty "
+                        "directory. Once it is back, give the same command again to go on."
+                    )
+                    return EXIT_RESUMABLE
                 if self._deadline_s is not None and config.DEADLINE not in self._environment:
                     # It counts from the first start: where that came to nothing, from now.
                     on_record = read_launch(self._directory, launch)
@@ -326,6 +334,22 @@ class Supervisor:
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
+
+    def _wait_for_directory(self) -> bool:
+        """Whether the campaign's directory is there, or comes back."""
+        end = time.monotonic() + _GONE_S
+        while self._gone():
+            if time.monotonic() >= end or self._requests.count:
+                return False
+            time.sleep(0.5)
+        return True
+
+    def _gone(self) -> bool:
+        """It was there when the lock was tried; and what runs on may make directories of individuals in its place."""
+        campaign = self._directory / "campaign.json"
+        return not self._directory.exists() or (
+            (self._directory / "evaluations").exists() and not campaign.exists()
+        )
 
     def _left(self) -> Fleet | None:
         """Whom to start where now; None when no host is left."""

@@ -44,7 +44,7 @@ from hpo.islands.messages import End, Start, Surroundings
 from hpo.islands.transport import Transport
 from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.commands import Inbox
-from hpo.journal.files import JournalWriter, fence, journal_path, read_directory, read_file, worker_journals
+from hpo.journal.files import JournalWriter, at_work, journal_path, read_directory, worker_records
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
 from hpo.prior_results.points import wanted
@@ -211,13 +211,13 @@ class Assembly:
         registry = WorkerRegistry(layout.workers)
 
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
-            paths = worker_journals(
-                settings.directory, launch=start.launch, island=place.island, worker=place.worker
+            records = worker_records(
+                settings.directory,
+                launch=start.launch,
+                island=place.island,
+                worker=place.worker,
+                given_up=place.leader in registry.hung,
             )
-            if place.leader in registry.hung:
-                for path in paths:
-                    fence(path)
-            records = [record for path in paths for record in read_file(path)]
             with resume.located(settings.directory):
                 return resume.dead_leader_record(
                     records, space=space, islands=layout.islands, losses=self.task.losses
@@ -225,7 +225,7 @@ class Assembly:
 
         def journal_totals() -> resume.ResumeState:
             records = read_directory(settings.directory)
-            with resume.located(settings.directory):
+            with at_work(settings.directory), resume.located(settings.directory):
                 found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
             found.avoid(EvaluationDirectories(settings.directory).taken())
             return found

@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -224,6 +224,33 @@ def fence(path: Path) -> None:
         OSError: as the file system says; the journal is unchanged then.
     """
     write_atomically(path, path.read_bytes())
+
+
+def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:
+    """What a worker of a launch at work has written, which writes no more, or is ``given_up`` and fenced.
+
+    Raises:
+        OSError: it cannot be read, or be fenced, for now; or the campaign's journals are not there.
+        CampaignError: as of :func:`read_file`.
+    """
+    with at_work(directory):
+        paths = worker_journals(directory, launch=launch, island=island, worker=worker)
+        for path in paths if given_up else ():
+            fence(path)
+        return [record for path in paths for record in read_file(path)]
+
+
+@contextmanager
+def at_work(directory: Path) -> Iterator[None]:
+    """For reading journals while the campaign is at work: where that is not possible for now, or ``directory`` is not
+    there, it raises OSError, which may pass."""
+    (directory / "journal").stat()
+    try:
+        yield
+    except CampaignError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
 
 
 def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:

@@ -187,6 +187,19 @@ def test_an_unknown_worker_is_refused_with_those_that_there_are() -> None:
     assert len(steered.done()) == 20
 
 
+@pytest.mark.parametrize("when", [0.5, 0.87, 1.5, 4.5])
+def test_what_is_drained_tests_no_worker_and_leaves_no_launch_with_failing_ones_only(when: float) -> None:
+    """A worker that is not healthy is suspected or benched by then, or not yet."""
+    steered = Steered(evaluations=60, workers=2, islands=1, first_failures=30)
+    drain = Drain(**ASKED, worker="0-0")
+    simulation = steered.launch((when, drain), prepare=lambda simulation: fall_sick(simulation, 1, 0.0))
+    # Where it was benched, nobody is left; else it goes on, and nothing works.
+    failing = (0, 1, "failing") in simulation.left
+    assert simulation.coordinator.end.reason == (STOPPED if failing else DONE)
+    steered.launch()
+    assert steered.earlier().tally.final == 60
+
+
 def test_when_all_are_drained_the_launch_ends() -> None:
     steered = Steered(evaluations=60, workers=2, islands=1)
     simulation = steered.launch(

@@ -11,6 +11,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,7 +71,7 @@ class MemoryJournal:
     """Keeps what was committed; what was only appended is lost with its writer, as on a disk.
 
     ``disturb``: called at each commit, which fails where it raises an OSError; ``reached(n)``: how many of n records
-    are on the disk all the same after a commit that failed."""
+    are on the disk all the same after a commit that failed; ``unreadable``: called when rank 0 reads it, likewise."""
 
     def __init__(self) -> None:
         self._appended: list[Record] = []
@@ -80,6 +81,7 @@ class MemoryJournal:
         self.error: OSError | None = None
         self.disturb: Callable[[], object] = lambda: None
         self.reached: Callable[[int], int] = lambda number: 0
+        self.unreadable: Callable[[], object] = lambda: None
 
     def append(self, record: Record) -> None:
         self._appended.append(record)
@@ -124,6 +126,14 @@ class MemoryInbox:
     def give(self, request: Request) -> None:
         self._number += 1
         self.requests[f"{self._number:020d}-{0:016x}"] = request
+
+    def forget(self, kind: type[Request]) -> None:
+        """Take those back that wait."""
+        self.requests = {one: request for one, request in self.requests.items() if type(request) is not kind}
+
+    def has(self, kind: type[Request]) -> bool:
+        """Whether any of them waits."""
+        return any(type(request) is kind for request in self.requests.values())
 
     def look(self) -> Look:
         return Look(list(self.requests.items()), [])
@@ -355,6 +365,8 @@ class Simulation:
         self._ignored: set[tuple[int, int]] = set()
         self._quiet_looks = 0
         self._orphaned = False
+        self.unread: set[int] = set()
+        """Dead ranks whose journals could not be read."""
         self.left: list[tuple[int, int, str]] = []
         """Island and worker of those that take no more part, and why."""
         self.started = 0
@@ -525,6 +537,14 @@ class Simulation:
         heapq.heapify(self._events)
         self.at(self.time + told_after, self._tell_of_deaths)
 
+    def _step_when_due(self) -> None:
+        """Have the coordinator step as long as it waits for journals that cannot be read."""
+        if 0 not in self.dead and self.coordinator.end is None:
+            self.coordinator.step()
+            when = self.coordinator._deaths.next_look
+            if when < math.inf:
+                self.at(max(self.time, when), self._step_when_due)
+
     def hang(self, rank: int) -> None:
         """``rank`` stops, and what is sent to it waits; its evaluator runs on."""
         if rank == 0:
@@ -551,6 +571,8 @@ class Simulation:
         silent = self._liveness.look(self.time)
         self._liveness.forget(silent)
         self.coordinator.handle_hung_ranks(silent)
+        if silent:
+            self._step_when_due()
         assert self._hang_timeout is not None
         nothing = all(isinstance(event[4], Alive) for event in self._events)
         self._quiet_looks = self._quiet_looks + 1 if nothing else 0
@@ -561,6 +583,7 @@ class Simulation:
     def _tell_of_deaths(self) -> None:
         if 0 not in self.dead:
             self.coordinator.handle_rank_deaths(self.dead)
+            self._step_when_due()
             return
         self._orphaned = True
         for leader in self.leaders:
@@ -571,9 +594,13 @@ class Simulation:
     def _reopened(self, again: list[Assignment], reason: str) -> None:
         for one in again:
             self.journals[0].append(Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time))
-        self.journals[0].commit()
+        with suppress(OSError):  # the leader of rank 0, whose journal it is, tries again
+            self.journals[0].commit()
 
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+        self.unread.add(place.leader)
+        self.journals[place.leader].unreadable()
+        self.unread.remove(place.leader)
         self.journals[place.leader].fenced = place.leader in self._registry.hung
         return dead_leader_record(
             self.journals[place.leader].committed,

@@ -150,6 +150,8 @@ class Coordinator:
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
             forget=self._forget_leader,
+            waiting=self._note_waiting,
+            stopping=lambda: self.stopping is not None,
         )
         self.unfit: dict[int, str] = {}
         """What stands in the way of evaluators, by leader of a worker that cannot start any."""
@@ -434,6 +436,8 @@ class Coordinator:
     def step(self) -> None:
         """Look at the clock and for a stop request; to be called often, does its work once a second."""
         now = self._transport.now()
+        if self.end is None and now >= self._deaths.next_look and self._deaths.account():
+            self._regroup()
         if self.end is not None or not self._ending.due(now):
             return
         if self.stopping is None:
@@ -486,7 +490,7 @@ class Coordinator:
             self._finish(EXHAUSTED if self._budget.exhausted else DONE)
         elif self._grants.idle and self._too_late():
             self.stop(self._ending.reason_of_lateness)
-        elif self._drained and self._drained.issuperset(self._registry.places):
+        elif self._drained and self._drained.issuperset(self._registry.at_work):
             self.stop(STOPPED)
 
     def _finish(self, reason: str) -> None:
@@ -524,6 +528,7 @@ class Coordinator:
         if leader in self._drained:
             return
         self._drained.add(leader)
+        self._health.drained(leader)
         self._worker_left(self._registry.places[leader], DRAINED)
         self._grants.drop_claims_of(leader)
         if self._grants.holds_ahead(leader):
@@ -569,7 +574,7 @@ class Coordinator:
 
     def next_wake(self) -> float:
         """When ``step`` must be called at the latest."""
-        return self._ending.next_look
+        return min(self._ending.next_look, self._deaths.next_look)
 
     @property
     def storage_error(self) -> str | None:

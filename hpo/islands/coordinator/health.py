@@ -64,6 +64,7 @@ class _Worker:
     succeeded: int = 0
     row: deque[Failure] = field(default_factory=lambda: deque(maxlen=_LONGEST))
     factor: int = 1
+    drained: bool = False
     test: str | None = None
     """The id of the individual that runs elsewhere; the worker is suspected until that has ended."""
 
@@ -165,9 +166,9 @@ class Health:
             worker.test = None
 
     def _can_test(self, suspect: int) -> bool:
-        """Whether another worker has shown that it works."""
+        """Whether another worker has shown that it works, and may get something."""
         others = (other for leader, other in self._workers.items() if leader != suspect)
-        return any(other.succeeded and other.test is None for other in others)
+        return any(other.succeeded and other.test is None and not other.drained for other in others)
 
     def watches(self, leader: int) -> bool:
         """Whether ``leader`` may get something."""
@@ -179,6 +180,11 @@ class Health:
             kept = [one for one in row if one.again.id not in identities]
             row.clear()
             row.extend(kept)
+
+    def drained(self, leader: int) -> None:
+        """``leader`` gets nothing more; what it evaluates still counts."""
+        if leader in self._workers:
+            self._workers[leader].drained = True
 
     def left(self, leader: int) -> None:
         """``leader`` takes no more part."""

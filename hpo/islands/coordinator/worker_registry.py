@@ -56,6 +56,11 @@ class WorkerRegistry:
         return sorted(found, key=self._benched.__contains__)
 
     @property
+    def at_work(self) -> list[int]:
+        """The leaders of the whole workers that are not benched."""
+        return [leader for leader in self.places if leader not in self._benched]
+
+    @property
     def any_left(self) -> bool:
         """Whether any worker takes part."""
         return len(self.places) > len(self._benched)
