@@ -352,16 +352,13 @@ def _said(sentence: str) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from hpo.results import result as results
-    from hpo.results import text
-    from hpo.results.record import load
+    from hpo.results import overview, text
 
-    record = load(options.directory)
-    status = results.status(record)
+    found = overview.of(options.directory)
     if options.json:
-        terminal.write_json(json.dumps(status, indent=2))
+        terminal.write_json(json.dumps(found.table(), indent=2))
     else:
-        terminal.write(text.status(record, status))
+        terminal.write(text.status(options.directory, found))
     return 0
 
 

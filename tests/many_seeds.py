@@ -16,6 +16,7 @@ from simulation.campaigns import (
     SPACE,
     ask,
     check_knowledge,
+    check_overview,
     disturb,
     fail_storage,
     fall_sick,
@@ -32,7 +33,7 @@ from hpo.islands.coordinator.ending import DONE, IN_VAIN
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
 from hpo.islands.resume import fold
 from hpo.journal.commands import Pause, Stop, Unpause
-from hpo.journal.records import Finished, Record, Started
+from hpo.journal.records import Finished, Header, Record, Started
 
 _LAUNCHES = 12
 
@@ -79,7 +80,8 @@ def run(seed: int) -> None:
         new = records_of(simulation)
         again = {(one.id, one.reopened) for one in new if isinstance(one, (Started, Finished))}
         assert not before & again, "a recorded evaluation was done again"
-        records += new
+        # Without headers, records of another launch would be in the order of its own virtual time.
+        records += [Header(version=1, launch=launch + 1, island=0, worker=0, time=0.0), *new]
         now = fold(records, space=SPACE, islands=islands, losses=losses)
         budget = now.commands.evaluations(in_file) or 0
         everything = standing(records)
@@ -99,6 +101,7 @@ def run(seed: int) -> None:
                 budget = simulation.coordinator.evaluations
                 assert (end.exit_code == 0 or end.reason == IN_VAIN) == (len(ended) == budget)
                 check_knowledge(simulation)
+                check_overview(simulation, records)
             if end.reason in (DONE, IN_VAIN):
                 break
     assert len(ended) == budget, "the campaign did not complete"

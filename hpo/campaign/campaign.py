@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from hpo.arguments import checked_arguments
-from hpo.campaign.cleanup import keep_only_best
+from hpo.campaign.cleanup import Cleanup, keep_only_best
 from hpo.campaign.progress import Display
 from hpo.campaign.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
@@ -397,12 +397,14 @@ class Campaign:
                     )
                 launch = last_launch(settings.directory) + 1
                 with resume.located(settings.directory):
+                    torn: list[Path] = []
                     earlier = resume.fold(
-                        read_directory(settings.directory),
+                        read_directory(settings.directory, torn),
                         space=self.task.space,
                         islands=layout.islands,
                         losses=self.task.losses,
                     )
+                    earlier.torn = [path.name for path in torn]
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
@@ -522,15 +524,16 @@ class Campaign:
                 closing=closing,
             )
 
-            coordinator = display = housekeeping = None
+            coordinator = display = status = housekeeping = None
             groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
             mine = assembly.roles(place, groups, start)
             if earlier is not None and lock is not None:
                 coordinator = assembly.coordinator(start, earlier, self._points, known)
                 display = Display(settings, self.task, workers=len(layout.workers))
                 closing.callback(display.close)
-                housekeeping = Housekeeping(lock, coordinator, display)
-                self._tidy(layout, start, earlier)
+                status = assembly.status(lock, coordinator, earlier)
+                cleanup = self._cleanup(layout, start, earlier)
+                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup)
             node = EventLoop(
                 transport=transport,
                 roles=mine,
@@ -547,18 +550,26 @@ class Campaign:
             end = assembly.settle(end)
             if display is not None and coordinator is not None:
                 display.finish(coordinator, end.reason, transport.now())
+        if status is not None and coordinator is not None and end == coordinator.end:
+            status.finish(coordinator, transport.now())
         if coordinator is not None and end.exit_code == 0:
             with suppress(OSError):  # it is only space
                 keep_only_best(settings.directory, settings.keep)
         return end
 
-    def _tidy(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> None:
-        """Let go of what the leaders of earlier launches kept: each begins anew to count its best."""
+    def _cleanup(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> Cleanup | None:
+        """What lets go of what the leaders of earlier launches kept; None where there is nothing, or no more."""
         settings = self.settings
         inherits = any(settings.search_of(one).traits.needs_checkpoints for one in range(layout.islands))
         # Lineages may go on from any of the latest; a front keeps all until the end.
+        cleanup = None
         if start.launch > 1 and not inherits and len(self.task.objectives) == 1:
-            keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
+            if Cleanup.possible(settings.keep, earlier):
+                cleanup = Cleanup(settings.directory, settings.keep, earlier)
+            else:
+                keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
+        earlier.ended = ()  # may be millions
+        return cleanup
 
 
 @contextmanager

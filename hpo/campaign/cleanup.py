@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Container
 from pathlib import Path
 
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import FINAL
+from hpo.islands.resume import KEPT, ResumeState
 from hpo.results import pareto as fronts
 from hpo.results.record import load
+
+_SHARE = 0.05
+"""Of its time that rank 0 spends on removing, at most."""
 
 
 def keep_only_best(directory: Path, keep: int, *, needed: Collection[str] = ()) -> None:
@@ -37,3 +42,34 @@ def keep_only_best(directory: Path, keep: int, *, needed: Collection[str] = ()) 
     for identity in present & {one.id for one in record.individuals}:
         if identity not in kept:
             directories.forget(identity)
+
+
+class Cleanup:
+    """Removes, while a launch evaluates, the checkpoints that leaders of earlier launches kept: each begins anew to
+    count its best. Those of the ``keep`` best stay, and what any evaluation may go on from. Only for one objective."""
+
+    def __init__(self, directory: Path, keep: int, earlier: ResumeState) -> None:
+        self._directories = EvaluationDirectories(directory)
+        kept = {*earlier.resting}
+        for one in earlier.pending:
+            kept |= {one.id or "", one.inherits, *one.parents[:1]}
+        for last, _ in earlier.leading[:keep][-1:]:  # and all that are as good
+            kept |= {identity for loss, identity in earlier.leading if loss <= last}
+        present = self._directories.present()
+        self._left = sorted(one for one in present if one in earlier.ended and one not in kept)
+        self._next = 0.0
+
+    @staticmethod
+    def possible(keep: int, earlier: ResumeState) -> bool:
+        """Whether ``earlier`` says which are the best."""
+        return keep <= KEPT and not earlier.repeats
+
+    def step(self, now: float, needed: Container[str]) -> None:
+        """Remove those of one individual, unless it is ``needed`` now, if it is time to."""
+        if now < self._next or not self._left:
+            return
+        begun = time.perf_counter()
+        identity = self._left.pop()
+        if identity not in needed:
+            self._directories.forget(identity)
+        self._next = now + (time.perf_counter() - begun) / _SHARE

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hpo.config.reader import Settings
     from hpo.islands.coordinator.coordinator import Coordinator
+    from hpo.islands.coordinator.tally import Best
     from hpo.task.task import Task
 
 _LIVE_S = 0.5
@@ -102,13 +103,14 @@ class Display:
     def _failures(coordinator: Coordinator) -> int:
         return sum(coordinator.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
 
-    def _best(self, best: tuple[tuple[float, ...], str] | None) -> str:
+    def _best(self, best: Best | None) -> str:
         if best is None:
             return "none yet"
         values = [
-            -loss if direction == "maximize" else loss for loss, direction in zip(best[0], self._directions)
+            -loss if direction == "maximize" else loss
+            for loss, direction in zip(best.losses, self._directions)
         ]
-        return " ".join(f"{value:.6g}" for value in values) + f" ({best[1]})"
+        return " ".join(f"{value:.6g}" for value in values) + f" ({best.id})"
 
     def finish(self, coordinator: Coordinator, reason: str, now: float) -> None:
         """The last line: how it stands now, and why it ended."""

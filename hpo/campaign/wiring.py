@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpo.campaign.cleanup import Cleanup
 from hpo.campaign.evaluators import (
     Jobs,
     make_crew,
@@ -18,6 +19,7 @@ from hpo.campaign.evaluators import (
     make_inline_host,
 )
 from hpo.campaign.progress import Display
+from hpo.campaign.status import LaunchLog, Status
 from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
@@ -61,7 +63,8 @@ from hpo.terminal import one_line, write
 @dataclass(kw_only=True)
 class Assembly:
     """Makes the parts of this rank. ``source``: how evaluators get the task, None where they are inside the ranks;
-    ``closing``: ends what is made here; ``writer``: the journal of the worker that this rank leads."""
+    ``closing``: ends what is made here; ``writer``: the journal of the worker that this rank leads;
+    ``log``: of rank 0."""
 
     settings: config.Settings
     task: Task
@@ -71,6 +74,7 @@ class Assembly:
     signals: Signals
     closing: ExitStack
     writer: JournalWriter | None = None
+    log: LaunchLog | None = None
 
     def roles(self, place: WorkerPlacement, groups: list[list[int]], start: Start) -> RankRoles:
         """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island."""
@@ -112,6 +116,7 @@ class Assembly:
         )
         writer = JournalWriter(self._journal_of(place, start.launch), header)
         self.writer = writer
+        self.log = LaunchLog(number=start.launch, began=header.time)
         closing.callback(_close, writer)
         crew: ProcessCrew | InlineCrew
         if inline:
@@ -153,8 +158,8 @@ class Assembly:
         records of results that were entered."""
         settings, space, layout = self.settings, self.task.space, self.layout
         transport, signals = self.transport, self.signals
-        assert self.writer is not None  # rank 0 leads the first worker
-        writer = self.writer
+        assert self.writer is not None and self.log is not None  # rank 0 leads the first worker
+        writer, log = self.writer, self.log
         code = code_of(self.task)
         keep_copy(settings.directory, code)
         if sentence := change(settings.directory, earlier.code, code.hash):
@@ -176,6 +181,7 @@ class Assembly:
             code=code.hash,
         )
         writer.append(launched)
+        log.launched = launched
         standing.launched(launched)
 
         def commit() -> None:
@@ -195,7 +201,8 @@ class Assembly:
             commit()
 
         def ended(end: End) -> None:
-            writer.append(Ended(reason=end.reason, exit=end.exit_code, time=time.time()))
+            log.ended = Ended(reason=end.reason, exit=end.exit_code, time=time.time())
+            writer.append(log.ended)
             commit()
 
         def reopened(again: list[Assignment], reason: str) -> None:
@@ -205,7 +212,8 @@ class Assembly:
             commit()
 
         def worker_left(place: WorkerPlacement, reason: str) -> None:
-            writer.append(Left(island=place.island, worker=place.worker, reason=reason, time=time.time()))
+            log.left.append(Left(island=place.island, worker=place.worker, reason=reason, time=time.time()))
+            writer.append(log.left[-1])
             commit()
 
         registry = WorkerRegistry(layout.workers)
@@ -298,6 +306,20 @@ class Assembly:
         evaluation = self.settings.evaluation
         blind = evaluation.isolation == "inline" and not self.transport.any_thread
         return math.inf if blind else evaluation.hang_timeout_s
+
+    def status(self, lock: Lock, coordinator: Coordinator, earlier: resume.ResumeState) -> Status:
+        """What rank 0 keeps for ``hpo status``."""
+        settings, standing = self.settings, earlier.commands
+        assert self.log is not None
+        return Status(
+            settings.directory,
+            lock,
+            earlier=earlier,
+            log=self.log,
+            limits=lambda: (coordinator.evaluations, standing.deadline_s(settings.deadline_s)),
+            objectives=len(self.task.objectives),
+            repeats=any(settings.search_of(one).reevaluate for one in range(settings.layout.islands)),
+        )
 
     def settle(self, end: End) -> End:
         """Put on disk what is not there yet, as the launch ended by ``end``; rank 0 waits for the storage if need be.
@@ -397,17 +419,24 @@ def _close(writer: JournalWriter) -> None:
 
 
 class Housekeeping:
-    """What rank 0 does beside the protocol, now and then: end where the lock is lost, show how it goes."""
+    """What rank 0 does beside the protocol, now and then: end where the lock is lost, show how it goes, remove
+    what nothing needs."""
 
-    def __init__(self, lock: Lock, coordinator: Coordinator, display: Display | None) -> None:
+    def __init__(
+        self, lock: Lock, coordinator: Coordinator, display: Display, status: Status, cleanup: Cleanup | None
+    ) -> None:
         self._lock = lock
+        self._cleanup = cleanup
         self._coordinator = coordinator
         self._display = display
+        self._status = status
 
     def __call__(self, now: float) -> None:
         self._lock.check()
         while self._coordinator.remarks:
             with suppress(OSError):  # its reader may be gone
                 write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)
-        if self._display is not None:
-            self._display.update(self._coordinator, now)
+        self._display.update(self._coordinator, now)
+        self._status.update(self._coordinator, now)
+        if self._cleanup is not None:
+            self._cleanup.step(now, self._coordinator.reopened_ids)

@@ -12,6 +12,7 @@ from typing import Any, Union
 
 import msgspec
 
+from hpo.individual import Scalar
 from hpo.islands.assignment import Assignment
 from hpo.search.population import Member
 
@@ -100,7 +101,8 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
 class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``: it had
     reported a finite value; ``fault``: see ``hpo.islands.coordinator.health.fault``; ``error``: one line; ``again``: of
-    a failure, what to evaluate if it does not count."""
+    a failure, what to evaluate if it does not count; ``started``: Unix seconds; ``result``: parameters and objectives
+    of one that is better than all of its worker before."""
 
     token: int
     id: str
@@ -111,6 +113,8 @@ class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     fault: str | None
     error: str = ""
     again: Assignment | None = None
+    started: float = 0.0
+    result: tuple[dict[str, Scalar], dict[str, float]] | None = None
 
 
 class Hello(BeforeServing, frozen=True):
@@ -167,9 +171,10 @@ class Remark(ToCoordinator, frozen=True):
 
 
 class Returned(ToCoordinator, frozen=True):
-    """Leader to coordinator: these tokens were granted and will not be started here."""
+    """Leader to coordinator: these tokens were granted and will not be started here, or (``begun``) not again."""
 
     tokens: list[int]
+    begun: bool = False
 
 
 class Unfit(ToCoordinator, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +19,21 @@ import msgspec
 
 from hpo.config.layout import Layout
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, ENQUEUED, INTERRUPTED, PRUNED, Scalar, is_known, known_id
+from hpo.individual import (
+    COMPLETED,
+    ENQUEUED,
+    INTERRUPTED,
+    LOST,
+    PRUNED,
+    REEVALUATION,
+    Scalar,
+    is_known,
+    known_id,
+)
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import point_assignment
-from hpo.islands.coordinator.tally import Tally
-from hpo.islands.messages import Evaluated, Start, Surroundings, rung_reports
+from hpo.islands.coordinator.tally import Best, Tally
+from hpo.islands.messages import Evaluated, EvaluationEnd, Start, Surroundings, rung_reports
 from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations, Unfinished
 from hpo.journal.files import damaged
@@ -43,8 +53,9 @@ from hpo.journal.records import (
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
+from hpo.task.outcome import summary_line
 
-_KEPT = 256
+KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""
 _MOST_KNOWN = 256
 """Known points that each island gets: half of them the best, the others from all over the rest."""
@@ -99,8 +110,10 @@ class ResumeState:
     last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
     saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known points
     there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what those on record come
-    to; ``enqueued``: points of theirs that were not begun; ``code``: the hash of the task's code in the last launch
-    that has one on record."""
+    to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it
+    is on record; ``launches``: when each began, and the time of its last record; ``repeats``: whether a configuration
+    was evaluated again on purpose; ``torn``: names of the journals whose last line was cut off;
+    ``ended``: ids of all that have ended; ``leading``: of one objective loss and id of the best that completed."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -114,7 +127,17 @@ class ResumeState:
     saves: bool = False
     commands: Standing = field(default_factory=Standing)
     enqueued: list[Assignment] = field(default_factory=list)
-    code: str = ""
+    codes: dict[int, str] = field(default_factory=dict)
+    launches: dict[int, tuple[float, float]] = field(default_factory=dict)
+    repeats: bool = False
+    torn: list[str] = field(default_factory=list)
+    ended: Collection[str] = ()
+    leading: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def code(self) -> str:
+        """The hash of the task's code in the last launch that has one on record."""
+        return self.codes[max(self.codes)] if self.codes else ""
 
     def sequence(self, island: int, worker: int) -> int:
         return self.sequences.get((island, worker), 0)
@@ -139,6 +162,8 @@ def fold(
         handle = _HANDLERS.get(type(record))
         if handle is not None:
             handle(folding, record)
+        if record.at > folding.updated:
+            folding.updated = record.at
     return folding.finish()
 
 
@@ -152,6 +177,9 @@ class _Fold:
         self._islands = islands
         self._losses = losses
         self._state = ResumeState()
+        self._launch = 0
+        self.updated = -math.inf
+        """The time of the last record of the launch that is read."""
         self._evaluations = CurrentEvaluations()
         self._moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
         # By birthplace until all moves are known; the configurations of those kept, by id.
@@ -165,9 +193,19 @@ class _Fold:
 
     def _on_header(self, record: Header) -> None:
         self._evaluations.enter_launch(record)
+        self._enter_launch(record.launch, record.time)
+
+    def _enter_launch(self, launch: int, began: float) -> None:
+        launches = self._state.launches
+        if self._launch:
+            launches[self._launch] = launches[self._launch][0], self.updated
+        before, self.updated = launches.get(launch, (began, began))
+        launches[launch] = min(before, began), self.updated
+        self._launch = launch
 
     def _on_launched(self, record: Launched) -> None:
-        self._state.code = record.code or self._state.code
+        if record.code:
+            self._state.codes[self._launch] = record.code
         self._state.commands.launched(record)
 
     def _on_command(self, record: Command) -> None:
@@ -187,6 +225,7 @@ class _Fold:
         state = self._state
         place = (record.island, record.worker)
         state.sequences[place] = max(state.sequences.get(place, 0), record.sequence + 1)
+        state.repeats |= record.operator == REEVALUATION
         if record.operator == ENQUEUED:
             self._enqueued[record.id] = record.params
         if isinstance(record, Finished):
@@ -208,7 +247,7 @@ class _Fold:
         """An individual that had ended with this status goes on."""
         if ended is None:
             return
-        self._state.tally.reopen(ended)
+        self._state.tally.reopen(ended, identity=identity)
         self._state.resting.discard(identity)
         if ended != PRUNED:  # what was pruned is still worth knowing
             for population in self._born.values():
@@ -220,8 +259,8 @@ class _Fold:
         if record.resting:
             state.resting.add(identity)
         loss = _loss(record, self._losses)
-        state.tally.add(identity, record.status, None if loss is None else list(loss), _seconds(record))
-        population = self._born.setdefault(record.island, Population(best=_KEPT))
+        state.tally.add(_end(record, loss))
+        population = self._born.setdefault(record.island, Population(best=KEPT))
         progress = _progress(record, self._losses)
         member = Member(identity, (), loss, record.status, (), progress, record.operator)
         population.add(member)
@@ -231,7 +270,7 @@ class _Fold:
             if len(newest) > _LATEST:
                 heapq.heappop(newest)
         self._configurations[identity] = record.params
-        if len(self._configurations) > 4096 + 2 * (_KEPT + _LATEST) * len(self._born):
+        if len(self._configurations) > 4096 + 2 * (KEPT + _LATEST) * len(self._born):
             kept = {one.id for birthplace in self._born for one in self._of(birthplace)}
             self._configurations = {one: self._configurations[one] for one in kept}
 
@@ -240,6 +279,8 @@ class _Fold:
 
     def finish(self) -> ResumeState:
         state, space, islands = self._state, self._space, self._islands
+        if self._launch:
+            state.launches[self._launch] = state.launches[self._launch][0], self.updated
         for birthplace in sorted(self._born):
             for member in self._of(birthplace):
                 moves = self._moves.get(member.id, {})
@@ -249,8 +290,13 @@ class _Fold:
                     population = state.populations.setdefault(island, Population())
                     carried = (member.progress, member.operator)
                     population.add(Member(member.id, genome, member.losses, member.status, history, *carried))
+        state.ended = self._evaluations.ended_ids
+        completed = (one for born in self._born.values() for one in born.best)
+        state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
         for unfinished in self._evaluations.open:
             # That the whole launch was killed is no fault of the individual's, and no try of it.
+            interrupted = isinstance(unfinished.record, Finished) and unfinished.record.status == INTERRUPTED
+            state.tally.unfinished[unfinished.record.id] = INTERRUPTED if interrupted else LOST
             assignment = _assignment(unfinished, space=space)
             state.keys.add(assignment.key)
             state.pending.append(assignment)
@@ -286,8 +332,20 @@ def _loss(
     return losses(record.objectives) if completed and record.objectives is not None else None
 
 
-def _seconds(record: Finished) -> float:
-    return 0.0 if record.started is None else record.finished - record.started
+def _end(record: Finished, losses: tuple[float, ...] | None) -> EvaluationEnd:
+    """What is on record, as its leader reported it to the coordinator."""
+    return EvaluationEnd(
+        0,
+        record.id,
+        record.status,
+        losses,
+        0.0 if record.started is None else record.finished - record.started,
+        reported=False,
+        fault=None,
+        error="" if record.status == COMPLETED else summary_line(record.error or ""),
+        started=record.started or 0.0,
+        result=None if losses is None else (record.params, record.objectives or {}),
+    )
 
 
 def enter(
@@ -311,8 +369,8 @@ def enter(
         member = Member(identity, space.encode(params), loss, record.status)
         member.history = tuple(range(islands))
         (failed if loss is None else completed).append(member)
-        if loss is not None and (state.tally.best is None or loss[0] < state.tally.best[0][0]):
-            state.tally.best = (loss, member.id)
+        if loss is not None:
+            state.tally.enter(Best(loss, identity, 0.0, params, dict(record.objectives or {})))
     completed.sort(key=lambda member: member.losses or ())
     if len(completed) > _MOST_KNOWN:
         best, rest = completed[: _MOST_KNOWN // 2], completed[_MOST_KNOWN // 2 :]
@@ -328,10 +386,10 @@ def enter(
 class DeadLeaderRecord:
     """What the journal of a leader that died says of its last launch.
 
-    ``finished``: (key, id, status, losses, seconds) in the order in which the leader reported them to the coordinator;
+    ``finished``: key and end in the order in which the leader reported them to the coordinator;
     ``begun``: what it was evaluating; ``populations``: by island, the individuals that it has put there."""
 
-    finished: list[tuple[str, str, str, list[float] | None, float]] = field(default_factory=list)
+    finished: list[tuple[str, EvaluationEnd]] = field(default_factory=list)
     begun: list[Assignment] = field(default_factory=list)
     populations: dict[int, Population] = field(default_factory=dict)
 
@@ -357,9 +415,7 @@ def dead_leader_record(
                 continue  # written again, after a write that failed
             ended_runs.add(run)
             key = key_of(space, record.params, record.inherits, record.operator, record.id)
-            loss = _loss(record, losses)
-            ended = None if loss is None else list(loss)
-            found.finished.append((key, record.id, record.status, ended, _seconds(record)))
+            found.finished.append((key, _end(record, _loss(record, losses))))
     found.begun = [_unfinished(record, space=space, deaths=1) for record in open_.values()]
     found.populations = fold(records, space=space, islands=islands, losses=losses).populations
     return found

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the content of ``path``: a reader, or a crash, sees all of the old or all of the new.
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace the content of ``path``: a reader, or a crash, sees all of the old or all of the new. ``durable``: it is
+    on disk on return, also after a power cut.
 
     Raises:
         OSError: as the file system says; ``path`` is unchanged then.
@@ -19,13 +20,15 @@ def write_atomically(path: Path, data: bytes) -> None:
         with open(partial, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError:
         with suppress(OSError):
             partial.unlink()
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

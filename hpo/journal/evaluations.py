@@ -10,6 +10,7 @@ death, and again after a pause. The rules, once for all readers:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from hpo.individual import COMPLETED, FINAL, PRUNED
@@ -58,6 +59,11 @@ class CurrentEvaluations:
     def ended(self) -> int:
         """How many individuals have ended."""
         return len(self._ended)
+
+    @property
+    def ended_ids(self) -> Collection[str]:
+        """The ids of those."""
+        return self._ended.keys()
 
     @property
     def open(self) -> list[Unfinished]:

@@ -80,3 +80,11 @@ def ranked(pairs: Sequence[Pair], failures: Iterable[Individual]) -> list[Repeat
 
 def _key(one: Individual) -> bytes:
     return msgspec.json.encode(one.params, order="sorted")
+
+
+def in_words(repeated: Repeated) -> str:
+    """How often a configuration was evaluated, and what that brought in the mean."""
+    failed = f", {repeated.failed} more failed" if repeated.failed else ""
+    if repeated.error is None:
+        return f"evaluated once{failed}"
+    return f"of {len(repeated.values)} evaluations{failed}; their mean {repeated.mean:.6g} ± {repeated.error:.2g}"

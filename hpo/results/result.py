@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, RUNNING, STATUSES, Individual, Scalar
+from hpo.individual import COMPLETED, STATUSES, Individual, Scalar
 from hpo.journal.durable import write_atomically
 from hpo.journal.records import storable
+from hpo.results.overview import folded
 from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.results.record import CampaignRecord, Launch, load
 from hpo.results.repeated import Repeated
@@ -35,7 +36,6 @@ __all__ = [
     "export",
     "front",
     "load",
-    "state",
     "status",
 ]
 
@@ -77,46 +77,9 @@ def status(record: CampaignRecord) -> dict[str, object]:
     ``evaluations`` counts the individuals by status, those that are running apart (``running``). The budget's
     ``deadline`` is in seconds from the launch. With several objectives, ``best`` is the individual of the
     front that is best in the first one, and its ``value`` holds all of them by name. ``left`` are the workers
-    that take no more part in the launch, each with the reason. ``state``: see the function of that name.
+    that take no more part in the launch, each with the reason. ``state``: see ``hpo.results.overview.Overview``.
     """
-    counts = dict.fromkeys(STATUSES, 0)
-    for individual in record.individuals:
-        counts[individual.status] += 1
-    running = counts.pop(RUNNING)
-    launched = record.launches[-1].launched if record.launches else None
-    top = best(record, 1)
-    return {
-        "evaluations": counts,
-        "budget": {
-            "evaluations": launched.evaluations if launched else None,
-            "deadline": launched.deadline_s if launched else None,
-        },
-        "running": running,
-        "best": {"value": _value(top[0]), "params": top[0].params, "id": top[0].id} if top else None,
-        "islands": launched.islands if launched else 0,
-        "workers": launched.workers if launched else 0,
-        "started": record.started,
-        "updated": record.updated,
-        "seconds": record.seconds,
-        "left": [
-            {"worker": f"{one.island}-{one.worker}", "reason": one.reason}
-            for one in (record.launches[-1].left if record.launches else ())
-        ],
-        "state": state(record),
-    }
-
-
-def state(record: CampaignRecord) -> str:
-    """``running``, ``paused``, ``stopping``, ``stopped`` (also where it was cut off) or ``done``."""
-    if not record.alive:
-        return "done" if record.ended is not None and record.ended[1] == 0 else "stopped"
-    if record.stop_pending or (record.launches and record.launches[-1].stopping):
-        return "stopping"
-    return "paused" if record.standing.paused else "running"
-
-
-def _value(individual: Individual) -> float | dict[str, float] | None:
-    return individual.objectives if individual.value is None else individual.value
+    return folded(record).table()
 
 
 def table_rows(record: CampaignRecord) -> list[Individual]:

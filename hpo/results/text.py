@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, is_known
+from hpo.individual import STATUSES, Individual, is_known
 from hpo.journal.code_copies import changed_files, where
-from hpo.task.outcome import summary_line
+from hpo.results.overview import Best, Overview, folded
+from hpo.results.repeated import in_words
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:
@@ -18,86 +20,59 @@ if TYPE_CHECKING:
     from hpo.results.repeated import Repeated
 
 
-_MOST = 3
-
-
-def status(record: CampaignRecord, status: Mapping[str, Any]) -> str:
-    """What ``hpo status`` prints: ``status``, as ``hpo status --json`` has it, and whether a campaign is at work."""
-    from hpo.results import pareto as fronts
-
-    repeated = fronts.repeated(record)
-    counts = {name: count for name, count in status["evaluations"].items() if count}
+def status(directory: Path, overview: Overview) -> str:
+    """What ``hpo status`` prints of the campaign in ``directory``."""
+    counts = {name: overview.evaluations[name] for name in STATUSES if overview.evaluations.get(name)}
     lines = [
-        ("directory", one_line(record.directory)),
-        ("state", _state(record, status["state"])),
+        ("directory", one_line(directory)),
+        ("state", _state(overview)),
         ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
-        ("running", str(status["running"])),
-        ("budget", _budget(status["budget"])),
-        ("islands, workers", f"{status['islands']}, {status['workers']}"),
+        ("running", str(overview.running)),
+        ("budget", _budget(overview)),
+        ("islands, workers", f"{overview.islands}, {overview.workers}"),
         *[
-            ("" if number else "without", f"worker {one['worker']}: {one['reason']}")
-            for number, one in enumerate(status["left"])
+            ("" if number else "without", f"worker {worker}: {reason}")
+            for number, (worker, reason) in enumerate(overview.left)
         ],
-        ("best", _best(status["best"]) + "".join(f" ({of_several(one)})" for one in repeated[:1])),
-        *([("commands", f"{record.waiting} not applied yet")] if record.waiting else []),
-        *([("known points", str(len(record.known)))] if record.known else []),
-        *[("code", line) for line in _versions(record)],
-        *[("errors" if first else "", line) for first, line in _numbered(errors(record))],
-        ("started", _when(status["started"])),
-        ("last record", _when(status["updated"])),
+        ("best", _best(overview.best)),
+        *([("commands", f"{overview.waiting} not applied yet")] if overview.waiting else []),
+        *([("known points", str(overview.known))] if overview.known else []),
+        *[("code", line) for line in _versions(directory, overview.codes)],
+        *[("" if number else "errors", line) for number, line in enumerate(overview.errors)],
+        ("started", _when(overview.started)),
+        ("last record", _when(overview.updated)),
     ]
-    if not record.alive:  # else it is being written
-        lines += [
-            ("torn", f"the last line of {path.name} was cut off and is left out") for path in record.torn
-        ]
+    if not overview.alive:  # else it is being written
+        lines += [("torn", f"the last line of {name} was cut off and is left out") for name in overview.torn]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
-def _numbered(lines: Sequence[str]) -> list[tuple[bool, str]]:
-    return [(number == 0, line) for number, line in enumerate(lines)]
-
-
-def errors(record: CampaignRecord) -> list[str]:
-    """What went wrong, the most frequent first: how often, the latest to meet it, and a line of the error."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for one in record.individuals:
-        if one.status in FINAL - {COMPLETED, PRUNED}:
-            found.setdefault((one.status, summary_line(one.error or "")), []).append(one.id)
-    ordered = sorted(found.items(), key=lambda entry: -len(entry[1]))
-    lines = [
-        f"{len(ids)} {status}, {ids[-1]} the latest: {one_line(error)}"
-        for (status, error), ids in ordered[:_MOST]
-    ]
-    rest = sum(len(ids) for _, ids in ordered[_MOST:])
-    return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
-
-
 def nothing(record: CampaignRecord) -> str:
     """Where no evaluation has completed: that, and what went wrong."""
-    lines = [f"{one_line(record.directory)}: no evaluation has completed yet", *errors(record)]
+    lines = [f"{one_line(record.directory)}: no evaluation has completed yet", *folded(record).errors]
     return "\n    ".join(lines)
 
 
-def _state(record: CampaignRecord, state: str) -> str:
-    stopping = record.launches[-1].stopping if record.launches else None
+def _state(overview: Overview) -> str:
+    state = overview.state
     if state == "stopping":
-        return f"stopping ({stopping or 'stopped'}): what runs may save itself"
+        return f"stopping ({overview.stopping or 'stopped'}): what runs may save itself"
     if state == "paused":
         return "paused: what runs goes on, and nothing new starts until `hpo unpause`"
-    if state == "running" and record.launches and record.launches[-1].storage:
-        error, since = record.launches[-1].storage
+    if state == "running" and overview.storage:
+        error, since = overview.storage
         return f"running; storage: {one_line(error)}, waiting {max(0.0, time.time() - since):.0f} s"
     if state == "running":
         return "running"
-    paused = "; paused: it begins nothing until `hpo unpause`" if record.standing.paused else ""
-    return _ended(record) + paused
+    paused = "; paused: it begins nothing until `hpo unpause`" if overview.paused else ""
+    return _ended(overview.ended) + paused
 
 
-def _ended(record: CampaignRecord) -> str:
-    if record.ended is None:
+def _ended(ended: tuple[str, int] | None) -> str:
+    if ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
-    reason, code = one_line(record.ended[0]), record.ended[1]
+    reason, code = one_line(ended[0]), ended[1]
     more = {
         "deadline": "deadline: the time was over. The same `hpo run` goes on for as long again",
         "exhausted": "exhausted: all configurations that the space and its constraints allow are evaluated",
@@ -115,17 +90,17 @@ def _ended(record: CampaignRecord) -> str:
     return more.get(reason, reason)
 
 
-def _versions(record: CampaignRecord) -> list[str]:
+def _versions(directory: Path, codes: Mapping[int, str]) -> list[str]:
     """A line where the task's code was not the same in all launches."""
-    launches = list(record.code_versions.items())
+    launches = list(codes.items())
     changes = [(now, before[1], code) for before, (now, code) in pairwise(launches) if code != before[1]]
     if not changes:
         return []
     launch, before, after = changes[-1]
     count = len({code for _, code in launches})
     return [
-        f"{count} versions, in {one_line(record.directory / 'code')}; last changed before launch {launch}"
-        f"{changed_files(record.directory, before, after)}"
+        f"{count} versions, in {one_line(directory / 'code')}; last changed before launch {launch}"
+        f"{changed_files(directory, before, after)}"
     ]
 
 
@@ -142,21 +117,21 @@ def code(record: CampaignRecord, one: Individual) -> str:
     )
 
 
-def _budget(budget: Mapping[str, Any]) -> str:
+def _budget(overview: Overview) -> str:
     parts = []
-    if budget.get("evaluations") is not None:
-        parts.append(f"{budget['evaluations']} evaluations")
-    if budget.get("deadline") is not None:
-        parts.append(f"deadline {budget['deadline']}")
+    if overview.budget is not None:
+        parts.append(f"{overview.budget} evaluations")
+    if overview.deadline_s is not None:
+        parts.append(f"deadline {overview.deadline_s}")
     return ", ".join(parts) or "unknown"
 
 
-def _best(best: Mapping[str, Any] | None) -> str:
-    if not best:
+def _best(best: Best | None) -> str:
+    if best is None:
         return "none yet"
-    value, of = best["value"], f"by {best['id']}: {params(best['params'])}"
+    value, of = best.value, f"by {best.id}: {params(best.params)}"
     if not isinstance(value, Mapping):
-        return f"{value} {of}"
+        return f"{value} {of}" + (f" ({best.mean})" if best.mean else "")
     values = ", ".join(f"{one_line(name)} = {_short(one)}" for name, one in value.items())
     first = one_line(next(iter(value)))
     return f"{values} {of} (of {len(value)} objectives the best in {first}; `hpo best` shows the front)"
@@ -221,15 +196,7 @@ def steadiest(record: CampaignRecord) -> str:
 
 
 def _of(repeated: Repeated | None) -> str:
-    return "" if repeated is None else f"    ({of_several(repeated)})"
-
-
-def of_several(repeated: Repeated) -> str:
-    """How often a configuration was evaluated, and what that brought in the mean."""
-    failed = f", {repeated.failed} more failed" if repeated.failed else ""
-    if repeated.error is None:
-        return f"evaluated once{failed}"
-    return f"of {len(repeated.values)} evaluations{failed}; their mean {repeated.mean:.6g} ± {repeated.error:.2g}"
+    return "" if repeated is None else f"    ({in_words(repeated)})"
 
 
 def _source_of(one: Individual) -> str:

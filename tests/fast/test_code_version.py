@@ -22,8 +22,7 @@ from hpo.islands import resume
 from hpo.journal import directory
 from hpo.journal.code_copies import change, copy_path, keep_copy, read_copy
 from hpo.journal.files import read_directory
-from hpo.results import best_report, text
-from hpo.results import result as results
+from hpo.results import best_report, overview, text
 from hpo.results.record import load
 from hpo.task import code_version
 from hpo.task.code_version import BY_VALUE, CodeVersion, code_of
@@ -354,7 +353,7 @@ def test_the_best_says_that_its_code_has_changed_since(home: Path) -> None:
     assert f"Of the version that evaluated it a copy is in {home}/code/{OLD.hash}" in said
     entries = json.loads(best_report.best_json(home, 3))
     assert [one["code"] for one in entries] == [OLD.hash, OLD.hash, NEW.hash]
-    status = text.status(load(home), results.status(load(home)))
+    status = text.status(home, overview.of(home))
     assert f"2 versions, in {home}/code; last changed before launch 2: more.py, task.py\n" in status
 
 
@@ -364,7 +363,7 @@ def test_nothing_is_said_where_no_change_is_known(codes: tuple[str, str], home: 
     launch(home, 2, codes[1], (1, 0.75))
     assert "code" not in best_report.best(home, None)
     record = load(home)
-    assert "code" not in text.status(record, results.status(record)).replace(str(home), "")
+    assert "code" not in text.status(home, overview.folded(record)).replace(str(home), "")
     assert json.loads(best_report.best_json(home, None))[0]["code"] == (codes[0] or None)
 
 

@@ -46,8 +46,8 @@ from hpo.journal.commands import (
 )
 from hpo.journal.directory import write_identity
 from hpo.journal.records import Command, Launched, Record, decode, encode
+from hpo.results import overview, text
 from hpo.results import result as results
-from hpo.results import text
 from hpo.task.outcome import Outcome
 
 ASKED: dict[str, Any] = {"time": 1.0, "by": "me@here"}
@@ -695,7 +695,7 @@ def test_what_is_given_twice_between_launches_waits_twice(
     assert isinstance(table, Enqueue)
     assert table.points == [{"x": 1.0, "y": 2.0, "kind": "a"}, {"x": -1.0, "y": 0.5, "kind": "b"}]
     assert isinstance(limits, Set) and limits.values == {"evaluations": 200, "deadline_s": 5400.0}
-    assert "16 not applied yet" in text.status(results.load(run), results.status(results.load(run)))
+    assert "16 not applied yet" in text.status(run, overview.of(run))
 
 
 @pytest.mark.parametrize(
@@ -729,10 +729,10 @@ def test_status_has_the_state_and_the_budget_that_hold(run: Path, monkeypatch: p
     )
     status = results.status(results.load(run))
     assert status["budget"] == {"evaluations": 40, "deadline": None}
-    assert status["state"] == "stopped" and "paused" in text.status(results.load(run), status)
+    assert status["state"] == "stopped" and "paused" in text.status(run, overview.of(run))
     monkeypatch.setattr("hpo.journal.lock.holder", lambda directory: "somebody")
     assert state() == "paused"
-    assert "state             paused" in text.status(results.load(run), results.status(results.load(run)))
+    assert "state             paused" in text.status(run, overview.of(run))
     launched(run, command(1, Pause(**ASKED)), command(2, Unpause(**ASKED)))
     assert state() == "running"
     give(run, Stop(**ASKED))

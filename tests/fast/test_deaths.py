@@ -13,7 +13,7 @@ from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.messages import Claim, Want
+from hpo.islands.messages import Claim, EvaluationEnd, Want
 from hpo.islands.resume import DeadLeaderRecord, ResumeState
 from hpo.journal.records import Finished, Started
 
@@ -160,6 +160,9 @@ def test_an_individual_that_kills_its_ranks_is_given_up_and_the_campaign_ends():
     assert "died 4 times" in records[poisoned[0]].error
 
 
+END = EvaluationEnd(0, "0-1-0", "pruned", None, 1.0, reported=False, fault=None)
+
+
 class Nowhere:
     """A transport that tells nobody."""
 
@@ -179,7 +182,7 @@ def test_who_paused_untold_and_asked_to_go_on_counts_once():
         transport=Nowhere(),
         registry=WorkerRegistry(places),
         everyone=range(2),
-        dead_leader_record=lambda place: DeadLeaderRecord(finished=[("key", "0-1-0", "pruned", None, 1.0)]),
+        dead_leader_record=lambda place: DeadLeaderRecord(finished=[("key", END)]),
         journal_totals=ResumeState,
         evaluations=2,
         duplicates=False,

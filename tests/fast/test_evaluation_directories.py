@@ -6,14 +6,24 @@ import os
 from pathlib import Path
 
 import pytest
+from simulation.campaigns import fall_sick, make, records_of
 
 import hpo
+from hpo.campaign.cleanup import Cleanup
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.inline import InlineCrew
+from hpo.individual import Individual
+from hpo.islands import resume
+from hpo.journal.files import read_directory
+from hpo.journal.records import Reopened
 from hpo.task.trial import Job
+
+SEEN: list[set[str]] = []
+"""By evaluation, which individuals had saved weights when it began."""
 
 
 def evaluate(trial: hpo.Trial) -> float:
+    SEEN.append({path.parent.name for path in trial.directory.parent.glob("*/weights")})
     (trial.directory / "weights").write_text(trial.id)
     x = trial.params["x"]
     assert isinstance(x, float)
@@ -91,3 +101,54 @@ def test_a_link_in_the_place_of_an_individual_fails_that_one(resumed: bool, tmp_
     assert outcome.status == "failed" and outcome.error is not None
     assert "is a symbolic link, which hpo does not follow. Remove it" in outcome.error
     assert files(tmp_path / "elsewhere") == {"thesis.txt": "mine"}
+
+
+def saved(home: Path) -> set[str]:
+    return {path.parent.name for path in (home / "evaluations").glob("*/weights")}
+
+
+def all_saved(home: Path) -> list[Individual]:
+    """What a campaign has that was cut off: all of its individuals have saved."""
+    found = campaign(home, 10).individuals
+    for one in found:
+        folder = home / "evaluations" / one.id
+        folder.mkdir(exist_ok=True)
+        (folder / "weights").write_text("old")
+    return sorted(found, key=lambda one: one.value or 0.0)
+
+
+def test_a_launch_evaluates_before_what_earlier_ones_saved_is_removed(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    old = {one.id for one in all_saved(home)}
+    SEEN.clear()
+    campaign(home, 11)
+    assert len(SEEN) == 1 and len(old & SEEN[0]) > 1
+    assert len(saved(home)) == 1
+
+
+def test_of_what_earlier_launches_saved_the_best_and_what_is_evaluated_again_stays(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    ordered = [one.id for one in all_saved(home)]
+    mine = home / "evaluations" / "9-9-9" / "weights"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    space = hpo.SearchSpace(x=hpo.Float(-5, 5))
+    earlier = resume.fold(
+        read_directory(home), space=space, islands=1, losses=lambda objectives: tuple(objectives.values())
+    )
+    earlier.resting = {ordered[7]}
+    cleanup = Cleanup(home, 2, earlier)
+    cleanup.step(0.0, {ordered[5]})
+    cleanup.step(0.0, {ordered[5]})  # it takes little of rank 0's time
+    assert len(saved(home)) >= 10
+    for now in range(1, 100):
+        cleanup.step(1000.0 * now, {ordered[5]})
+    assert saved(home) == {ordered[0], ordered[1], ordered[5], ordered[7], "9-9-9"}
+
+
+def test_the_coordinator_names_what_it_reopens() -> None:
+    simulation, _ = make(3, workers=4, islands=1, evaluations=200, first_failures=None)
+    fall_sick(simulation, 2, 1.0)
+    simulation.run()
+    reopened = {record.id for record in records_of(simulation) if isinstance(record, Reopened)}
+    assert reopened and simulation.coordinator.reopened_ids == reopened

@@ -357,7 +357,7 @@ def test_every_island_knows_them_from_the_start_and_nobody_owns_them():
     layout = Layout.plan(ranks=4, islands=2, ranks_per_worker=1)
     earlier = resume.fold(decoded, space=SPACE, islands=2, losses=TASK.losses)
     assert earlier.known == 1000 and len(earlier.keys) == 1000 and earlier.tally.final == 0
-    assert earlier.tally.best == ((1.0,), "known-1")
+    assert earlier.tally.best is not None and earlier.tally.best[:2] == ((1.0,), "known-1")
     for start in resume.start_messages(layout, earlier, 1, ["a"] * 4):
         members = [one.member() for one in start.population]
         assert start.owned == [] and len({one.id for one in members}) == len(members)

@@ -18,8 +18,8 @@ from hpo.individual import COMPLETED, FINAL, STATUSES, Individual
 from hpo.journal import directory
 from hpo.journal.files import journal_path
 from hpo.journal.lock import acquire
+from hpo.results import overview, text
 from hpo.results import result as results
-from hpo.results import text
 from hpo.results.record import CampaignRecord, load
 
 _T = 1.7e9
@@ -392,7 +392,7 @@ def test_status_shows_one_of_the_front_with_all_its_objectives(tmp_path: Path) -
     )
     best = results.status(home.load())["best"]
     assert best == {"value": {"f1": 0.9, "seconds": 2.0}, "params": {"lr": 0.1}, "id": "0-0-1"}
-    shown = text.status(home.load(), results.status(home.load()))
+    shown = text.status(home.path, overview.of(home.path))
     assert (
         "f1 = 0.9, seconds = 2 by 0-0-1: lr=0.1 (of 2 objectives the best in f1; `hpo best` shows the"
         in shown

@@ -85,8 +85,10 @@ KEYS = {
         "bytes_per_evaluation",
         "growth",
         "messages_per_evaluation",
+        "one_island",
         "seconds_to_simulate",
     },
+    "status": {"after_s", "folded_s", "resume_s", "working_s"},
 }
 
 

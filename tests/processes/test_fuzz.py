@@ -25,7 +25,7 @@ from hpo.journal import directory
 from hpo.journal.files import journal_path, read_directory, read_file
 from hpo.journal.inspection import check, repair
 from hpo.journal.lock import _machine, holder
-from hpo.results import best_report, text
+from hpo.results import best_report, overview, text
 from hpo.results import result as results
 from hpo.results.record import load
 
@@ -329,7 +329,7 @@ def _inspected(home: Path) -> None:
 
     def inspect() -> None:
         record = load(home)
-        text.status(record, results.status(record))
+        text.status(home, overview.of(home))
         results.best(record, 3)
         results._json(results._columns(record.individuals, list(record.objectives)))
         results.dataframe(record.individuals).to_csv()

@@ -7,15 +7,17 @@ import random
 from collections.abc import Iterable
 
 import hpo
-from hpo.individual import FAILED
+from hpo.individual import COMPLETED, FAILED, FINAL, PRUNED, STATUSES
+from hpo.islands.coordinator.tally import order
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
 from hpo.journal.commands import RETRIED, Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
 from hpo.journal.records import Finished, Migrated, Reopened, Started
+from hpo.results.record import _Fold as ResultsFold
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.protocols import Candidate
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import Outcome, summary_line
 from simulation import MemoryInbox, Report, Simulation
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
@@ -215,6 +217,38 @@ def slow(rng: random.Random) -> dict[str, object]:
     """Some evaluations take a hundred times as long as others."""
     draws = [rng.lognormvariate(0, rng.choice([0.1, 1.0, 2.0])) for _ in range(100)]
     return {"duration": lambda index: draws[index % 100]}
+
+
+def check_overview(simulation: Simulation, journals: Iterable[object]) -> None:
+    """What the coordinator knows at the end is what is found in the journals, unless it says that it may not be."""
+    if not simulation.coordinator.exact:
+        return
+    folding = ResultsFold()
+    folding.add(journals)
+    individuals = folding.individuals(alive=False)
+    found = dict.fromkeys(STATUSES, 0)
+    for one in individuals:
+        found[one.status] += 1
+    assert {"running": 0, **simulation.coordinator.standing} == found
+    tally = simulation.coordinator.tally
+    failures = [
+        (one.id, one.status, summary_line(one.error or ""))
+        for one in individuals
+        if one.status in FINAL - {COMPLETED, PRUNED}
+    ]
+    ids = sorted(tally.failures, key=lambda one: order(one, tally.failures[one].started))
+    assert [(one, *tally.failures[one][:2]) for one in ids] == failures
+    completed = [one for one in individuals if one.status == COMPLETED]
+    best = min(completed, key=lambda one: one.value, default=None)
+    if best is None:
+        assert tally.best is None
+    else:
+        assert tally.best is not None
+        assert (tally.best.id, tally.best.params, tally.best.objectives) == (
+            best.id,
+            best.params,
+            best.objectives,
+        )
 
 
 def check_knowledge(simulation: Simulation) -> None:

@@ -158,6 +158,8 @@ class Coordinator:
         self.remarks: deque[str] = deque()
         """Sentences for the user; who shows them takes them off."""
         self._remarked: set[str] = set()
+        self.reopened_ids: set[str] = set()
+        """Of failures that do not count, and are evaluated again in this launch."""
         self.end: End | None = None
         self._handlers: dict[type[Message], Callable[[int, Any], None]] = {
             Claim: self._answer,
@@ -232,7 +234,7 @@ class Coordinator:
         for one in message.results:
             item = self._grants.take(leader, one.token)
             if item is not None:
-                self.tally.add(one.id, one.status, one.losses, one.seconds)
+                self.tally.add(one)
                 self._judge(leader, one)
         self._left(leader)
 
@@ -264,7 +266,8 @@ class Coordinator:
         if failures:
             self._reopened([one.again for one in failures], reason)
         for one in failures:
-            self.tally.reopen(one.status)
+            self.tally.reopen(one.status, identity=one.again.id)
+            self.reopened_ids.add(one.again.id or "")
         self._budget.readmit(one.again for one in failures)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
@@ -273,6 +276,7 @@ class Coordinator:
             self.remarks.append(remark.sentence)
 
     def _take_back(self, leader: int, message: Returned) -> None:
+        self.tally.exact &= not message.begun
         if message.tokens:  # one that had nothing to spare is asked again when it has finished something
             self._grants.answered_recall(leader)
         for token in message.tokens:
@@ -284,6 +288,7 @@ class Coordinator:
     def _dismiss(self, leader: int, message: Unfit) -> None:
         """A worker that cannot start evaluators, or write its journal, is out; what it had begun goes to others, while
         there are any."""
+        self.tally.exact = False
         self._budget.readmit(self._taken_off(leader, message.unfinished))
         if leader in self._registry.places:
             reason = NO_JOURNAL if message.storage else NO_EVALUATORS
@@ -302,6 +307,7 @@ class Coordinator:
         before = self.storage_error
         since, _ = self._waiting.pop(leader, (self._transport.now(), ""))
         if message.error is not None:
+            self.tally.exact = False
             self._waiting[leader] = since, message.error
         if (self.storage_error is None) != (before is None):
             self._storage_changed(self.storage_error)
@@ -328,6 +334,7 @@ class Coordinator:
         if not dead or self.end is not None:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
+        self.tally.exact = False
         # Those that hang learn it, too: they may wake up.
         for place in self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung))):
             hangs = not self._registry.hung.isdisjoint(place.ranks)
@@ -612,3 +619,13 @@ class Coordinator:
     @property
     def counts(self) -> Mapping[str, int]:
         return self.tally.counts
+
+    @property
+    def standing(self) -> dict[str, int]:
+        """How many individuals have each status, without those that run."""
+        return self.tally.standing(self._grants.assigned)
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``standing`` is what the journals say, once the launch has ended."""
+        return self.tally.exact and not self._grants.running

@@ -13,7 +13,7 @@ from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
 from hpo.islands.leader.storage import StorageWait
-from hpo.islands.messages import Evaluated, Lost, Migrant, Records, Waiting, encode
+from hpo.islands.messages import Evaluated, EvaluationEnd, Lost, Migrant, Records, Waiting, encode
 from hpo.islands.transport import Transport
 from hpo.search.population import Population
 
@@ -21,7 +21,7 @@ from hpo.search.population import Population
 class DeadLeaderRecord(Protocol):
     """What a dead leader's journal says (see ``hpo.islands.resume``)."""
 
-    finished: list[tuple[str, str, str, list[float] | None, float]]
+    finished: list[tuple[str, EvaluationEnd]]
     begun: list[Assignment]
     populations: dict[int, Population]
 
@@ -122,11 +122,11 @@ class RankDeaths:
         leader = broken.place.leader
         found = self._dead_leader_record(broken.place)
         tokens = self._grants.tokens(leader)
-        for key, identity, status, losses, seconds in found.finished[self._reported[leader] :]:
+        for key, end in found.finished[self._reported[leader] :]:
             if tokens.get(key):
                 # The oldest: one that paused may have asked to go on already, under the same key.
                 self._grants.take(leader, tokens[key].pop(0))
-                self._tally.add(identity, status, losses, seconds)
+                self._tally.add(end)
         for assignment in found.begun:
             if tokens.get(assignment.key):
                 self._grants.take(leader, tokens[assignment.key].pop())

@@ -136,6 +136,12 @@ class Grants:
         self._recalled.discard(leader)
 
     @property
+    def assigned(self) -> list[str]:
+        """The ids of what was assigned and has not ended."""
+        items = (item for mine in self._outstanding.values() for item in mine.values())
+        return [item.id for item in items if isinstance(item, Assignment) and item.id is not None]
+
+    @property
     def first(self) -> list[tuple[int, int]]:
         """The leaders that have something to evaluate, with the token of what is evaluated now."""
         return [(leader, next(iter(mine))) for leader, mine in self._outstanding.items() if mine]

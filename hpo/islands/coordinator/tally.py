@@ -1,38 +1,103 @@
-"""How many individuals of the campaign have ended in which way."""
+"""How many individuals of the campaign have ended in which way, the best of them, and what went wrong."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from hpo.individual import COMPLETED, FINAL, PRUNED
+from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, is_known
+from hpo.islands.messages import EvaluationEnd
+
+
+class Best(NamedTuple):
+    """The best individual; ``params`` and ``objectives`` are None where a dead rank has not sent them."""
+
+    losses: tuple[float, ...]
+    id: str
+    started: float = 0.0
+    params: dict[str, Scalar] | None = None
+    objectives: dict[str, float] | None = None
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The better one first; of equal ones the campaign's own before known points, then that which started first."""
+        return self.losses, *order(self.id, self.started)
+
+
+class Failure(NamedTuple):
+    """``error``: one line."""
+
+    status: str
+    error: str
+    started: float
+
+
+def order(identity: str, started: float | None) -> tuple[object, ...]:
+    """The place of an individual among all: by when it started."""
+    numbers = identity.rpartition("known-")[2].split("-")
+    return is_known(identity), started or 0.0, *map(int, numbers)
 
 
 @dataclass
 class Tally:
-    """What the campaign as a whole has reached. ``counts``: individuals by status; ``best``: (losses, id);
-    ``recent_s``: what the last completed ones took."""
+    """What the campaign as a whole has reached. ``counts``: individuals by status; ``recent_s``: what the last
+    completed ones took; ``unfinished``: by id those that are on record as lost or interrupted; ``failures``: by id.
+    ``exact``: unless something has happened in this launch after which the journals may say otherwise."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    best: tuple[tuple[float, ...], str] | None = None
+    best: Best | None = None
     busy_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    unfinished: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    exact: bool = True
+    _errors: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
-    def add(self, identity: str, status: str, losses: Sequence[float] | None, seconds: float) -> None:
+    def add(self, end: EvaluationEnd) -> None:
+        status = end.status
         self.counts[status] = self.counts.get(status, 0) + 1
-        self.busy_s += seconds
+        self.busy_s += end.seconds
+        if status not in FINAL:
+            self.unfinished[end.id] = status
+            return
+        self.unfinished.pop(end.id, None)
         if status == COMPLETED:
-            self.recent_s.append(seconds)
-        if status == COMPLETED and losses and (self.best is None or losses[0] < self.best[0][0]):
-            self.best = (tuple(losses), identity)
+            self.recent_s.append(end.seconds)
+            if end.losses:
+                params, objectives = end.result or (None, None)
+                self.enter(Best(end.losses, end.id, end.started, params, objectives))
+        elif status != PRUNED:
+            # Most have an error in common: kept once.
+            error = self._errors.setdefault(end.error, end.error)
+            self.failures[end.id] = Failure(status, error, end.started)
 
-    def reopen(self, status: str = PRUNED, number: int = 1) -> None:
+    def enter(self, completed: Best) -> None:
+        """One that may be the best."""
+        if self.best is None or completed.losses < self.best.losses or completed.order < self.best.order:
+            self.best = completed
+
+    def reopen(self, status: str = PRUNED, number: int = 1, identity: str | None = None) -> None:
         """``number`` individuals that had ended as ``status`` go on, and count as what they will become; -1: one does
-        not after all."""
+        not after all. ``identity``: of a failure, which is on record as reopened."""
         self.counts[status] = self.counts.get(status, 0) - number
+        if identity is not None:
+            self.failures.pop(identity, None)
+            self.unfinished[identity] = LOST
 
     @property
     def final(self) -> int:
         """Individuals that will not be evaluated again."""
         return sum(count for status, count in self.counts.items() if status in FINAL)
+
+    def standing(self, running: Collection[str] = ()) -> dict[str, int]:
+        """How many individuals are on record with each status that counts, while those ``running`` are evaluated."""
+        counts = {status: self.counts.get(status, 0) for status in FINAL}
+        counts |= {LOST: 0, INTERRUPTED: 0}
+        for status in self.unfinished.values():
+            counts[status] += 1
+        for identity in running:
+            if identity in self.unfinished:
+                counts[self.unfinished[identity]] -= 1
+        return counts

@@ -88,6 +88,8 @@ class Evaluations:
         self._stopping = stopping
         self._signalled = signalled
         self._remarked: set[str] = set()
+        # The least losses of those that were reported with parameters.
+        self._best: tuple[float, ...] | None = None
         self.running: Candidate | None = None
         self.wait = StorageWait()
         """Of the directories of individuals."""
@@ -199,7 +201,7 @@ class Evaluations:
 
     def _again(self, candidate: Candidate) -> None:
         if self._stopping():  # a later launch evaluates it again: its start is on record, its end is not
-            self._send(Returned([candidate.token]))
+            self._send(Returned([candidate.token], begun=True))
         else:
             self._claims.queue.appendleft(candidate)
 
@@ -224,7 +226,14 @@ class Evaluations:
         losses: tuple[float, ...] | None = None
         if outcome.status == COMPLETED and outcome.objectives is not None:
             losses = tuple(self._rules.losses(outcome.objectives))
-        error = summary_line(outcome.error or "")
+        result = None
+        if (
+            losses is not None
+            and outcome.objectives is not None
+            and (self._best is None or losses < self._best)
+        ):
+            self._best, result = losses, (candidate.params, outcome.objectives)
+        error = summary_line(outcome.error or "") if outcome.status != COMPLETED else ""
         pending = self._publisher.pending
         pending.candidates.append(candidate)
         pending.results.append(
@@ -238,6 +247,8 @@ class Evaluations:
                 fault(outcome.status, resumed=candidate.resumed, error=error),
                 error,
                 _anew(candidate) if outcome.status in _FAILURES else None,
+                candidate.started,
+                result,
             )
         )
         if outcome.status == INTERRUPTED:

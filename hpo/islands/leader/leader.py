@@ -364,9 +364,10 @@ class Leader:
 
     def _halt(self, stop: Stop) -> None:
         self._stop = stop
+        begun = any(candidate.started for candidate in self._claims.queue)
         tokens = self._claims.give_up()
         if tokens:
-            self._ask(Returned(tokens))
+            self._ask(Returned(tokens, begun))
         if stop.urgent:
             self._grace_end = self._transport.now()
         else:

@@ -1,0 +1,176 @@
+"""What rank 0 keeps in ``DIR/status.json`` while a campaign is at work, so that ``hpo status`` reads no journals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from hpo.errors import CampaignError
+from hpo.islands.coordinator import tally
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.resume import ResumeState
+from hpo.journal.lock import Lock
+from hpo.journal.records import Ended, Launched, Left
+from hpo.results import overview
+from hpo.results.overview import Best, Overview
+
+_INTERVAL_S = 2.0
+_FAREWELL_S = 5.0
+_SHARE = 0.02
+"""Of its time that rank 0 spends on this, at most: campaigns with very many failures have much to sort."""
+
+
+@dataclass(kw_only=True)
+class LaunchLog:
+    """What rank 0 has put on record of this launch. ``began``: when its journals did; Unix seconds."""
+
+    number: int
+    began: float
+    launched: Launched | None = None
+    left: list[Left] = field(default_factory=list)
+    ended: Ended | None = None
+
+
+class Status:
+    """``update`` takes note on rank 0's loop, and the heartbeat of ``lock`` writes it, whatever rank 0 does then; that
+    the launch is stopping, paused or waits for its storage is written at once.
+
+    ``limits``: the budget of evaluations and the deadline that hold; ``objectives``: how many the task has. Nothing is
+    written where configurations are evaluated again on purpose: the best is then known by all of their evaluations."""
+
+    def __init__(
+        self,
+        directory: Path,
+        lock: Lock,
+        *,
+        earlier: ResumeState,
+        log: LaunchLog,
+        limits: Callable[[], tuple[int | None, float | None]],
+        objectives: int,
+        repeats: bool,
+    ) -> None:
+        self._directory = directory
+        self._lock = lock
+        self._earlier = earlier
+        self._log = log
+        self._limits = limits
+        self._objectives = objectives
+        self._repeats = repeats or earlier.repeats
+        self._next = 0.0
+        self._shown: tuple[str | None, bool, str | None] | None = None
+        # Of the two threads that write; neither waits long for the other's storage.
+        self._writing = threading.Lock()
+        self._newest: Overview | None = None
+        self._written: Overview | None = None
+        before = {number: times for number, times in earlier.launches.items() if number != log.number}
+        self._started = before[min(before)][0] if before else log.began
+        self._seconds = sum(updated - began for began, updated in before.values())
+        lock.heartbeat.register(self._write)
+
+    def update(self, coordinator: Coordinator, now: float) -> None:
+        """Take note of how it stands if it is time to; cheap otherwise."""
+        shown = coordinator.stopping, coordinator.paused, coordinator.storage_error
+        changed = shown != self._shown
+        if self._repeats or (now < self._next and not changed):
+            return
+        begun = time.perf_counter()
+        found = self._found(coordinator, now)
+        if found is None or self._newest is None or not _same(self._newest, found):
+            self._newest = found
+        if changed:
+            self._shown = shown
+            with suppress(OSError):
+                self._write(wait_s=0)
+        self._next = now + max(_INTERVAL_S, (time.perf_counter() - begun) / _SHARE)
+
+    def _found(self, coordinator: Coordinator, now: float) -> Overview | None:
+        """None where the best is known by the journals only: a dead rank has not sent it."""
+        log, launched, best = self._log, self._log.launched, coordinator.tally.best
+        if launched is None or (best is not None and (best.params is None or best.objectives is None)):
+            return None
+        budget, deadline_s = self._limits()
+        waits = coordinator.waited_for_storage(now)
+        codes = dict(self._earlier.codes)
+        if launched.code:
+            codes[log.number] = launched.code
+        return Overview(
+            evaluations=coordinator.standing,
+            running=coordinator.busy,
+            budget=budget,
+            deadline_s=deadline_s,
+            best=None if best is None else self._best(best),
+            islands=launched.islands,
+            workers=launched.workers,
+            started=self._started,
+            updated=now,
+            seconds=self._seconds + now - log.began,
+            taken=now,
+            left=[(f"{one.island}-{one.worker}", one.reason) for one in log.left],
+            alive=True,
+            stopping=coordinator.stopping,
+            paused=coordinator.paused,
+            storage=None if waits is None else (waits[0], now - waits[1]),
+            ended=None,
+            known=self._earlier.known,
+            codes=codes,
+            errors=self._errors(coordinator),
+            torn=self._earlier.torn,
+        )
+
+    def _best(self, best: tally.Best) -> Best:
+        objectives = best.objectives or {}
+        value = objectives if self._objectives > 1 else next(iter(objectives.values()))
+        return Best(value=value, params=best.params or {}, id=best.id)
+
+    def _errors(self, coordinator: Coordinator) -> list[str]:
+        failures = coordinator.tally.failures
+        ids = sorted(failures, key=lambda one: tally.order(one, failures[one].started))
+        return overview.errors((one, failures[one].status, failures[one].error) for one in ids)
+
+    def _write(self, *, wait_s: float = _FAREWELL_S) -> None:
+        if not self._writing.acquire(timeout=wait_s):
+            return
+        try:
+            newest = self._newest
+            if newest is not None and newest is self._written:
+                overview.keep_alive(self._directory)
+            elif newest is not None:
+                self._written = None
+                overview.write(self._directory, newest, token=self._lock.holder.token)
+                self._written = newest
+        finally:
+            self._writing.release()
+
+    def finish(self, coordinator: Coordinator, now: float) -> None:
+        """Nothing more is written to the journals of this launch. What cannot be told for certain is left to them."""
+        ended, self._newest = self._log.ended, None
+        if ended is None or not coordinator.exact or self._repeats:
+            return
+        found = self._found(coordinator, now)
+        if found is None:
+            return
+        last = msgspec.structs.replace(
+            found,
+            running=0,
+            storage=None,
+            updated=ended.time,
+            seconds=self._seconds + ended.time - self._log.began,
+            ended=(ended.reason, ended.exit),
+            alive=False,
+        )
+        if self._writing.acquire(timeout=_FAREWELL_S):
+            with suppress(OSError, CampaignError):
+                overview.write(self._directory, last, token=self._lock.holder.token, over=True)
+            self._writing.release()
+
+
+def _same(one: Overview, other: Overview) -> bool:
+    return msgspec.structs.replace(one, updated=0, seconds=0, taken=0) == msgspec.structs.replace(
+        other, updated=0, seconds=0, taken=0
+    )

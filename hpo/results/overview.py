@@ -1,0 +1,259 @@
+"""How a campaign stands, as ``hpo status`` shows it: folded from the journals, or read from ``DIR/status.json``.
+
+That file is a cache of what rank 0 knows. It counts while the campaign is at work and its heartbeat keeps the file as
+fresh as the lock; and after that as long as the journals are of the sizes that they had when it was written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hpo.individual import COMPLETED, FINAL, PRUNED, RUNNING, STATUSES, Individual, Scalar
+from hpo.journal import commands, lock
+from hpo.journal import directory as directories
+from hpo.journal.durable import write_atomically
+from hpo.journal.files import journal_files
+from hpo.results import pareto
+from hpo.results.record import CampaignRecord, load
+from hpo.results.repeated import Repeated, in_words
+from hpo.task.outcome import summary_line
+from hpo.terminal import one_line
+
+_MOST_BYTES = 1 << 22
+_IN_STEP_S = 3 * lock.REFRESH_S
+"""By how much the stamps of lock and status may differ, which one thread refreshes one after the other."""
+_MOST_ERRORS = 3
+
+Value = int | float | dict[str, int | float]
+
+
+class Best(msgspec.Struct, frozen=True, kw_only=True):
+    """The best individual. ``value``: of several objectives all by name; ``mean``: what evaluations of the same
+    configuration were in the mean, in words."""
+
+    value: Value | None
+    params: dict[str, Scalar]
+    id: str
+    mean: str = ""
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """``evaluations``: individuals by status without those ``running``; ``budget``: of evaluations; ``deadline_s``:
+    from the launch; ``seconds``: at work in all launches, up to ``taken`` where the campaign is ``alive``; ``left``:
+    workers that take no more part, with the reason; ``stopping``: why nothing more begins; ``storage``: what a worker
+    waits for, and since when; ``ended``: reason and exit code of the last launch; ``waiting``: commands not applied
+    yet; ``known``: points; ``codes``: the hash of the task's code by launch; ``errors``: a line each; ``torn``:
+    journals whose last line is left out. Times are Unix seconds."""
+
+    evaluations: dict[str, int]
+    running: int
+    budget: int | None
+    deadline_s: float | None
+    best: Best | None
+    islands: int
+    workers: int
+    started: float | None
+    updated: float | None
+    seconds: float
+    taken: float
+    left: list[tuple[str, str]]
+    alive: bool
+    stopping: str | None
+    paused: bool
+    storage: tuple[str, float] | None
+    ended: tuple[str, int] | None
+    known: int
+    codes: dict[int, str]
+    errors: list[str]
+    torn: list[str]
+    stop_pending: bool = False
+    waiting: int = 0
+
+    @property
+    def state(self) -> str:
+        """``running``, ``paused``, ``stopping``, ``stopped`` (also where it was cut off) or ``done``."""
+        if not self.alive:
+            return "done" if self.ended is not None and self.ended[1] == 0 else "stopped"
+        if self.stop_pending or self.stopping:
+            return "stopping"
+        return "paused" if self.paused else "running"
+
+    def table(self) -> dict[str, object]:
+        """What ``hpo status --json`` prints."""
+        best = self.best
+        return {
+            "evaluations": {name: self.evaluations.get(name, 0) for name in STATUSES if name != RUNNING},
+            "budget": {"evaluations": self.budget, "deadline": self.deadline_s},
+            "running": self.running,
+            "best": None if best is None else {"value": best.value, "params": best.params, "id": best.id},
+            "islands": self.islands,
+            "workers": self.workers,
+            "started": self.started,
+            "updated": self.updated,
+            "seconds": self.seconds,
+            "left": [{"worker": worker, "reason": reason} for worker, reason in self.left],
+            "state": self.state,
+        }
+
+
+def folded(record: CampaignRecord) -> Overview:
+    """How the campaign of ``record`` stands. With several objectives, ``best`` is the individual of the front that is
+    best in the first one."""
+    counts = dict.fromkeys(STATUSES, 0)
+    for individual in record.individuals:
+        counts[individual.status] += 1
+    running = counts.pop(RUNNING)
+    launch = record.launches[-1] if record.launches else None
+    launched = launch.launched if launch else None
+    repeated = pareto.repeated(record)
+    top = [one.individual for one in repeated[:1]] or pareto.best(record, 1)
+    return Overview(
+        evaluations=counts,
+        running=running,
+        budget=launched.evaluations if launched else None,
+        deadline_s=launched.deadline_s if launched else None,
+        best=_best(top[0], repeated) if top else None,
+        islands=launched.islands if launched else 0,
+        workers=launched.workers if launched else 0,
+        started=record.started,
+        updated=record.updated,
+        seconds=record.seconds,
+        taken=time.time(),
+        left=[(f"{one.island}-{one.worker}", one.reason) for one in (launch.left if launch else ())],
+        alive=record.alive,
+        stopping=launch.stopping if launch else None,
+        paused=record.standing.paused,
+        storage=launch.storage if launch else None,
+        ended=record.ended,
+        known=len(record.known),
+        codes=record.code_versions,
+        errors=errors(
+            (one.id, one.status, summary_line(one.error or ""))
+            for one in record.individuals
+            if one.status in FINAL - {COMPLETED, PRUNED}
+        ),
+        torn=[path.name for path in record.torn],
+        stop_pending=record.stop_pending,
+        waiting=record.waiting,
+    )
+
+
+def _best(one: Individual, repeated: list[Repeated]) -> Best:
+    value = one.objectives if one.value is None else one.value
+    mean = in_words(repeated[0]) if repeated else ""
+    return Best(value=value, params=one.params, id=one.id, mean=mean)
+
+
+def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:
+    """What went wrong, the most frequent first: how often, the latest to meet it, and a line of the error.
+    ``failures``: id, status and error, in the order in which they started."""
+    found: dict[tuple[str, str], tuple[int, str]] = {}
+    for identity, status, error in failures:
+        number, _ = found.get((status, error), (0, ""))
+        found[status, error] = number + 1, identity
+    ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
+    lines = [
+        f"{number} {status}, {latest} the latest: {one_line(error)}"
+        for (status, error), (number, latest) in ordered[:_MOST_ERRORS]
+    ]
+    rest = sum(number for _, (number, _) in ordered[_MOST_ERRORS:])
+    return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
+
+
+# --- status.json ------------------------------------------------------------------------------------------------------
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    """``token``: of the lock of the launch that wrote it; ``journals``: their digest when it was over, "" before."""
+
+    version: Literal[1] = 1
+    token: str
+    journals: str
+    overview: Overview
+
+
+_decoder = msgspec.json.Decoder(_File)
+
+
+def write(directory: Path, overview: Overview, *, token: str, over: bool = False) -> None:
+    """Keep ``overview`` in ``directory``, by the holder of the lock with that ``token``. ``over``: nothing more is
+    written to journals in this launch.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    data = msgspec.json.encode(
+        _File(token=token, journals=_digest(directory) if over else "", overview=overview)
+    )
+    if len(data) <= _MOST_BYTES:
+        write_atomically(directory / _NAME, data + b"\n", durable=False)
+
+
+def keep_alive(directory: Path) -> None:
+    """What was written last still holds."""
+    os.utime(directory / _NAME, follow_symlinks=False)
+
+
+_NAME = "status.json"
+
+
+def read(directory: Path) -> Overview | None:
+    """What rank 0 of the campaign in ``directory`` wrote, where that still holds.
+
+    Raises:
+        CampaignError: there is no campaign in ``directory``.
+    """
+    directories.read_identity(directory)
+    holder = lock.holder(directory)
+    try:
+        data, stamp = _content(directory / _NAME)
+        found = _decoder.decode(data)
+        if holder is None:
+            holds = bool(found.journals) and found.journals == _digest(directory)
+        else:
+            in_step = abs((directory / "lock").stat().st_mtime - stamp) <= _IN_STEP_S
+            holds = in_step and found.token == holder.token and not found.journals
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not holds:
+        return None
+    overview, alive = found.overview, holder is not None
+    return msgspec.structs.replace(
+        overview,
+        alive=alive,
+        seconds=overview.seconds + (max(0.0, time.time() - overview.taken) if alive else 0.0),
+        stop_pending=commands.stop_pending(directory),
+        waiting=commands.waiting(directory),
+    )
+
+
+def of(directory: str | os.PathLike[str]) -> Overview:
+    """How the campaign in ``directory`` stands, which may be at work; errors as of ``hpo.results.record.load``."""
+    directory = Path(directory)
+    return read(directory) or folded(load(directory))
+
+
+def _content(path: Path) -> tuple[bytes, float]:
+    """What the file holds, and when it was last refreshed."""
+    # Neither waits for whoever might write into a pipe, nor follows a link out of the directory.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            raise ValueError(f"{path} is no file of ours")
+        return file.read(_MOST_BYTES + 1), found.st_mtime
+
+
+def _digest(directory: Path) -> str:
+    """Of the names and sizes of all journals."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in journal_files(directory):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()

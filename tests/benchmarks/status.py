@@ -1,0 +1,154 @@
+"""What `hpo status DIR --json` takes beside a campaign of a million evaluations, while that is at work and afterwards.
+
+    python tests/benchmarks/status.py [--evaluations 1000000] [--quick]
+
+The journals of ten launches are written by hand; then a launch on one rank goes on with evaluations of 50 ms. Seconds
+of the command, the start of Python included: beside the launch that is at work, after its end, and with `status.json`
+removed, which folds the journals. Of the first two the median of five. Ends in one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from launching import single_threaded
+
+import hpo
+from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.records import Finished, Header, Launched
+
+LAUNCHES, FLOATS, RUNNING_S = 10, 10, 20.0
+SPACE = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
+BATCH = 10_000
+
+
+def evaluate(trial: hpo.Trial) -> float:
+    """A sum of squares, after 50 ms."""
+    time.sleep(0.05)
+    return sum(float(value) ** 2 for value in trial.params.values())  # type: ignore[arg-type]
+
+
+def campaign(directory: Path, evaluations: int, seconds: float) -> hpo.Campaign:
+    return hpo.Campaign(
+        hpo.Task(SPACE, evaluate),
+        directory=directory,
+        evaluations=evaluations,
+        deadline=seconds,
+        isolation="inline",
+        kind="random",
+    )
+
+
+def write_journals(directory: Path, evaluations: int) -> None:
+    """So many completed evaluations, in ten launches of one worker."""
+    rng = random.Random(0)
+    each = evaluations // LAUNCHES
+    for launch in range(2, LAUNCHES + 1):
+        path = journal_path(directory, launch=launch, island=0, worker=0)
+        header = Header(version=1, launch=launch, island=0, worker=0, time=1e9 + launch * each)
+        with JournalWriter(path, header) as journal:
+            journal.append(
+                Launched(evaluations=evaluations, deadline_s=None, islands=1, workers=1, time=header.time)
+            )
+            for number in range(each):
+                sequence = launch * each + number
+                params = SPACE.decode(SPACE.sample(rng))
+                journal.append(
+                    Finished(
+                        id=f"0-0-{sequence}",
+                        island=0,
+                        worker=0,
+                        sequence=sequence,
+                        params=params,
+                        operator="random",
+                        parents=(),
+                        retries=0,
+                        started=1e9 + sequence,
+                        finished=1e9 + sequence + 0.5,
+                        status="completed",
+                        objectives={"value": rng.random()},
+                        metrics={},
+                        error=None,
+                    )
+                )
+                if number % BATCH == 0:
+                    journal.commit()
+
+
+def status(directory: Path) -> tuple[float, dict[str, object]]:
+    """Seconds of the command, and what it printed."""
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "hpo", "status", str(directory), "--json"],
+        env=single_threaded(),
+        capture_output=True,
+        check=True,
+        timeout=300,
+    )
+    return time.perf_counter() - begun, json.loads(done.stdout)
+
+
+def several(directory: Path, state: str) -> float:
+    found = [status(directory) for _ in range(5)]
+    states = {str(table["state"]) for _, table in found}
+    if states != {state}:
+        raise SystemExit(f"the campaign was to be {state}, and was {', '.join(states)}")
+    return statistics.median(seconds for seconds, _ in found)
+
+
+def measure(evaluations: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="status-") as scratch:
+        directory = Path(scratch, "campaign")
+        campaign(directory, 8, 60.0).run()
+        write_journals(directory, evaluations)
+        begun = time.perf_counter()
+        command = [sys.executable, __file__, "--serve", str(directory), "--evaluations", str(2 * evaluations)]
+        with subprocess.Popen(command, env=single_threaded(), stderr=subprocess.DEVNULL) as launch:
+            try:
+                before = (directory / "status.json").read_bytes()
+                while (directory / "status.json").read_bytes() == before:
+                    if launch.poll() is not None or time.perf_counter() > begun + 600:
+                        raise SystemExit("the launch did not begin")
+                    time.sleep(0.01)
+                resumed_s = time.perf_counter() - begun
+                working_s = several(directory, "running")
+                launch.wait(120)
+            finally:
+                launch.kill()
+        after_s = several(directory, "stopped")
+        cached = status(directory)[1]
+        (directory / "status.json").unlink()
+        folded_s, folded = status(directory)
+        if cached != folded:
+            raise SystemExit(f"status.json says {cached}, and the journals {folded}")
+        return {"resume_s": resumed_s, "working_s": working_s, "after_s": after_s, "folded_s": folded_s}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--evaluations", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true", help="10 000 evaluations")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        campaign(options.serve, options.evaluations, RUNNING_S).run()
+        return
+    if options.quick:
+        options.evaluations = 10_000
+    row = measure(options.evaluations)
+    for key, value in row.items():
+        print(f"{key:12s} {value:.2f}", flush=True)
+    print(json.dumps({"benchmark": "status", "evaluations": options.evaluations, **row}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""``DIR/status.json``: it says what the journals say, and counts only where it may."""
+
+import json
+import os
+import time
+
+import pytest
+
+import hpo
+from hpo import cli
+from hpo.campaign import status as status_file
+from hpo.individual import REEVALUATION, STATUSES
+from hpo.islands.leader import publishing
+from hpo.journal import lock
+from hpo.results import overview
+from hpo.results.record import load
+
+SPACE = hpo.SearchSpace(x=hpo.Float(-1, 1), kind=hpo.Categorical("a", "b"))
+SETTINGS = {"isolation": "inline", "kind": "random", "first_failures": "off"}
+
+
+def evaluate(trial):
+    if trial.params["x"] > 0.5:
+        raise ValueError(f"larger than {int(trial.params['x'] * 4) / 4}")
+    return float("nan") if trial.params["x"] < -0.9 else round(trial.params["x"] ** 2, 1)
+
+
+def several(trial):
+    return {"f1": round(trial.params["x"], 1), "size": abs(trial.params["x"])}
+
+
+TASKS = {
+    "one objective": hpo.Task(SPACE, evaluate),
+    "maximized": hpo.Task(SPACE, evaluate, direction="maximize"),
+    "two objectives": hpo.Task(SPACE, several, objectives={"f1": "maximize", "size": "minimize"}),
+}
+
+
+def settled(found):
+    """Without the moment at which it was looked at."""
+    return overview.msgspec.structs.replace(found, taken=0.0)
+
+
+@pytest.fixture
+def campaign(tmp_path):
+    def run(evaluations, task="one objective", **changes):
+        settings = {**SETTINGS, **changes}
+        hpo.Campaign(TASKS[task], directory=tmp_path / "run", evaluations=evaluations, **settings).run()
+        return tmp_path / "run"
+
+    return run
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_after_each_launch_it_says_what_the_journals_say(campaign, task):
+    for evaluations in (1, 40, 80):
+        home = campaign(evaluations, task)
+        found = overview.read(home)
+        assert found is not None and sum(found.evaluations.values()) == evaluations
+        assert settled(found) == settled(overview.folded(load(home)))
+
+
+def test_a_launch_that_stopped_early_has_left_it_too(campaign):
+    for deadline in (0.001, 0.05):
+        home = campaign(1_000_000, deadline=deadline)
+        found = overview.read(home)
+        assert found is not None and (found.state, found.ended) == ("stopped", ("deadline", 75))
+        assert settled(found) == settled(overview.folded(load(home)))
+
+
+def test_known_points_are_among_the_best_as_in_the_journals(campaign):
+    points = [
+        {"params": {"x": 0.0, "kind": "a"}, "value": 0.0},
+        {"params": {"x": 0.1, "kind": "a"}, "value": -1},
+    ]
+    home = campaign(10, known=points)
+    found = overview.read(home)
+    assert found is not None and found.best is not None
+    assert (found.best.id, found.known) == ("known-2", 2)
+    assert settled(found) == settled(overview.folded(load(home)))
+
+
+def test_with_reevaluation_the_journals_say_it(campaign):
+    home = campaign(200, reevaluate=0.5, kind="evolution")
+    assert any(one.operator == REEVALUATION for one in load(home).individuals)
+    assert overview.read(home) is None
+    assert overview.read(campaign(205, reevaluate=0.0)) is None
+    assert not (home / "status.json").exists()
+
+
+def test_while_it_is_at_work_the_heartbeat_writes_what_rank_0_knows(tmp_path, monkeypatch):
+    monkeypatch.setattr(status_file, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(status_file, "_SHARE", float("inf"))
+    monkeypatch.setattr(lock, "REFRESH_S", 0.01)
+    monkeypatch.setattr(publishing, "COMMIT_INTERVAL_S", 0.0)
+    seen = []
+
+    def evaluate(trial):
+        if len(seen) == 3:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                found = overview.read(tmp_path / "run")
+                if found is not None and found.evaluations["completed"]:
+                    seen.append(found)
+                    break
+                time.sleep(0.001)
+        seen.append(None)
+        return len(seen)
+
+    task = hpo.Task(SPACE, evaluate)
+    hpo.Campaign(task, directory=tmp_path / "run", evaluations=6, **SETTINGS).run()
+    found = next(filter(None, seen), None)
+    assert found is not None, "nothing was written"
+    assert (found.state, found.running, found.budget) == ("running", 1, 6)
+    assert found.best is not None and found.best.value == 1.0
+    table = overview.of(tmp_path / "run").table()
+    assert table["state"] == "done" and table["evaluations"]["completed"] == 6
+
+
+def test_a_launch_that_was_killed_has_left_no_status_that_counts(campaign):
+    home = campaign(5)
+    found = overview.read(home)
+    with lock.acquire(home) as held:
+        # Of an earlier launch, then of this one.
+        assert overview.read(home) is None
+        overview.write(home, found, token=held.holder.token)
+        alive = overview.read(home)
+        assert alive is not None and alive.alive and alive.seconds > found.seconds
+        stale = time.time() - 100
+        os.utime(home / "status.json", (stale, stale))
+        assert overview.read(home) is None
+        overview.keep_alive(home)
+        assert overview.read(home) is not None
+    assert overview.read(home) is None
+
+
+def edited(change):
+    def write(home):
+        table = json.loads((home / "status.json").read_text())
+        change(table)
+        (home / "status.json").write_text(json.dumps(table))
+
+    return write
+
+
+def linked(home):
+    (home / "status.json").rename(home / "elsewhere.json")
+    (home / "status.json").symlink_to("elsewhere.json")
+
+
+def piped(home):
+    (home / "status.json").unlink()
+    os.mkfifo(home / "status.json")
+
+
+def grown(home):
+    journal = next((home / "journal").iterdir())
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]))
+
+
+NONSENSE = {
+    "gone": lambda home: (home / "status.json").unlink(),
+    "empty": lambda home: (home / "status.json").write_bytes(b""),
+    "no JSON": lambda home: (home / "status.json").write_bytes(b"\xff{" * 100),
+    "deep": lambda home: (home / "status.json").write_bytes(b"[" * 100_000),
+    "large": lambda home: os.truncate(home / "status.json", 1 << 40),
+    "of another version": edited(lambda table: table.update(version=2)),
+    "of other types": edited(lambda table: table["overview"].update(evaluations=["1"])),
+    "without a key": edited(lambda table: table["overview"].pop("budget")),
+    "a link": linked,
+    "a pipe": piped,
+    "a directory": lambda home: [(home / "status.json").unlink(), (home / "status.json").mkdir()],
+    "older than the journals": grown,
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_where_it_does_not_hold_the_journals_are_read(campaign, what, capsys):
+    home = campaign(5)
+    NONSENSE[what](home)
+    assert overview.read(home) is None
+    assert cli.main(["status", str(home), "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert sum(table["evaluations"].values()) == 5 and set(table["evaluations"]) == set(STATUSES) - {
+        "running"
+    }
