@@ -23,8 +23,8 @@ LOST = "lost"
 INTERRUPTED = "interrupted"
 
 FINAL = frozenset({COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED})
-"""Statuses after which an individual is never evaluated again; the others go on when the campaign is
-resumed."""
+"""Statuses after which an individual is not evaluated again unless it is reopened; the others go on when the campaign
+is resumed."""
 
 FAULTS = frozenset({FAILED, INVALID, TIMEOUT})
 """Statuses that are the configuration's doing, as far as is known: its machine did not die."""

@@ -1,17 +1,21 @@
 """Chaos on the real thing: a campaign of eight ranks with evaluators, to which everything happens at random.
 
-    python tests/chaos.py [--seed 0] [--actions 30] [--evaluations 400] [--ranks 8] [--healthy SECONDS]
+    python tests/chaos.py [--seed 0] [--actions 30] [--evaluations 400] [--ranks 8] [--ranks-per-worker 2]
+                          [--healthy SECONDS]
 
-Two islands of workers of two ranks evaluate a task of some 0.2 s, one of ten evaluations of which goes wrong in one
-of nine ways. Meanwhile evaluators, ranks, mpirun and the whole job are killed, processes are stopped and continued,
-the command is told to end by signal and by ``hpo stop``, and the disk fills up (a tmpfs, where this user may mount
-one). The command is typed again whenever it has ended before the budget is used; where the budget is used before all
-the actions have happened, it is raised and the campaign goes on.
+Two islands of workers evaluate a task of some 0.2 s, one of ten evaluations of which goes wrong in one of nine ways.
+Meanwhile evaluators, ranks, mpirun and the whole job are killed; processes are stopped and continued, ranks for longer
+than ``hang_timeout``, too; evaluators fall sick, and fail at all that they begin from then on; the storage fills up,
+has room for no more files, or is gone for a while (a tmpfs, where this user may mount one); all commands to a campaign
+are given, some of them nonsense. The command is typed again whenever it has ended before the budget is used; where the
+budget is used before all the actions have happened, it is raised and the campaign goes on. In the end the budget is
+raised once more, and one launch that nothing disturbs completes it.
 
 After every launch, and in the end, the journals are compared with what the tasks themselves wrote down elsewhere:
-nothing recorded is lost, changed or recorded twice; no configuration is evaluated under two ids; what is recorded as
-completed did end, with the value that the task had; the budget is used to the unit. AssertionError with the line that
-begins the same chaos again, else one line of JSON.
+nothing recorded is lost, changed or recorded twice; only failures are reopened, and each run of an individual ends
+once; no configuration is evaluated under two ids; what is recorded as completed did end, with the value that the task
+had; each command was applied once, or waits; the budget, with what ``hpo set`` made of it, is used to the unit, and
+``hpo check`` finds nothing wrong. AssertionError with the line that begins the same chaos again, else one line of JSON.
 
 ``--healthy SECONDS`` then runs a campaign of evaluations of so many seconds twice without chaos, with and without the
 tasks that go wrong: how many evaluations a second remain, over the share that is healthy. One that dies costs a new
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -32,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from terminal import Command, Terminal
@@ -41,7 +46,7 @@ TASK = """
 import ctypes, os, random, signal, sys, time
 import hpo
 
-SIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "side.txt")
+SIDE, SICK = NOTES, SICK_ONES
 WAYS = ("raises", "nan", "text", "sys.exit", "hangs", "exits", "segfaults", "killed", "aborts")
 
 
@@ -52,11 +57,13 @@ def note(*words):
 
 
 def evaluate(trial):
+    if trial.rank == 0:
+        note("begun", trial.id, trial.params["x"])
+    if os.path.exists(SICK) and str(os.getpid()) in open(SICK).read().split():
+        raise OSError("no such mount")
     rng = random.Random(trial.seed)
     way = rng.choice(WAYS) if rng.random() < UNHEALTHY else "is well"
     seconds = rng.lognormvariate(0.0, 0.5) * SECONDS
-    if trial.rank == 0:
-        note("begun", trial.id, trial.params["x"])
     if trial.size > 1:
         import torch
         import torch.distributed as dist
@@ -102,13 +109,41 @@ ranks_per_worker = {ranks_per_worker}
 [evaluation]
 timeout = {timeout}
 grace = 5
+hang_timeout = 3
 """
 
 MOST_LAUNCHES = 200
 STILL_LIMIT_S = 150.0
 """For so long nothing may be recorded, the start of new launches included."""
-FILLED_S = 0.5
+STORAGE_FAILS_S = (0.3, 4.0)
+STOPPED_S = (1.0, 12.0)
+"""Of a rank that is stopped; it is given up after 3."""
 MORE_EVALUATIONS = 40
+ENDS = (
+    "No space left",
+    "No such file or directory",
+    "nothing gets done",
+    "evaluations failed and none completed",
+)
+"""What a launch that ends with 1 may say."""
+FAILURES = ("failed", "crashed", "timeout", "invalid")
+STOP_HOLDS = ("not started again", "hpo stop` was given")
+"""What a command says that ends with 0 before the budget is used."""
+
+
+class End(NamedTuple):
+    """How a run of an individual ended. ``run``: how often it had been reopened."""
+
+    run: int
+    status: str
+    objectives: dict[str, float] | None
+    params: dict[str, object]
+    when: tuple[float | None, float | None]
+
+
+def notes_of(terminal: Terminal) -> Path:
+    """What the tasks write down, which is on another disk than the campaign."""
+    return terminal.directory.with_name(f"{terminal.directory.name}-notes")
 
 
 class Chaos:
@@ -118,13 +153,20 @@ class Chaos:
         self, terminal: Terminal, *, seed: int, ranks: int, evaluations: int, disk: Path | None
     ) -> None:
         self.terminal = terminal
-        self.evaluations = evaluations
+        self.in_file = evaluations
+        # The budgets that `hpo set` asked for; how many of them were applied before the file had this one.
+        self.set_to: list[int] = []
+        self.set_before = 0
+        self.given: Counter[str] = Counter()
+        self.later: list[tuple[float, Callable[[], object]]] = []
+        self.sick = self.paused = False
         self.rng = random.Random(seed)
         self.ranks = ranks
         self.disk = disk
         self.done: Counter[str] = Counter()
         self.launches = 0
-        self.before: dict[str, tuple[object, ...]] = {}
+        self.before: dict[str, End] = {}
+        self.ends: dict[tuple[str, int], End] = {}
         self.command: Command | None = None
         self.actions: dict[str, tuple[int, Callable[[], bool]]] = {
             "evaluator killed": (6, lambda: self._signal(self.terminal.evaluators(), signal.SIGKILL)),
@@ -135,9 +177,20 @@ class Chaos:
             "whole job killed": (1, self._kill_all),
             "evaluator stopped": (3, lambda: self._pause(self.terminal.evaluators())),
             "rank stopped": (3, lambda: self._pause(self._ranks())),
+            "rank hangs": (4, lambda: self._hang(self._ranks(but=0))),
+            "rank 0 hangs": (1, lambda: self._hang(self._ranks(only=0))),
+            "worker falls sick": (2, self._sicken),
             "SIGTERM": (1, lambda: self._tell(signal.SIGTERM)),
-            "hpo stop": (1, self._stop),
             "disk full": (2 if disk else 0, self._fill),
+            "no more files": (2 if disk else 0, self._no_more_files),
+            "directory gone": (2, self._hide),
+            "hpo stop": (1, lambda: self._give("stop")),
+            "hpo pause": (1, self._pause_campaign),
+            "hpo drain": (1, lambda: self._give("drain", f"{self.rng.randrange(2)}-{self.rng.randrange(4)}")),
+            "hpo retry": (2, lambda: self._give("retry", "--status", self.rng.choice([*FAILURES, "all"]))),
+            "hpo enqueue": (3, self._enqueue),
+            "hpo set": (2, self._set),
+            "nonsense": (1, self._nonsense),
         }
 
     # --- what happens -------------------------------------------------------------------------------------------
@@ -192,12 +245,157 @@ class Chaos:
         self.command.signal(number)
         return True
 
-    def _stop(self) -> bool:
-        return self.terminal.hpo("stop", "run").returncode == 0
+    def _hang(self, processes: list[psutil.Process]) -> bool:
+        if not processes:
+            return False
+        one = self.rng.choice(processes)
+        try:
+            one.suspend()
+        except psutil.NoSuchProcess:
+            return False
+
+        def go_on() -> None:
+            try:
+                one.resume()
+            except psutil.NoSuchProcess:
+                pass
+
+        if self.rng.random() < 0.8:  # else it is killed in the end, by `hpo run`
+            self._do_later(self.rng.uniform(*STOPPED_S), go_on)
+        return True
+
+    def _do_later(self, seconds: float, action: Callable[[], object]) -> None:
+        self.later.append((time.monotonic() + seconds, action))
+
+    def _do_what_is_due(self, *, all_of_it: bool = False) -> None:
+        due = [one for one in self.later if all_of_it or one[0] <= time.monotonic()]
+        self.later = [one for one in self.later if one not in due]
+        for _, action in due:
+            action()
+
+    def _sicken(self) -> bool:
+        evaluators = self.terminal.evaluators()
+        if not evaluators:
+            return False
+        with open(notes_of(self.terminal) / "sick.txt", "a") as file:
+            file.write(f"{self.rng.choice(evaluators).pid}\n")
+        self.sick = True
+        return True
+
+    # Commands ---------------------------------------------------------------------------------------------------
+
+    def _give(self, name: str, *arguments: str) -> bool:
+        if not (self.terminal.directory / "run" / "campaign.json").exists():
+            return False
+        done = self.terminal.hpo(name, "run", *arguments)
+        assert "Traceback" not in done.stderr, done.stderr
+        self.given[name] += done.returncode == 0
+        return done.returncode == 0
+
+    def _pause_campaign(self) -> bool:
+        if self.paused or not self._give("pause"):
+            return False
+        self.paused = True
+        self._do_later(self.rng.uniform(0.5, 6.0), self._unpause)
+        return True
+
+    def _unpause(self) -> None:
+        self.paused = not self._give("unpause")
+        if self.paused:
+            self._do_later(1.0, self._unpause)
+
+    def _enqueue(self) -> bool:
+        points = [
+            {"x": self.rng.uniform(-5, 5), "y": self.rng.uniform(-5, 5)}
+            for _ in range(self.rng.randint(1, 3))
+        ]
+        known = [dict(end.params) for end in self.before.values()]
+        if known and self.rng.random() < 0.3:
+            points += self.rng.sample(known, 1)  # type: ignore[arg-type]
+        return all(self._give("enqueue", json.dumps(point)) for point in points)
+
+    def _set(self) -> bool:
+        # Never below what was begun, so that all of it ends.
+        least = len(self.noted("begun")) + 3 * self.ranks
+        budget = self.rng.randint(least, least + 3 * MORE_EVALUATIONS)
+        more = ["deadline=8h"] if self.rng.random() < 0.3 else []
+        if not self._give("set", f"evaluations={budget}", *more):
+            return False
+        self.set_to.append(budget)
+        return True
+
+    def _nonsense(self) -> bool:
+        folder = self.terminal.directory / "run" / "commands"
+        if not folder.parent.exists():
+            return False
+        name = f"{time.time_ns():020d}-{self.rng.getrandbits(64):016x}.json"
+        if self.rng.random() < 0.3:
+            name = self.rng.choice(["stop", "notes.txt", "é.json", "0.json"])
+        kind = self.rng.randrange(5)
+        contents = (
+            b"{}",
+            b'{"name":"stop"}',
+            b'{"name":"set","evaluations":"5"}',
+            b"\xff\x00",
+            b"[" * 5000,
+            b"",
+        )
+        try:
+            folder.mkdir(exist_ok=True)
+            path = folder / name
+            if kind == 0:
+                path.mkdir(exist_ok=True)
+            elif kind == 1:
+                path.symlink_to("/etc/passwd")
+            elif kind == 2:
+                os.mkfifo(path)
+            else:
+                path.write_bytes(self.rng.choice(contents))
+        except OSError:
+            return False
+        return True
+
+    # Storage ----------------------------------------------------------------------------------------------------
+
+    def _hide(self) -> bool:
+        # Rank 0 has begun: a command that was only just typed would begin anew in an empty directory.
+        if not self._ranks(only=0) or not (self.terminal.directory / "run" / "lock").exists():
+            return False
+        run, gone = self.terminal.directory / "run", self.terminal.directory / "gone"
+        run.rename(gone)
+        if self.rng.random() < 0.3 and self._signal(self._ranks(), signal.SIGKILL):
+            self.done["rank killed meanwhile"] += 1
+        time.sleep(self.rng.uniform(*STORAGE_FAILS_S))
+        end = time.monotonic() + 10.0
+        while gone.exists():  # evaluations make their directories meanwhile
+            assert not (run / "journal").exists() and not (run / "campaign.json").exists(), "it began anew"
+            assert time.monotonic() < end
+            shutil.rmtree(run, ignore_errors=True)
+            try:
+                gone.rename(run)
+            except OSError:
+                pass
+        return True
+
+    def _no_more_files(self) -> bool:
+        assert self.disk is not None
+        if not (self.disk / "run" / "campaign.json").exists():
+            return False
+        found = os.statvfs(self.disk)
+        used = found.f_files - found.f_ffree
+        if not self._remount(f"nr_inodes={used + 2}"):
+            return False
+        time.sleep(self.rng.uniform(*STORAGE_FAILS_S))
+        assert self._remount(f"nr_inodes={found.f_files}")
+        return True
+
+    def _remount(self, option: str) -> bool:
+        line = ["mount", "-o", f"remount,{option}", str(self.disk)]
+        return subprocess.run(line, capture_output=True, check=False, timeout=20).returncode == 0
 
     def _fill(self) -> bool:
         assert self.disk is not None
-        if not (self.disk / "campaign.json").exists():  # a directory with a file of others is refused
+        if not (self.disk / "run" / "campaign.json").exists():
             return False
         filler = self.disk / "filler"
         try:
@@ -206,7 +404,7 @@ class Chaos:
                     file.write(bytes(1024))
         except OSError:
             pass
-        time.sleep(FILLED_S)
+        time.sleep(self.rng.uniform(*STORAGE_FAILS_S))
         filler.unlink()
         return True
 
@@ -215,6 +413,7 @@ class Chaos:
     def launch(self) -> None:
         self.launches += 1
         assert self.launches <= MOST_LAUNCHES, "it does not come to its end"
+        self.sick = False
         begun = sum(map(len, self.noted("begun").values()))
         self.command = self.terminal.start("run", "c.toml", "--ranks", self.ranks)
         if self.rng.random() < 0.75:  # else things may happen while it starts
@@ -224,34 +423,26 @@ class Chaos:
                 if self.command.process.returncode is not None:
                     break
 
-    def run(self, actions: int) -> int:
-        """The command's last exit code; chaos until ``actions`` have happened, then peace."""
+    def run(self, actions: int) -> None:
+        """Chaos until ``actions`` have happened, then one launch in peace."""
         self.launch()
         moved, size = time.monotonic(), self._recorded()
         while True:
             assert self.command is not None
             if size != (size := self._recorded()):
                 moved = time.monotonic()
+            over = sum(self.done.values()) >= actions
+            self._do_what_is_due(all_of_it=over)
             if self.command.process.poll() is not None:
-                done = self.command.wait(30)
-                self.check()
-                assert done.returncode in (0, 1, 75, -signal.SIGKILL), done.stderr
-                assert "Traceback" not in done.stderr or done.returncode == 1, done.stderr
-                if done.returncode == 1:
-                    # Only the disk is an error of the environment here, or who kills each launch before it has begun.
-                    assert "No space left" in done.stderr or "nothing gets done" in done.stderr, done.stderr
-                if done.returncode == 0:
-                    assert len(self.before) == self.evaluations, (
-                        f"{len(self.before)} of {self.evaluations} are on record\n{done}"
-                    )
-                    if sum(self.done.values()) >= actions:
-                        return 0
+                done = self._ended()
+                if done and over and not self.later:
+                    break
+                if done:
                     self._raise_budget()
-                self.terminal.kill()
                 self.launch()
                 moved = time.monotonic()
-            elif sum(self.done.values()) < actions:
-                self._wait(self.rng.expovariate(1 / 1.5))
+            elif not over:
+                self._wait(self.rng.expovariate(1.0))
                 names = list(self.actions)
                 (name,) = self.rng.choices(names, [self.actions[name][0] for name in names])
                 if self.actions[name][1]():
@@ -260,6 +451,44 @@ class Chaos:
             else:
                 self._wait(0.2)
             assert time.monotonic() - moved < STILL_LIMIT_S, "nothing is recorded any more: it hangs"
+        self._raise_budget()
+        self.command = self.terminal.start("run", "c.toml", "--ranks", self.ranks)
+        assert self._ended(), "a launch that nothing disturbs did not complete the budget"
+
+    def _ended(self) -> bool:
+        """Look at what the command has left; whether the budget is used."""
+        assert self.command is not None
+        done = self.command.wait(STILL_LIMIT_S)
+        self.terminal.kill()
+        self.check()
+        code = done.returncode
+        assert code in (0, 1, 75, -signal.SIGKILL), done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        if code == 1:
+            assert any(words in done.stderr for words in ENDS[: None if self.sick else -1]), done.stderr
+        if (self.terminal.directory / "run" / "journal").exists():
+            checked = self.terminal.hpo("check", "run")
+            assert checked.returncode == 0, checked.stdout
+        if code == 0 and self.given["stop"] and any(words in done.stderr for words in STOP_HOLDS):
+            return False
+        if code == 0:
+            assert len(self.before) == self.budget, (
+                f"{len(self.before)} of {self.budget} are on record\n{done}"
+            )
+            begun = {record["id"] for record in self.terminal.records("started")}
+            assert begun <= set(self.before), f"{begun - set(self.before)} were begun and did not end"
+        return code == 0
+
+    @property
+    def budget(self) -> int:
+        """What holds by what is on record: the file's, or what `hpo set` made of it since."""
+        applied = self._applied()["set"]
+        return self.set_to[applied - 1] if applied > self.set_before else self.in_file
+
+    def _applied(self) -> Counter[str]:
+        """Commands on record."""
+        records = {record["id"]: record["name"] for record in self.terminal.records("command")}
+        return Counter(records.values())
 
     def _recorded(self) -> int:
         """Bytes in the journals."""
@@ -267,10 +496,12 @@ class Chaos:
 
     def _raise_budget(self) -> None:
         path = self.terminal.directory / "c.toml"
-        before, text = f"evaluations = {self.evaluations}\n", path.read_text()
+        before, text = f"evaluations = {self.in_file}\n", path.read_text()
         assert text.count(before) == 1
-        self.evaluations += MORE_EVALUATIONS
-        path.write_text(text.replace(before, f"evaluations = {self.evaluations}\n"))
+        # A value that the file never had: with one that it had, an earlier `hpo set` would hold.
+        self.in_file = max([self.in_file, len(self.before), *self.set_to]) + MORE_EVALUATIONS
+        self.set_before = self._applied()["set"]
+        path.write_text(text.replace(before, f"evaluations = {self.in_file}\n"))
 
     def _wait(self, seconds: float) -> None:
         assert self.command is not None
@@ -282,7 +513,7 @@ class Chaos:
     # --- the truth ------------------------------------------------------------------------------------------------
 
     def noted(self, word: str) -> dict[str, list[str]]:
-        path = self.terminal.directory / "side.txt"
+        path = notes_of(self.terminal) / "side.txt"
         found: dict[str, list[str]] = {}
         for line in path.read_text().splitlines() if path.exists() else []:
             kind, identity, value = line.split()
@@ -290,56 +521,98 @@ class Chaos:
                 found.setdefault(identity, []).append(value)
         return found
 
-    def check(self) -> dict[str, tuple[object, ...]]:
-        """What is on record now, compared with what was and with what the tasks noted."""
-        now: dict[str, tuple[object, ...]] = {}
+    def check(self) -> dict[str, End]:
+        """The ends that count now, by id, compared with what was and with what the tasks noted."""
         if not (self.terminal.directory / "run" / "journal").exists():
-            return now
+            assert not self.ends, "the journals are lost"
+            return {}
+        ends: dict[tuple[str, int], End] = {}
         for record in self.terminal.records("finished"):
             if record["status"] == "interrupted":  # it goes on under the same id
                 continue
-            assert record["id"] not in now, f"{record['id']} is recorded twice"
-            now[record["id"]] = (record["status"], record["objectives"], record["params"])
-        assert {name: now.get(name) for name in self.before} == self.before, "a record is lost or changed"
+            run = record.get("reopened", 0)
+            when = record.get("started"), record.get("finished")
+            end = End(run, record["status"], record["objectives"], record["params"], when)
+            # After a write that failed, the same record may stand in the next part of the journal again.
+            first = ends.setdefault((record["id"], run), end)
+            assert first == end, f"{record['id']} is recorded twice"
+        assert {name: ends.get(name) for name in self.ends} == self.ends, "a record is lost or changed"
+        reopened: Counter[str] = Counter()
+        for record in self.terminal.records("reopened"):
+            name, number = record["id"], record["number"]
+            reopened[name] = max(reopened[name], number)
+            failed = ends.get((name, number - 1))
+            assert failed is not None and failed.status in FAILURES, f"{name} was reopened and had not failed"
+        # That one was reopened is lost where rank 0 died before its journal could be written; its next run shows it.
+        for record in self.terminal.records("started"):
+            reopened[record["id"]] = max(reopened[record["id"]], record.get("reopened", 0))
+        now = {name: end for (name, run), end in ends.items() if run == reopened[name]}
         ended, begun = self.noted("ended"), self.noted("begun")
-        for name, (status, objectives, params) in now.items():
-            if status == "completed":
-                assert isinstance(objectives, dict)
-                assert str(objectives["value"]) in ended.get(name, []), f"{name} completed without an end"
+        for (name, _), end in ends.items():
+            if end.status == "completed":
+                assert isinstance(end.objectives, dict)
+                assert str(end.objectives["value"]) in ended.get(name, []), f"{name} completed without an end"
             # An individual whose evaluators died before it began each time never got to note anything.
-            assert isinstance(params, dict)
-            assert name in begun or status == "crashed", f"{name} is on record and never began"
-            assert set(begun.get(name, [])) <= {str(params["x"])}, f"{name} is two configurations"
-        configurations = Counter(str(params) for _, _, params in now.values())
+            assert name in begun or end.status == "crashed", f"{name} is on record and never began"
+            assert set(begun.get(name, [])) <= {str(end.params["x"])}, f"{name} is two configurations"
+        configurations = Counter(str(end.params) for end in now.values())
         assert not configurations or max(configurations.values()) == 1, "a configuration was done twice"
-        self.before = now
+        self._check_commands()
+        self.before, self.ends = now, ends
         return now
+
+    def _check_commands(self) -> None:
+        """Each was applied, or waits, once; of `hpo stop` none is left where a person starts the campaign."""
+        waiting: Counter[str] = Counter()
+        applied = {record["id"] for record in self.terminal.records("command")}
+        for path in (self.terminal.directory / "run" / "commands").glob("*.json"):
+            if path.is_file() and not path.is_symlink() and path.stem not in applied:
+                try:
+                    found = json.loads(path.read_bytes())
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(found, dict) and "by" in found:
+                    waiting[found["name"]] += 1
+        known = self._applied() + waiting
+        for name, number in self.given.items():
+            lost = number - known[name]
+            assert lost == 0 or (name == "stop" and lost > 0), f"{lost} `hpo {name}` of {number} are lost"
 
 
 @contextmanager
 def workplace(disk_mib: int) -> Iterator[tuple[Path, Path | None]]:
-    """A directory for a terminal, and in it run/ as a small disk of its own where this user may mount one."""
+    """A directory for a terminal, a small disk of its own where this user may mount one; which is also returned."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        directory = Path(name)
-        run = directory / "run"
-        run.mkdir()
-        line = ["mount", "-t", "tmpfs", "-o", f"size={disk_mib}M", "tmpfs", str(run)]
+        directory = Path(name) / "disk"
+        directory.mkdir()
+        line = ["mount", "-t", "tmpfs", "-o", f"size={disk_mib}M,nr_inodes=100000", "tmpfs", str(directory)]
         try:
             mounted = subprocess.run(line, capture_output=True, check=False, timeout=20).returncode == 0
         except FileNotFoundError:
             mounted = False
         try:
-            yield directory, run if mounted else None
+            yield directory, directory if mounted else None
         finally:
             if mounted:
-                subprocess.run(["umount", "-l", str(run)], check=True, timeout=20)
+                subprocess.run(["umount", "-l", str(directory)], check=True, timeout=20)
 
 
 def prepare(
     terminal: Terminal, *, evaluations: int, ranks_per_worker: int, unhealthy: float, seconds: float = 0.2
 ) -> None:
     """``seconds``: the median of an evaluation's; hardly any takes four times as long."""
-    terminal.write("task.py", TASK.replace("UNHEALTHY", repr(unhealthy)).replace("SECONDS", repr(seconds)))
+    notes = notes_of(terminal)
+    notes.mkdir()
+    words = {
+        "NOTES": str(notes / "side.txt"),
+        "SICK_ONES": str(notes / "sick.txt"),
+        "UNHEALTHY": unhealthy,
+        "SECONDS": seconds,
+    }
+    text = TASK
+    for word, value in words.items():
+        text = text.replace(word, repr(value))
+    terminal.write("task.py", text)
     text = CAMPAIGN.format(ranks_per_worker=ranks_per_worker, timeout=max(3.0, 4.0 * seconds))
     terminal.campaign(text, evaluations=evaluations, kind="default")
 
@@ -355,14 +628,18 @@ def chaos(
         one = Chaos(terminal, seed=seed, ranks=ranks, evaluations=evaluations, disk=disk)
         try:
             one.run(actions)
-            checked = terminal.hpo("check", "run")
-            assert checked.returncode == 0, checked.stdout
             counts = terminal.status()["evaluations"]
             assert isinstance(counts, dict)
-            assert sum(counts.values()) == one.evaluations
+            assert sum(counts.values()) == one.budget
         except AssertionError:
             kept = tempfile.mkdtemp(prefix="chaos-kept-")
-            shutil.copytree(directory, kept, dirs_exist_ok=True)
+            shutil.copytree(
+                directory.parent,
+                kept,
+                dirs_exist_ok=True,
+                ignore_dangling_symlinks=True,
+                ignore=shutil.ignore_patterns("evaluations", "commands"),
+            )
             print(f"the campaign and what the tasks noted are kept in {kept}", file=sys.stderr)
             raise
         finally:
@@ -376,7 +653,8 @@ def chaos(
             "actions": dict(sorted(one.done.items())),
             "commands": one.launches,
             "launches": launched,
-            "evaluations": one.evaluations,
+            "evaluations": one.budget,
+            "reopened": len(one.ends) - len(one.before),
             "statuses": {name: count for name, count in counts.items() if count},
             "unrecorded_done_again": sum(len(values) - 1 for values in ended.values()),
             "seconds": round(time.monotonic() - began, 1),
@@ -423,17 +701,23 @@ def main() -> None:
     parser.add_argument("--actions", type=int, default=30, help="things that happen")
     parser.add_argument("--evaluations", type=int, default=400)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--ranks-per-worker", type=int, default=2)
     parser.add_argument(
         "--healthy", type=float, help="also measure throughput with failing tasks of these seconds"
     )
     options = parser.parse_args()
-    arguments = {"evaluations": options.evaluations, "ranks": options.ranks}
+    arguments = {
+        "evaluations": options.evaluations,
+        "ranks": options.ranks,
+        "ranks_per_worker": options.ranks_per_worker,
+    }
     try:
         found = chaos(seed=options.seed, actions=options.actions, **arguments)
     except AssertionError:
         print(
             f"again: python tests/chaos.py --seed {options.seed} --actions {options.actions} "
-            f"--evaluations {options.evaluations} --ranks {options.ranks}",
+            f"--evaluations {options.evaluations} --ranks {options.ranks} "
+            f"--ranks-per-worker {options.ranks_per_worker}",
             file=sys.stderr,
         )
         raise

@@ -118,6 +118,8 @@ class Campaign:
         grace (duration or 0; default 60.0): how long evaluations may save when the campaign stops.
         start_timeout (duration; default 300.0): how long evaluators may take to start; and ranks, to which a launch
             gives at least 120 s, and 0.05 s more for each.
+        hang_timeout (duration, from 1 s; default 120.0): a rank that shows no life for so long is given up, and what it
+            evaluates runs elsewhere.
         first_failures (int, from 1, or "off"; default 30): failures in a row, of all workers, that end a launch; a
             third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
@@ -386,6 +388,13 @@ class Campaign:
                         transport.send(rank, encode(end))
                     transport.flush(10.0)
                     return end
+                if owner := directory.foreign_owner(settings.directory):
+                    write(
+                        f"hpo: {one_line(settings.directory)} belongs to {one_line(owner)}, who can read and remove "
+                        "what this campaign writes there.",
+                        sys.stderr,
+                        flush=True,
+                    )
                 launch = last_launch(settings.directory) + 1
                 with resume.located(settings.directory):
                     torn: list[Path] = []
@@ -531,9 +540,14 @@ class Campaign:
                 coordinator_rank=0,
                 coordinator=coordinator,
                 signals=signals,
+                hang_timeout_s=assembly.hang_timeout_s,
                 housekeeping=housekeeping or (lambda now: None),
+                failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
             )
-            end = assembly.settle(node.run())
+            end = node.run()
+            if node.given_up and assembly.writer is not None:
+                assembly.writer.discard()  # it would go on in a file that is read
+            end = assembly.settle(end)
             if display is not None and coordinator is not None:
                 display.finish(coordinator, end.reason, transport.now())
         if status is not None and coordinator is not None and end == coordinator.end:

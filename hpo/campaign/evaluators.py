@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpo.config import reader as config
@@ -15,7 +15,7 @@ from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext
 from hpo.evaluation.inline import InlineCrew, InlineHost
-from hpo.islands.messages import WorkerMessage, encode
+from hpo.islands.messages import Surroundings, WorkerMessage, encode
 from hpo.islands.transport import Transport
 from hpo.search.protocols import Candidate
 from hpo.task.trial import Job
@@ -24,6 +24,7 @@ from hpo.terminal import write
 if TYPE_CHECKING:
     from hpo.config.layout import WorkerPlacement
     from hpo.config.reader import Settings
+    from hpo.evaluation.cuda import OwnDevice
     from hpo.task.task import Task, TaskSource
 
 
@@ -40,12 +41,17 @@ class Jobs:
         """Individuals in a row whose parent had saved nothing; None once one had, or it was said."""
 
     def __call__(self, candidate: Candidate) -> Job:
+        directory, resumed = self._directories.path(candidate.id), candidate.resumed
+        if candidate.contested:
+            candidate.contested = False
+            directory, copied = self._directories.copy(candidate.id)
+            resumed &= copied
         return Job(
             id=candidate.id,
             params=candidate.params,
             seed=trial_seed(self._seed, candidate.id),
-            directory=str(self._directories.path(candidate.id)),
-            resumed=candidate.resumed,
+            directory=str(directory),
+            resumed=resumed,
             parent=self._parent(candidate.inherits) if candidate.inherits else None,
         )
 
@@ -90,7 +96,7 @@ def make_crew(
     *,
     transport: Transport,
     place: WorkerPlacement,
-    hosts: Sequence[str],
+    surroundings: Surroundings,
     source: TaskSource,
     objectives: tuple[str, ...],
 ) -> ProcessCrew:
@@ -101,7 +107,7 @@ def make_crew(
 
     crew = ProcessCrew(
         size=len(place.ranks),
-        child_factory=child_factory(settings, place.ranks, 0, hosts, source),
+        child_factory=child_factory(settings, surroundings, 0, source),
         send=send,
         objectives=objectives,
         settings=settings.evaluation,
@@ -118,14 +124,14 @@ def make_evaluator_host(
     transport: Transport,
     place: WorkerPlacement,
     worker_rank: int,
-    hosts: Sequence[str],
+    surroundings: Surroundings,
     source: TaskSource,
 ) -> EvaluatorHost:
     """What rank ``worker_rank`` of the worker at ``place`` does: keep its evaluator, and speak with its
     leader."""
     return EvaluatorHost(
         worker_rank=worker_rank,
-        child_factory=child_factory(settings, place.ranks, worker_rank, hosts, source),
+        child_factory=child_factory(settings, surroundings, worker_rank, source),
         send=lambda epoch, answer: transport.send(
             place.leader, encode(WorkerMessage(pack_answer(epoch, worker_rank, answer)))
         ),
@@ -137,7 +143,7 @@ def make_inline_crew(
     *,
     transport: Transport,
     place: WorkerPlacement,
-    hosts: Sequence[str],
+    surroundings: Surroundings,
     task: Task,
     stopping: Callable[[], bool],
 ) -> InlineCrew:
@@ -155,12 +161,12 @@ def make_inline_crew(
         send=send,
         stopping=stopping,
         on_warning=_warner(place),
-        device=inline_device(config.environment(), hosts, place.leader),
+        device=_inline_device(surroundings, 0, place),
     )
 
 
 def make_inline_host(
-    *, transport: Transport, place: WorkerPlacement, worker_rank: int, hosts: Sequence[str], task: Task
+    *, transport: Transport, place: WorkerPlacement, worker_rank: int, surroundings: Surroundings, task: Task
 ) -> InlineHost:
     """Like ``make_evaluator_host``, for evaluations inside the ranks; collective over the worker."""
     comm = transport.communicator(place.ranks)
@@ -173,22 +179,25 @@ def make_inline_host(
         objectives=tuple(task.objectives),
         comm=comm,
         send=lambda content: transport.send(place.leader, encode(WorkerMessage(content))),
-        device=inline_device(config.environment(), hosts, place.ranks[worker_rank]),
+        device=_inline_device(surroundings, worker_rank, place),
     )
 
 
+def _inline_device(surroundings: Surroundings, worker_rank: int, place: WorkerPlacement) -> OwnDevice:
+    label = f"rank {place.ranks[worker_rank]} on {surroundings.hosts[worker_rank]}"
+    return inline_device(config.environment(), surroundings.local_rank, label)
+
+
 def child_factory(
-    settings: Settings, ranks: Sequence[int], worker_rank: int, hosts: Sequence[str], source: TaskSource
+    settings: Settings, surroundings: Surroundings, worker_rank: int, source: TaskSource
 ) -> Callable[[], EvaluatorProcess]:
-    """Starts the evaluator of worker rank ``worker_rank``. ``ranks``: the worker's, ``hosts``: by world
-    rank."""
-    mine = hosts[ranks[worker_rank]]
+    """Starts the evaluator of worker rank ``worker_rank``, which runs in ``surroundings``."""
     context = RankContext(
         worker_rank=worker_rank,
-        size=len(ranks),
-        local_rank=list(hosts[: ranks[worker_rank]]).count(mine),
-        local_size=list(hosts).count(mine),
-        hosts=tuple(hosts[rank] for rank in ranks),
+        size=len(surroundings.hosts),
+        local_rank=surroundings.local_rank,
+        local_size=surroundings.local_size,
+        hosts=surroundings.hosts,
         source=source,
         interface=settings.evaluation.interface,
     )

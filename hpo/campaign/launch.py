@@ -21,7 +21,7 @@ from hpo.campaign.campaign import Campaign, held_back
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
-from hpo.cluster.mpi_startup import connect
+from hpo.cluster.mpi_startup import connect, raise_file_limit
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
@@ -44,6 +44,8 @@ from hpo.journal.lock import acquire
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
+_GONE_S = 120.0
+"""For so long a directory that is gone may come back."""
 _AGENT = "PRTE_MCA_prte_launch_agent"
 """What Open MPI 5 starts on other nodes, there to start ranks."""
 _SHOW_CURSOR = "\033[?25h"
@@ -222,6 +224,16 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, **added}
 
 
+def keepalive(hang_timeout_s: float) -> dict[str, str]:
+    """Variables by which mpirun and its daemons notice that the other's host is gone without taking leave, as after a
+    power failure: within half of ``hang_timeout_s``, but not under 8 s, nor over the eight minutes that they take by
+    themselves. Ranks that end because they hear no more of rank 0 come too late for that: what mpirun then sends to
+    the dead host stays on its way, and a connection with something on its way is not probed."""
+    pause_s = min(max(1, int(hang_timeout_s / 16)), 60)
+    values = {"time": 4 * pause_s, "intvl": pause_s, "probes": 4}
+    return {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in values.items()}
+
+
 class Supervisor:
     """Runs the campaign of ``file`` under mpirun, and starts it again where ranks died and ended it: on the hosts
     that are left, where some died.
@@ -248,7 +260,7 @@ class Supervisor:
         self._live = config.terminal_columns() is not None
         self._rest = [sys.executable, "-m", "hpo", "run", str(file)]
         self._tolerant = tolerates_faults(mpirun)
-        self._environment = environment(config.environment())
+        self._environment = environment(keepalive(settings.evaluation.hang_timeout_s) | config.environment())
         self._listed = listed
         self._ranks = ranks
         self._fleet = Fleet(ranks, listed)
@@ -275,6 +287,12 @@ class Supervisor:
                     _say("Nothing that was recorded is lost: give the same command again to go on.")
                 if not died or self._asked:
                     return code
+                if not self._wait_for_directory():
+                    _say(
+                        f"{self._directory} is gone, so this is not started again: it would begin anew in an empty "
+                        "directory. Once it is back, give the same command again to go on."
+                    )
+                    return EXIT_RESUMABLE
                 if self._deadline_s is not None and config.DEADLINE not in self._environment:
                     # It counts from the first start: where that came to nothing, from now.
                     on_record = read_launch(self._directory, launch)
@@ -317,6 +335,22 @@ class Supervisor:
             for number, handler in former.items():
                 signal.signal(number, handler)
 
+    def _wait_for_directory(self) -> bool:
+        """Whether the campaign's directory is there, or comes back."""
+        end = time.monotonic() + _GONE_S
+        while self._gone():
+            if time.monotonic() >= end or self._requests.count:
+                return False
+            time.sleep(0.5)
+        return True
+
+    def _gone(self) -> bool:
+        """It was there when the lock was tried; and what runs on may make directories of individuals in its place."""
+        campaign = self._directory / "campaign.json"
+        return not self._directory.exists() or (
+            (self._directory / "evaluations").exists() and not campaign.exists()
+        )
+
     def _left(self) -> Fleet | None:
         """Whom to start where now; None when no host is left."""
         if self._listed is not None:
@@ -350,6 +384,7 @@ class Supervisor:
         self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
 
     def _start(self) -> None:
+        raise_file_limit()  # mpirun and its ranks inherit it
         line = command(
             self._mpirun,
             self._version,
@@ -369,11 +404,19 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
-    def _wait(self) -> int | None:
+    def _wait(self, launch: int) -> int | None:
         """mpirun's return code; None where it was killed here."""
         if self._process is None:
             return None
-        code = processes.wait(self._process, self._fleet.ranks, self._begun, kill_at=lambda: self._kill_at)
+        code = processes.wait(
+            self._process,
+            self._fleet.ranks,
+            self._begun,
+            kill_at=lambda: self._kill_at,
+            ended=lambda: (
+                (found := read_launch(self._directory, launch)) is not None and found.end is not None
+            ),
+        )
         processes.end_rest(self._process.pid)
         return code
 
@@ -384,7 +427,7 @@ class Supervisor:
         self._start()
         if self._asked:
             self._forward()
-        code = self._wait()
+        code = self._wait(launch)
         if code == EXIT_REPORTED + EXIT_STORAGE:
             return EXIT_RESUMABLE, False
         on_record = read_launch(self._directory, launch)

@@ -26,6 +26,7 @@ from hpo.evaluation.devices import inline_device
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
+from hpo.islands.messages import Surroundings
 from hpo.results import text
 from hpo.search.protocols import GO, TrialReport, Verdict
 from hpo.task.outcome import Outcome
@@ -91,9 +92,11 @@ def _inline(campaign: Campaign, job: Job) -> Outcome:
         evaluate=campaign.task.evaluate,
         objectives=tuple(campaign.task.objectives),
         on_warning=_warn,
-        device=inline_device(config.environment(), [socket.gethostname()], 0),
+        device=inline_device(config.environment(), 0, f"rank 0 on {socket.gethostname()}"),
     )
     crew.start(job)
+    if crew.pending:
+        crew.evaluate()
     return crew.poll()[0]
 
 
@@ -109,14 +112,14 @@ def _warn(text: str) -> None:
 def _evaluate(campaign: Campaign, job: Job) -> Outcome:
     settings = campaign.settings
     size = settings.layout.ranks_per_worker
-    ranks, hosts = range(size), [socket.gethostname()] * size
+    hosts = (socket.gethostname(),) * size
     source = campaign.source
     # In a campaign the crew and the hosts of the other ranks are different processes. Here two queues connect them.
     to_others: deque[tuple[int, dict[str, Any]]] = deque()
     to_crew: deque[dict[str, Any]] = deque()
     crew = ProcessCrew(
         size=size,
-        child_factory=child_factory(settings, ranks, 0, hosts, source),
+        child_factory=child_factory(settings, Surroundings(hosts, 0, size, 1), 0, source),
         send=lambda rank, message: to_others.append((rank, message)),
         objectives=tuple(campaign.task.objectives),
         settings=settings.evaluation,
@@ -127,7 +130,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
     others = {
         rank: EvaluatorHost(
             worker_rank=rank,
-            child_factory=child_factory(settings, ranks, rank, hosts, source),
+            child_factory=child_factory(settings, Surroundings(hosts, rank, size, 1), rank, source),
             send=lambda epoch, answer, rank=rank: to_crew.append(  # type: ignore[misc]
                 pack_answer(epoch, rank, answer)
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -41,11 +42,11 @@ from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.leader.storage import StorageWait, storage_sentence
-from hpo.islands.messages import End, Start
+from hpo.islands.messages import End, Start, Surroundings
 from hpo.islands.transport import Transport
 from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.commands import Inbox
-from hpo.journal.files import JournalWriter, journal_path, read_directory, read_file, worker_journals
+from hpo.journal.files import JournalWriter, at_work, journal_path, read_directory, worker_records
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
 from hpo.prior_results.points import wanted
@@ -87,7 +88,7 @@ class Assembly:
                     transport=transport,
                     place=place,
                     worker_rank=worker_rank,
-                    hosts=start.hosts,
+                    surroundings=start.surroundings,
                     task=self.task,
                 )
             else:
@@ -96,12 +97,16 @@ class Assembly:
                     transport=transport,
                     place=place,
                     worker_rank=worker_rank,
-                    hosts=start.hosts,
+                    surroundings=start.surroundings,
                     source=self._source,
                 )
             closing.callback(evaluator_host.close)
             return RankRoles(
-                members=place.ranks, leader=None, non_leader=evaluator_host, filenos=evaluator_host.filenos
+                members=place.ranks,
+                leader=None,
+                non_leader=evaluator_host,
+                filenos=evaluator_host.filenos,
+                inline=evaluator_host if isinstance(evaluator_host, InlineHost) else None,
             )
         header = Header.of_this_process(
             launch=start.launch,
@@ -118,7 +123,7 @@ class Assembly:
             crew = make_inline_crew(
                 transport=transport,
                 place=place,
-                hosts=start.hosts,
+                surroundings=start.surroundings,
                 task=self.task,
                 stopping=lambda: signals.count > 0,
             )
@@ -127,14 +132,20 @@ class Assembly:
                 settings,
                 transport=transport,
                 place=place,
-                hosts=start.hosts,
+                surroundings=start.surroundings,
                 source=self._source,
                 objectives=tuple(self.task.objectives),
             )
         closing.callback(crew.close, 10.0)
-        leader = self.leader(place, groups, crew, writer, start.hosts)
+        leader = self.leader(place, groups, crew, writer, start.surroundings)
         leader.begin(start)
-        return RankRoles(members=place.ranks, leader=leader, non_leader=None, filenos=crew.filenos)
+        return RankRoles(
+            members=place.ranks,
+            leader=leader,
+            non_leader=None,
+            filenos=crew.filenos,
+            inline=crew if isinstance(crew, InlineCrew) else None,
+        )
 
     def coordinator(
         self,
@@ -205,11 +216,16 @@ class Assembly:
             writer.append(log.left[-1])
             commit()
 
+        registry = WorkerRegistry(layout.workers)
+
         def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
-            paths = worker_journals(
-                settings.directory, launch=start.launch, island=place.island, worker=place.worker
+            records = worker_records(
+                settings.directory,
+                launch=start.launch,
+                island=place.island,
+                worker=place.worker,
+                given_up=place.leader in registry.hung,
             )
-            records = [record for path in paths for record in read_file(path)]
             with resume.located(settings.directory):
                 return resume.dead_leader_record(
                     records, space=space, islands=layout.islands, losses=self.task.losses
@@ -217,7 +233,7 @@ class Assembly:
 
         def journal_totals() -> resume.ResumeState:
             records = read_directory(settings.directory)
-            with resume.located(settings.directory):
+            with at_work(settings.directory), resume.located(settings.directory):
                 found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
             found.avoid(EvaluationDirectories(settings.directory).taken())
             return found
@@ -233,7 +249,7 @@ class Assembly:
 
         coordinator = Coordinator(
             transport=transport,
-            registry=WorkerRegistry(layout.workers),
+            registry=registry,
             everyone=range(transport.size),
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
@@ -284,6 +300,13 @@ class Assembly:
         coordinator.look_at_commands()  # those given between launches hold before anything is granted
         return coordinator
 
+    @property
+    def hang_timeout_s(self) -> float:
+        """After how long without a sign of life a rank is given up; never where evaluations let it show none."""
+        evaluation = self.settings.evaluation
+        blind = evaluation.isolation == "inline" and not self.transport.any_thread
+        return math.inf if blind else evaluation.hang_timeout_s
+
     def status(self, lock: Lock, coordinator: Coordinator, earlier: resume.ResumeState) -> Status:
         """What rank 0 keeps for ``hpo status``."""
         settings, standing = self.settings, earlier.commands
@@ -325,9 +348,9 @@ class Assembly:
         groups: list[list[int]],
         crew: ProcessCrew | InlineCrew,
         writer: JournalWriter,
-        hosts: Sequence[str],
+        surroundings: Surroundings,
     ) -> Leader:
-        """The leader of the worker at ``place``, not begun. ``hosts``: by world rank."""
+        """The leader of the worker at ``place``, not begun."""
         settings, transport = self.settings, self.transport
         search = settings.search_of(place.island)
         space = restricted(self.task.space, search.only)
@@ -337,9 +360,8 @@ class Assembly:
             search,
             SearchContext(
                 clock=transport.now,
-                leader=place.leader,
-                leaders=[rank for island in groups for rank in island],
-                hosts=hosts,
+                all_workers=sum(map(len, groups)),
+                local_workers=surroundings.local_leaders,
                 cores=count_cores()[1],
                 workers=len(groups[place.island]),
                 islands=len(groups),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 import traceback
+from contextlib import suppress
 
 from hpo.config import reader as config
 from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError
 from hpo.islands.transport import LocalTransport, MpiTransport, Transport
 from hpo.terminal import write
+
+_MOST_FILES = 1 << 16
+"""More than ranks and evaluators need; programs that go through all that they may have open take long for millions."""
 
 
 def connect() -> Transport:
@@ -20,6 +25,7 @@ def connect() -> Transport:
     Raises:
         CampaignError: a launcher started several processes and MPI cannot be used.
     """
+    raise_file_limit()
     launcher = config.launcher()
     if launcher.rank is None or launcher.size == 1:
         return LocalTransport()
@@ -38,6 +44,15 @@ def connect() -> Transport:
             "(python -m mpi4py --mpi-lib-version)"
         )
     return transport
+
+
+def raise_file_limit() -> None:
+    """Let this process and what it starts open more files, where allowed: a connection to each rank is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def give_up(transport: Transport, error: BaseException) -> None:

@@ -8,6 +8,10 @@ for those of other hosts each rank ends by itself after a time that no healthy s
 
 *An mpirun that outlives its ranks*, as that of Open MPI 5.0.11 sometimes does where they ended in an unusual way.
 
+*Ranks that hang.* The others have given them up, and mpirun would wait for them. Once the campaign's end is on record
+and rank 0 has ended, they are killed; so is a rank 0 that is stopped, or in a call that does not return, where all the
+others have ended without it.
+
 *Ranks that outlive their mpirun.* Where that was killed, they end as soon as they see it, which may be after the next
 launch has read the journals: what one of them recorded then would be evaluated again."""
 
@@ -63,9 +67,11 @@ def wait(
     ranks: int,
     begun: Path,
     kill_at: Callable[[], float | None] = lambda: None,
+    ended: Callable[[], bool] = lambda: False,
 ) -> int | None:
     """The return code of ``mpirun``, which leads a session and starts ``ranks`` ranks; None where it was killed here.
-    ``begun`` exists once all have met. ``kill_at``: on the monotonic clock, when it and all its session are killed.
+    ``begun`` exists once all have met. ``kill_at``: on the monotonic clock, when it and all its session are killed;
+    ``ended``: whether the campaign's end is on record.
 
     Where some of this host's are gone before that, and the others neither begin nor end within 10 s, it and they are
     killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone. Otherwise without a
@@ -97,13 +103,30 @@ def wait(
         living = sum(pid in session for pid in known.values())
         now = time.monotonic()
         alone = bool(known) and here == ranks and not living
-        if not alone and (not known or living >= here or begun.exists()):
+        hangs = bool(known) and begun.exists() and _hangs(known, session, all_here=here == ranks, ended=ended)
+        if not alone and not hangs and (not known or living >= here or begun.exists()):
             since = None
         elif since is None:
             since = now
         elif now - since > (_STAY_S if alone and begun.exists() else _REST_S):
             _kill(mpirun)
             return None
+
+
+def _hangs(known: dict[int, int], session: list[int], *, all_here: bool, ended: Callable[[], bool]) -> bool:
+    """Whether ranks are left that hang. ``known``: the processes of this host's ranks; ``all_here``: there are no
+    others."""
+    living = [rank for rank, pid in known.items() if pid in session]
+    if living == [0]:
+        return all_here and len(known) > 1 and _state(known[0]) in ("T", "D")
+    return bool(living) and 0 in known and 0 not in living and ended()
+
+
+def _state(pid: int) -> str:
+    """A letter, as ps shows it; empty where the process has ended."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def _kill(mpirun: subprocess.Popen[bytes]) -> None:

@@ -222,6 +222,9 @@ class EvaluationSettings(Section):
     start_timeout_s: Seconds = Field(
         default=300.0, gt=0, validation_alias="start_timeout", description=_DURATION_RULE
     )
+    hang_timeout_s: Seconds = Field(
+        default=120.0, ge=1, validation_alias="hang_timeout", description=f"{_DURATION_RULE}, at least 1 s"
+    )
     first_failures: Annotated[From1 | None, BeforeValidator(_off)] = Field(
         default=30, description=f'{_FROM_1}, or "off"'
     )

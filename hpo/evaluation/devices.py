@@ -56,18 +56,15 @@ def evaluator_device(environment: Mapping[str, str], index: int | None, label: s
     return OwnDevice(name, label=label, visible=environment.get("CUDA_VISIBLE_DEVICES"))
 
 
-def inline_device(environment: Mapping[str, str], hosts: Sequence[str], rank: int) -> OwnDevice:
+def inline_device(environment: Mapping[str, str], local_rank: int, label: str) -> OwnDevice:
     """The device of a rank that evaluates in its own process, where nothing can be hidden from CUDA.
 
-    ``hosts``: by world rank."""
+    ``local_rank``: among all ranks of the launch on its host; ``label`` names the rank."""
     visible = visible_devices(environment)
-    local_rank = list(hosts[:rank]).count(hosts[rank])
     name = "cpu"
     if visible:
         name = "cuda:0" if is_mig(visible) else f"cuda:{local_rank % len(visible)}"
-    return OwnDevice(
-        name, label=f"rank {rank} on {hosts[rank]}", visible=environment.get("CUDA_VISIBLE_DEVICES")
-    )
+    return OwnDevice(name, label=label, visible=environment.get("CUDA_VISIBLE_DEVICES"))
 
 
 def select_for_group(device: OwnDevice, environment: Mapping[str, str]) -> str | None:

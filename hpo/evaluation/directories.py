@@ -1,16 +1,21 @@
 """The individuals' own directories, ``DIR/evaluations/ID/``: what they print, and checkpoints as long as they
-are needed."""
+are needed.
+
+Where a rank hangs, what evaluates there may go on writing into the individual's directory. The next attempt gets a copy
+of it, ``ID.attempt-2`` and so on, which is the individual's directory from then on."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from hpo.task.trial_directory import OUTPUT, check_place, clear_directory
 
 _ID = re.compile(r"(0|[1-9]\d{0,8})-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,14})")
+_ATTEMPT = ".attempt-"
 
 
 class EvaluationDirectories:
@@ -20,7 +25,33 @@ class EvaluationDirectories:
         self._root = directory / "evaluations"
 
     def path(self, identity: str) -> Path:
-        return self._root / identity
+        """The directory of the individual's latest attempt, whether it is there or not."""
+        return self._attempts(identity)[-1]
+
+    def _attempts(self, identity: str) -> list[Path]:
+        """Of the attempts that have a directory of their own, the first in any case."""
+        found = [self._root / identity]
+        while (following := self._attempt(identity, len(found) + 1)).is_dir():
+            found.append(following)
+        return found
+
+    def _attempt(self, identity: str, number: int) -> Path:
+        return self._root / f"{identity}{_ATTEMPT}{number}"
+
+    def copy(self, identity: str) -> tuple[Path, bool]:
+        """The directory of another attempt, a copy of the latest; and whether that could be made, else it is to
+        begin anew there."""
+        latest = self.path(identity)
+        target = self._attempt(identity, len(self._attempts(identity)) + 1)
+        try:
+            check_place(latest)
+            shutil.copytree(latest, target, symlinks=True, ignore=shutil.ignore_patterns(f"{OUTPUT}*"))
+        except OSError:  # half a copy is no checkpoint
+            shutil.rmtree(target, ignore_errors=True)
+            with suppress(OSError):
+                target.mkdir(parents=True)
+            return target, False
+        return target, True
 
     def taken(self) -> dict[tuple[int, int], int]:
         """By island and worker, the first sequence number beyond all ids that something here is called by, whatever
@@ -34,7 +65,7 @@ class EvaluationDirectories:
 
     def present(self) -> set[str]:
         """The ids by which anything here is called."""
-        return {name for name in self._names() if _ID.fullmatch(name)}
+        return {identity for name in self._names() if _ID.fullmatch(identity := name.partition(_ATTEMPT)[0])}
 
     def _names(self) -> list[str]:
         try:
@@ -61,8 +92,8 @@ class EvaluationDirectories:
 
     def forget(self, identity: str) -> None:
         """Remove what the individual saved; what it printed stays. Nothing happens where there is nothing."""
-        path = self.path(identity)
-        with suppress(OSError):  # another process may hold a file there; it is only space
-            clear_directory(path)
-        with suppress(OSError):  # not empty: it holds output
-            path.rmdir()
+        for path in reversed(self._attempts(identity)):
+            with suppress(OSError):  # another process may hold a file there; it is only space
+                clear_directory(path)
+            with suppress(OSError):  # not empty: it holds output
+                path.rmdir()

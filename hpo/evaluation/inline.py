@@ -1,5 +1,8 @@
 """Evaluations inside the rank (``isolation = "inline"``), for tasks of microseconds or with their own MPI code.
 
+A crew or host takes what is to be evaluated, and ``evaluate`` does it, which the event loop calls when its turn is over
+(see ``hpo.islands.background``): its ``lock`` is held by whoever calls anything else here.
+
 Nothing protects the rank from what the task does, and there is no time-out. A worker of several ranks
 evaluates on all of them at once; they agree through the worker's communicator, so that a rank which raises
 while others wait for it there blocks them.
@@ -7,6 +10,7 @@ while others wait for it there blocks them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,12 +48,14 @@ class InlineLink:
         size: int,
         comm: Communicator | None,
         device: OwnDevice | None,
+        lock: threading.Lock,
         on_report: ReportHandler,
         stopping: Callable[[], bool],
         on_warning: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._device = device or OwnDevice()
         self._on_warning = on_warning
+        self._lock = lock
         self.comm: object | None = comm
         self.id = ""
         self._rank = rank
@@ -90,7 +96,8 @@ class InlineLink:
     def report(self, step: int, value: float, last_step: int | None) -> bool:
         verdict = GO
         if self._rank == 0:
-            verdict = self._on_report(TrialReport(self.id, step, value, last_step, self._saves))
+            with self._lock:
+                verdict = self._on_report(TrialReport(self.id, step, value, last_step, self._saves))
         self._pause = verdict == PAUSE
         return self._agree(verdict == STOP)
 
@@ -103,11 +110,11 @@ class InlineLink:
 
 
 class InlineCrew:
-    """Has the face of ``hpo.evaluation.crew.ProcessCrew``, and evaluates in ``start``.
+    """Has the face of ``hpo.evaluation.crew.ProcessCrew``; what ``start`` took is evaluated by ``evaluate``.
 
     ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
-    content)`` to the InlineHost of another rank. ``stopping``: whether the campaign wants to stop; it is
-    asked during an evaluation, when ``request_checkpoint`` cannot be called.
+    content)`` to the InlineHost of another rank. ``stopping``: whether this process knows already that the campaign
+    wants to stop.
     """
 
     def __init__(
@@ -129,12 +136,14 @@ class InlineCrew:
         self._objectives = objectives
         self._size = size
         self._send = send
+        self.lock = threading.Lock()
         self._stop_asked = False
         self._link = InlineLink(
             rank=0,
             size=size,
             comm=comm,
             device=device,
+            lock=self.lock,
             on_report=on_report,
             stopping=lambda: self._stop_asked or stopping(),
             on_warning=on_warning,
@@ -143,6 +152,8 @@ class InlineCrew:
         self._finished: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
         self._unusable = False
+        self._own: Trial | None = None  # from start to the end of this rank's part
+        self._killed: str | None = None
         self.busy = False
         self.failed_starts = 0
         """How many individuals in a row met a device that does not work: the host is at fault, none of them."""
@@ -150,7 +161,7 @@ class InlineCrew:
     @property
     def ready(self) -> bool:
         """Whether ``start`` may be called."""
-        return not self.busy
+        return not self.busy and self._own is None
 
     @property
     def prepared(self) -> bool:
@@ -161,11 +172,12 @@ class InlineCrew:
         """There is nothing to prepare."""
 
     def start(self, job: Job) -> None:
-        """Evaluate an individual; its outcome is there when this returns, or when the other ranks have sent theirs."""
-        if self.busy:
+        """Take an individual; its outcome is there when ``evaluate`` returns, or the other ranks have sent theirs."""
+        if not self.ready:
             raise RuntimeError(f"{job.id} cannot start while another individual is being evaluated")
         self.busy = True
         self._stop_asked = False
+        self._killed = None
         self._turn += 1
         self._finished.clear()
         self._unusable = False
@@ -181,8 +193,23 @@ class InlineCrew:
         if self._send is not None and several:
             for worker_rank in range(1, self._size):
                 self._send(worker_rank, pack_order(0, Evaluate(self._turn, job)))
-        trial = Trial(self._link, job, size=self._size, stale=self._size == 1 and not job.resumed)
-        self._finish(0, *self._link.attempt(self._evaluate, trial, self._objectives))
+        self._own = Trial(self._link, job, size=self._size, stale=self._size == 1 and not job.resumed)
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``evaluate`` is to be called."""
+        return self._own is not None
+
+    def evaluate(self) -> None:
+        """Evaluate what was started, here and now, without the lock."""
+        assert self._own is not None
+        outcome, unusable = self._link.attempt(self._evaluate, self._own, self._objectives)
+        with self.lock:
+            self._own = None
+            if self.busy:
+                self._finish(0, outcome, unusable)
+                if self._killed is not None:
+                    self.kill(self._killed)
 
     def receive(self, content: dict[str, Any]) -> None:
         """Take the answer of another rank's InlineHost."""
@@ -204,8 +231,10 @@ class InlineCrew:
         self._stop_asked = True
 
     def kill(self, status: str) -> None:
-        """Wait for other ranks no longer; what they do cannot be ended."""
-        if self.busy:
+        """Wait for other ranks no longer; what they and this one do cannot be ended."""
+        if self._own is not None:
+            self._killed = status
+        elif self.busy:
             self.busy = False
             self._outcomes.append(Outcome(status=status, error="ended by the campaign"))
 
@@ -216,8 +245,8 @@ class InlineCrew:
 
     @property
     def gone(self) -> bool:
-        """Whether nothing is evaluated."""
-        return not self.busy
+        """Whether nothing is evaluated here."""
+        return self._own is None
 
     def filenos(self) -> list[int]:
         """There is nothing to wait on."""
@@ -242,7 +271,8 @@ class InlineCrew:
 
 
 class InlineHost:
-    """Has the face of ``hpo.evaluation.crew.EvaluatorHost``, and evaluates in ``receive``."""
+    """Has the face of ``hpo.evaluation.evaluator_host.EvaluatorHost``; what ``receive`` took is evaluated by
+    ``evaluate``."""
 
     def __init__(
         self,
@@ -260,38 +290,54 @@ class InlineHost:
         self._evaluate = evaluate
         self._objectives = objectives
         self._send = send
+        self.lock = threading.Lock()
+        self._order: Evaluate | None = None  # until its end
         self._link = InlineLink(
             rank=worker_rank,
             size=size,
             comm=comm,
             device=device,
+            lock=self.lock,
             on_report=lambda report: GO,
             stopping=lambda: False,
         )
 
     def receive(self, content: dict[str, Any]) -> None:
-        """Evaluate with the other ranks, and send the outcome to the InlineCrew."""
+        """Take what is to be evaluated with the other ranks."""
         _, order = unpack_order(content)
         if not isinstance(order, Evaluate):
             raise TypeError(f"a rank that evaluates inline does not follow {order!r}")
+        self._order = order
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``evaluate`` is to be called."""
+        return self._order is not None
+
+    def evaluate(self) -> None:
+        """Evaluate, here and now, without the lock, and send the outcome to the InlineCrew."""
+        assert self._order is not None
+        order = self._order
         trial = Trial(self._link, order.job, rank=self._worker_rank, size=self._size)
         outcome, unusable = self._link.attempt(self._evaluate, trial, self._objectives)
         if outcome.status == FAILED and not unusable:
             outcome = replace(outcome, error=f"worker rank {self._worker_rank}: {outcome.error}")
         over = EvaluationOver(turn=order.turn, outcome=outcome, unusable=unusable)
-        self._send(pack_answer(0, self._worker_rank, over))
+        with self.lock:
+            self._order = None
+            self._send(pack_answer(0, self._worker_rank, over))
 
     def poll(self) -> bool:
         """Nothing happens by itself."""
         return False
 
     def disband(self) -> None:
-        """Nothing runs here between messages."""
+        """The worker is no more; what is evaluated here cannot be ended."""
 
     @property
     def gone(self) -> bool:
-        """Whether nothing is evaluated: between messages nothing is."""
-        return True
+        """Whether nothing is evaluated here."""
+        return self._order is None
 
     def filenos(self) -> list[int]:
         """There is nothing to wait on."""

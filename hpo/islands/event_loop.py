@@ -1,4 +1,4 @@
-"""The event loop of a rank: messages, evaluators and clock served from one thread that never waits long.
+"""The event loop of a rank: messages, evaluators and clock, served by one thread at a time that never waits long.
 
 A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to
 wait on, so it is polled now and then: after a hundredth of the time for which nothing has happened,
@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import math
 import select
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from hpo.errors import EXIT_RESUMABLE
+from hpo.islands.background import BackgroundTurns, InlineEvaluator
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import LOST, STOPPED
 from hpo.islands.leader.leader import Leader
+from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (
+    Alive,
     Disbanded,
     End,
     Lost,
@@ -25,6 +30,7 @@ from hpo.islands.messages import (
     MessageError,
     StopRequest,
     ToCoordinator,
+    ToEventLoop,
     ToWorker,
     WorkerMessage,
     decode,
@@ -57,17 +63,19 @@ class NonLeader(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class RankRoles:
     """What a rank is in its worker. ``members``: the worker's ranks, the leader first; ``filenos``: what to wait on
-    beside messages."""
+    beside messages; ``inline``: evaluates in the thread that runs the loop, if evaluators are no processes."""
 
     members: Sequence[int]
     leader: Leader | None
     non_leader: NonLeader | None
     filenos: Callable[[], Sequence[int]]
+    inline: InlineEvaluator | None = None
 
 
 class EventLoop:
     """The loop of one rank. ``housekeeping``: called each turn with the time, for what is not the protocol's (display,
-    lock).
+    lock). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends the rank
+    while the main thread is inside an evaluation.
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
     Of its own death the others learn from MPI, and end."""
@@ -80,44 +88,81 @@ class EventLoop:
         coordinator_rank: int,
         coordinator: Coordinator | None,
         signals: StopRequests,
+        hang_timeout_s: float = math.inf,
         housekeeping: Callable[[float], None] = lambda now: None,
         on_bad_message: Callable[[int, str], None] = lambda source, text: None,
+        failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._transport = transport
         self._members = tuple(roles.members)
         self._leader = roles.leader
         self._non_leader = roles.non_leader
         self._filenos = roles.filenos
+        self._inline = roles.inline
+        self._lock = roles.inline.lock if roles.inline is not None else threading.Lock()
+        self._failed = failed
+        self._active_at = transport.now()
         self._disbanding = False
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
         self._signals = signals
+        self.given_up = False
+        """Whether this rank hung, and others do its work."""
         self._heard = 0
+        # What rank 0 does before it serves may take its time, so it is watched from its first word on.
+        others = (
+            () if coordinator is None else (one for one in range(transport.size) if one != transport.rank)
+        )
+        self._liveness = Liveness(others, timeout_s=hang_timeout_s, now=transport.now())
         self._housekeeping = housekeeping
         self._on_bad_message = on_bad_message
         self.end: End | None = None
 
     def run(self) -> End:
         """Serve until the coordinator says that the launch is over."""
-        last = self._transport.now()
-        while self.end is None:
-            active = self._turn()
-            if self._leader is not None and self._leader.can_work:
-                continue
-            now = self._transport.now()
-            if active:
-                last = now
-            self._wait(self._limit(min(max(_FASTEST_S, _SHARE * (now - last)), _SLOWEST_S)))
-        return self.end
+        inline = self._inline
+        beside = None
+        if inline is not None and self._transport.any_thread:
+            beside = BackgroundTurns(
+                lock=self._lock, turn=self._paced_turn, wait=self._wait, failed=self._failed
+            )
+        with beside or nullcontext():
+            while True:
+                with self._lock:
+                    pause_s = self._paced_turn()
+                if self.end is not None:
+                    return self.end
+                if inline is not None and inline.pending:
+                    # Only now: what the task does must not find a turn half done.
+                    if beside is not None:
+                        beside.evaluate(inline.evaluate)
+                    else:
+                        inline.evaluate()
+                elif pause_s:
+                    self._wait(pause_s)
+
+    def _paced_turn(self) -> float:
+        """Take a turn; for how many seconds to wait before the next."""
+        active = self._turn()
+        if self._leader is not None and self._leader.can_work:
+            return 0.0
+        now = self._transport.now()
+        if active:
+            self._active_at = now
+        return self._limit(min(max(_FASTEST_S, _SHARE * (now - self._active_at)), _SLOWEST_S))
 
     def _turn(self) -> bool:
         active = False
         for source, data in self._transport.poll():
             active = True
+            if source != self._transport.rank and (self._coordinator or source == self._coordinator_rank):
+                self._liveness.heard(source)
             try:
                 self._deliver(source, decode(data))
             except MessageError as error:
                 self._on_bad_message(source, str(error))
+            if self.given_up:  # others do its work: nothing of it is to be touched here
+                return True
         self._look_for_deaths()
         if self._signals.count > self._heard:
             self._heard = self._signals.count
@@ -132,13 +177,35 @@ class EventLoop:
                 self._transport.send(self._coordinator_rank, encode(Disbanded([])))
         if self._coordinator is not None:
             self._coordinator.step()
-        self._housekeeping(self._transport.now())
+        now = self._transport.now()
+        if now >= self._liveness.next_look:
+            self._look_for_hung_ranks(now)
+        self._housekeeping(now)
         return active
+
+    def _look_for_hung_ranks(self, now: float) -> None:
+        if self._liveness.sign_due(now):
+            sign = encode(Alive())
+            everyone = (
+                range(self._transport.size) if self._coordinator is not None else (self._coordinator_rank,)
+            )
+            for rank in everyone:
+                if rank != self._transport.rank:
+                    self._transport.send(rank, sign)
+        hung = self._liveness.look(now)
+        if not hung:
+            return
+        self._liveness.forget(hung)
+        if self._coordinator is not None:
+            self._coordinator.handle_hung_ranks(hung)
+        self._transport.abandon(hung)
 
     def _deliver(self, source: int, message: Message) -> None:
         if isinstance(message, ToCoordinator):
             if self._coordinator is not None:
                 self._coordinator.receive(source, message)
+        elif isinstance(message, ToEventLoop):
+            pass  # that it came is all that it says
         elif not isinstance(message, ToWorker):
             self._on_bad_message(source, f"{type(message).__name__} comes after the start")
         elif self._leader is not None:
@@ -149,6 +216,12 @@ class EventLoop:
             self._handle_rank_deaths(frozenset(message.ranks))
         if isinstance(message, End):
             self.end = message
+        elif isinstance(message, Lost):
+            self._transport.abandon(message.ranks)
+            if self._transport.rank in message.ranks:  # given up while it hung: others do its work
+                self.given_up = True
+                self._transport.abandon(range(self._transport.size))
+                self.end = End(LOST, EXIT_RESUMABLE, None)
 
     def _handle_rank_deaths(self, dead: frozenset[int]) -> None:
         if self._non_leader is not None and not dead.isdisjoint(self._members):

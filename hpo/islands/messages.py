@@ -44,6 +44,10 @@ class ToWorker(Message, frozen=True):
     is for leaders alone."""
 
 
+class ToEventLoop(Message, frozen=True):
+    """Handled by the event loop of any rank."""
+
+
 class Evaluated(msgspec.Struct, frozen=True, array_like=True):
     """A finished individual as breeding sees it: the fields of ``Member`` that do not depend on the population.
 
@@ -122,13 +126,22 @@ class Hello(BeforeServing, frozen=True):
     error: str | None
 
 
+class Surroundings(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rank runs. ``hosts``: names by worker rank; ``local_rank``, ``local_size``: among all ranks of the launch
+    on its host; ``local_leaders``: how many of these lead workers."""
+
+    hosts: tuple[str, ...]
+    local_rank: int
+    local_size: int
+    local_leaders: int
+
+
 class Start(BeforeServing, frozen=True):
-    """Coordinator to rank, once. ``hosts``: host name by world rank; ``sequence``: first free number of this
-    worker; ``population``: what the island knows from earlier launches; ``owned``: ids among them for this
-    leader to emigrate, to promote, or to go on from."""
+    """Coordinator to rank, once. ``sequence``: first free number of this worker; ``population``: what the island knows
+    from earlier launches; ``owned``: ids among them for this leader to emigrate, to promote, or to go on from."""
 
     launch: int
-    hosts: list[str]
+    surroundings: Surroundings
     sequence: int
     population: list[Evaluated]
     owned: list[str]
@@ -211,7 +224,8 @@ class Recall(ToWorker, frozen=True):
 
 
 class Lost(ToWorker, frozen=True):
-    """Coordinator to all that live: these ranks are dead, and the workers that these ranks led have ended."""
+    """Coordinator to all that live, and to those that hang: these ranks are dead or given up, and the workers that
+    these ranks led have ended. A rank that wakes up and finds itself among them ends."""
 
     ranks: list[int]
     leaders: list[int]
@@ -244,6 +258,10 @@ class Stop(ToWorker, frozen=True):
     urgent: bool
 
 
+class Alive(ToEventLoop, frozen=True):
+    """Any rank to rank 0, and rank 0 to all that live: the sender's event loop goes round."""
+
+
 class End(ToWorker, frozen=True):
     """Coordinator to all: the campaign is over for this launch; ``error`` says why it never began."""
 
@@ -254,7 +272,7 @@ class End(ToWorker, frozen=True):
 
 KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for receiver in (BeforeServing, ToCoordinator, ToWorker)
+    for receiver in (BeforeServing, ToCoordinator, ToWorker, ToEventLoop)
     for kind in receiver.__subclasses__()
 }
 _ENCODER = msgspec.json.Encoder()

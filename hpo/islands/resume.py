@@ -33,7 +33,7 @@ from hpo.individual import (
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import point_assignment
 from hpo.islands.coordinator.tally import Best, Tally
-from hpo.islands.messages import Evaluated, EvaluationEnd, Start, rung_reports
+from hpo.islands.messages import Evaluated, EvaluationEnd, Start, Surroundings, rung_reports
 from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations, Unfinished
 from hpo.journal.files import damaged
@@ -514,9 +514,10 @@ def start_messages(
     lineages: Container[int] = (),
     holds: Callable[[str], bool] = lambda identity: True,
 ) -> list[Start]:
-    """The first message to each rank; only leaders get a population. ``lineages``: islands whose individuals go on from
-    each other; ``holds``: whether what an individual saved is still there, without which none goes on."""
-    starts = [Start(launch, hosts, 0, [], [], []) for _ in hosts]
+    """The first message to each rank; only leaders get a population. ``hosts``: by world rank; ``lineages``: islands
+    whose individuals go on from each other; ``holds``: whether what an individual saved is still there, without which
+    none goes on."""
+    starts = [Start(launch, where, 0, [], [], []) for where in surroundings(layout, hosts)]
     for island in range(layout.islands):
         places = layout.of_island(island)
         population = state.populations.get(island)
@@ -541,13 +542,26 @@ def start_messages(
         for place in places:
             starts[place.leader] = Start(
                 launch,
-                hosts,
+                starts[place.leader].surroundings,
                 state.sequence(place.island, place.worker),
                 members,
                 owned.get(place.leader, []),
                 reports,
             )
     return starts
+
+
+def surroundings(layout: Layout, hosts: Sequence[str]) -> list[Surroundings]:
+    """Where each rank runs. ``hosts``: by world rank."""
+    sizes = Counter(hosts)
+    leaders = Counter(hosts[place.leader] for place in layout.workers)
+    before: Counter[str] = Counter()
+    found = []
+    for rank, host in enumerate(hosts):
+        own = tuple(hosts[member] for member in layout.place_of(rank)[0].ranks)
+        found.append(Surroundings(own, before[host], sizes[host], leaders[host]))
+        before[host] += 1
+    return found
 
 
 def share(identities: Sequence[str], leaders: Sequence[int]) -> dict[int, list[str]]:

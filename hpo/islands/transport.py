@@ -11,7 +11,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hpo.config.reader import tolerates_deaths
@@ -43,6 +43,8 @@ class Transport(Protocol):
 
     rank: int
     size: int
+    any_thread: bool
+    """Whether one thread may call this while another one is inside MPI; never two at a time."""
 
     def send(self, destination: int, data: bytes) -> None:
         """Queue ``data`` for ``destination`` and return at once. Sending to oneself is allowed."""
@@ -55,6 +57,9 @@ class Transport(Protocol):
 
     def failed(self) -> frozenset[int]:
         """Ranks known to be dead; empty where the transport cannot know."""
+
+    def abandon(self, ranks: Iterable[int]) -> None:
+        """Treat ``ranks`` as dead from now on: nothing is sent to them, and nothing of them arrives."""
 
     def now(self) -> float:
         """Unix seconds, virtual in a simulation."""
@@ -77,6 +82,7 @@ class LocalTransport:
 
     rank = 0
     size = 1
+    any_thread = True
 
     def __init__(self) -> None:
         self._inbox: deque[tuple[int, bytes]] = deque()
@@ -96,6 +102,9 @@ class LocalTransport:
 
     def failed(self) -> frozenset[int]:
         return frozenset()
+
+    def abandon(self, ranks: Iterable[int]) -> None:
+        """There is no other."""
 
     def now(self) -> float:
         # The time of day as of the start, carried on by a monotonic clock: a corrected clock of the machine must
@@ -131,6 +140,9 @@ class MpiTransport(LocalTransport):
 
         super().__init__()
         self._mpi = MPI
+        self.any_thread = (
+            MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        )  # a program may have initialised MPI otherwise
         self._tag = _FIRST_TAG + next(_made) % _TAGS
         self._comm = communicator
         self.rank = communicator.Get_rank()
@@ -167,14 +179,17 @@ class MpiTransport(LocalTransport):
             # Without this every probe from any source would report the same deaths again.
             self._comm.Ack_failed()
             dead = group.Translate_ranks(list(range(group.Get_size())), self._comm.Get_group())
-            self._failed |= frozenset(dead)
-            # What is still to go there never will, and what was to come may be half there. MPI may look at their
-            # buffers yet.
-            self._abandoned += [one for one in self._sending if one[2] in self._failed]
-            self._abandoned += [one for one in self._receiving if one[1] in self._failed]
-            self._sending = deque(one for one in self._sending if one[2] not in self._failed)
-            self._receiving = [one for one in self._receiving if one[1] not in self._failed]
+            self.abandon(dead)
         group.Free()
+
+    def abandon(self, ranks: Iterable[int]) -> None:
+        self._failed |= frozenset(ranks) - {self.rank}
+        # What is still to go there never will, and what was to come may be half there. MPI may look at their
+        # buffers yet.
+        self._abandoned += [one for one in self._sending if one[2] in self._failed]
+        self._abandoned += [one for one in self._receiving if one[1] in self._failed]
+        self._sending = deque(one for one in self._sending if one[2] not in self._failed)
+        self._receiving = [one for one in self._receiving if one[1] not in self._failed]
 
     def send(self, destination: int, data: bytes) -> None:
         if destination == self.rank:

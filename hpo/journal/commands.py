@@ -205,7 +205,7 @@ class Inbox:
         try:
             folder = os.open(self._directory / _FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, *_UNREADABLE):
+            if error.errno != errno.ENOENT:  # also where another user's is closed to us
                 self.error = error
             return found
         try:

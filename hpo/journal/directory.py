@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,19 @@ def check_identity(
             f"[{json.dumps(str(directory), ensure_ascii=False)}]."
         )
     return recorded
+
+
+def foreign_owner(directory: Path) -> str | None:
+    """Who owns ``directory``, by name or number, if that is another user than this process's; None for root, who may
+    own nothing here and writes everywhere."""
+    with suppress(OSError):
+        owner = directory.stat().st_uid
+        if os.geteuid() not in (0, owner):
+            try:
+                return pwd.getpwuid(owner).pw_name
+            except KeyError:
+                return f"user {owner}"
+    return None
 
 
 def _is_ours(entry: str) -> bool:

@@ -2,7 +2,8 @@
 
 ``DIR/journal/0001-i000-w0003.jsonl`` is what worker 3 of island 0 wrote in the first launch. No other process writes
 it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync of it failed,
-it goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on."""
+it goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. The journals of a worker that hangs are replaced by
+copies when the worker is given up."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal.durable import sync_directory
+from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, Record, decode, encode
 
 _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})(?:-r(\d{1,9}))?\.jsonl")
@@ -213,6 +214,43 @@ class JournalWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def fence(path: Path) -> None:
+    """Put a copy in the place of a journal whose writer is given up and may not have ended: what it still writes goes
+    to a file without a name, so that all readers see what was there when it was given up.
+
+    Raises:
+        OSError: as the file system says; the journal is unchanged then.
+    """
+    write_atomically(path, path.read_bytes())
+
+
+def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:
+    """What a worker of a launch at work has written, which writes no more, or is ``given_up`` and fenced.
+
+    Raises:
+        OSError: it cannot be read, or be fenced, for now; or the campaign's journals are not there.
+        CampaignError: as of :func:`read_file`.
+    """
+    with at_work(directory):
+        paths = worker_journals(directory, launch=launch, island=island, worker=worker)
+        for path in paths if given_up else ():
+            fence(path)
+        return [record for path in paths for record in read_file(path)]
+
+
+@contextmanager
+def at_work(directory: Path) -> Iterator[None]:
+    """For reading journals while the campaign is at work: where that is not possible for now, or ``directory`` is not
+    there, it raises OSError, which may pass."""
+    (directory / "journal").stat()
+    try:
+        yield
+    except CampaignError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
 
 
 def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:

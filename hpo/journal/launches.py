@@ -17,7 +17,7 @@ from hpo.journal.files import journal_files, last_launch, read_directory, read_f
 from hpo.journal.records import Command, Ended, Finished, Header, Launched, Record, Reopened, Started
 
 MOST_IN_VAIN = 3
-"""So many launches in a row that get nothing done are enough: what ends them will not go away."""
+"""Launches in a row that get nothing done are not followed by another: what ends them will not go away."""
 
 
 @dataclass(kw_only=True)

@@ -59,15 +59,14 @@ class Offspring:
 class SearchContext:
     """What a breeder may know of its campaign. The defaults are those of a search outside any campaign.
 
-    ``clock``: seconds, None where proposals must not depend on it. ``leader``, ``leaders``, ``hosts``: the rank of its
-    worker, those of all workers, and the host of each rank; ``cores``: of its own host; ``workers``: of its island;
-    ``islands``: of the campaign.
+    ``clock``: seconds, None where proposals must not depend on it. ``all_workers``: of the campaign;
+    ``local_workers``: led from this host; ``cores``: of this host; ``workers``: of its island; ``islands``: of the
+    campaign.
     ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds."""
 
     clock: Callable[[], float] | None = None
-    leader: int = 0
-    leaders: Sequence[int] = (0,)
-    hosts: Sequence[str] = ("",)
+    all_workers: int = 1
+    local_workers: int = 1
     cores: int = 1
     workers: int = 1
     islands: int = 1
@@ -202,7 +201,8 @@ class Journal(Protocol):
 class Candidate:
     """An individual on its way through this leader.
 
-    ``resumed_at_step``: steps after which it had paused, and from which it goes on; 0 where it has not paused."""
+    ``resumed_at_step``: steps after which it had paused, and from which it goes on; 0 where it has not paused.
+    ``contested``: as of ``hpo.islands.assignment.Assignment``."""
 
     token: int
     id: str
@@ -220,3 +220,4 @@ class Candidate:
     resumed_at_step: int = 0
     inherits: str = ""
     reopened: int = 0
+    contested: bool = False

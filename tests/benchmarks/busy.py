@@ -1,7 +1,7 @@
 """How busy workers are when run times differ: lognormal sleeps on 16 ranks, one island and four, beside
 Propulate.
 
-    python tests/benchmarks/busy.py [--ranks 16] [--islands 1 4] [--repeat 3] [--quick]
+    python tests/benchmarks/busy.py [--ranks 16] [--islands 1 4] [--repeat 3] [--quick] [--isolation inline]
 
 Evaluations sleep (lognormal, mean 0.4 s, σ = 1), 20 a rank. Busy is the time slept over workers times the
 time from the first evaluation of the worker that was last to begin one to the end of the last evaluation;
@@ -11,8 +11,8 @@ the run began, counted in the same way. ``ideal`` is that of workers who come al
 the same number of evaluations: ``static_quota`` is such a queue without any cost, on the same draws. What a system
 lies below its bound is what it costs itself; where there are more ranks than cores, that is also ranks that wait in
 MPI, which takes processor time from those that work (--ranks 2: each has a core). Ours runs in warm
-evaluators, as campaigns do; Propulate inside its ranks, as it does. Medians over repeats. Ends in one line of
-JSON."""
+evaluators, as campaigns do; Propulate inside its ranks, as it does. With --isolation inline ours does so too, with
+kind "evolution", and nothing else is measured. Medians over repeats. Ends in one line of JSON."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def nap(directory: Path, seconds: list[float], argument: object) -> float:
     return float(number)
 
 
-def ours(directory: Path, size: Size, islands: int) -> None:
+def ours(directory: Path, size: Size, islands: int, *, inline: bool = False) -> None:
     import hpo
 
     space = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(10)})
@@ -86,6 +86,7 @@ def ours(directory: Path, size: Size, islands: int) -> None:
         directory=directory / "campaign",
         evaluations=size.evaluations,
         islands=islands,
+        **({"isolation": "inline", "kind": "evolution"} if inline else {}),
     ).run()
 
 
@@ -107,6 +108,9 @@ def propulate(directory: Path, size: Size, islands: int) -> None:
         pollination=False,
         checkpoint_path=directory / "propulate",
     ).propulate(logging_interval=10**9)
+
+
+ROLES = {"ours": ours, "inline": partial(ours, inline=True), "propulate": propulate}
 
 
 def arrivals(naps: list[tuple[float, float, int]]) -> list[float]:
@@ -165,14 +169,15 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=Size.ranks)
     parser.add_argument("--islands", type=int, nargs="+", default=Size.islands)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--isolation", choices=["warm", "inline"], default="warm")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK}, once")
-    parser.add_argument("--role", choices=["ours", "propulate"], help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=[*ROLES], help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=lambda text: Size(**json.loads(text)), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role is not None:
         (islands,) = options.islands
-        {"ours": ours, "propulate": propulate}[options.role](options.directory, options.size, islands)
+        ROLES[options.role](options.directory, options.size, islands)
         return
     size, repeat = (
         Size(ranks=options.ranks, evaluations=PER_RANK * options.ranks, islands=tuple(options.islands)),
@@ -184,7 +189,8 @@ def main() -> None:
     best, quota = ideal(draws(size), at_once), ideal(draws(size), at_once, quota=size.quota)
     print(f"ideal queue                {best:.3f}\nstatic quota               {quota:.3f}")
     result: dict[str, float] = {"ranks": size.ranks, "ideal": best, "static_quota": quota}
-    for role in ("ours", "propulate"):
+    roles = ("inline",) if options.isolation == "inline" else ("ours", "propulate")
+    for role in roles:
         for islands in size.islands:
             found, below = [], []
             for _ in range(repeat):
@@ -197,7 +203,7 @@ def main() -> None:
                 )
             result[f"{role}_{islands}"] = statistics.median(found)
             result[f"{role}_{islands}_below_ideal"] = statistics.median(below)
-    for islands in size.islands:
+    for islands in size.islands if len(roles) > 1 else ():
         result[f"ratio_to_propulate_{islands}"] = result[f"ours_{islands}"] / result[f"propulate_{islands}"]
     print(json.dumps({"benchmark": "busy", **result}))
 

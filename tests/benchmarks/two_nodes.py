@@ -175,7 +175,7 @@ class TwoNodes(Alone):
         self._previous: Any = None
 
     def __enter__(self) -> TwoNodes:
-        _check_tools()
+        check_tools()
         _remove_abandoned()
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, _end)
@@ -194,31 +194,31 @@ class TwoNodes(Alone):
     def _make(self) -> None:
         first, second = self._names
         for name in self._names:
-            _call("ip", "netns", "add", name)
+            call("ip", "netns", "add", name)
         # Both ends are born inside: nothing is ever seen, or has to be unique, outside.
-        _call(
+        call(
             *("ip", "-n", first, "link", "add", INTERFACE, "type", "veth"),
             *("peer", "name", INTERFACE, "netns", second),
         )
         for name, address in zip(self._names, ADDRESSES):
             # Ranks of one node talk over loopback, also when they use the cable's address.
-            _call("ip", "-n", name, "link", "set", "lo", "up")
-            _call("ip", "-n", name, "link", "set", INTERFACE, "addrgenmode", "none", "mtu", str(MTU))
-            _call("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
-            _call("ip", "-n", name, "link", "set", INTERFACE, "up")
+            call("ip", "-n", name, "link", "set", "lo", "up")
+            call("ip", "-n", name, "link", "set", INTERFACE, "addrgenmode", "none", "mtu", str(MTU))
+            call("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+            call("ip", "-n", name, "link", "set", INTERFACE, "up")
         hardware = [self._hardware_address(name) for name in self._names]
         for name, address, other in zip(self._names, reversed(ADDRESSES), reversed(hardware)):
-            _call("ip", "-n", name, "neighbour", "add", address, "lladdr", other, "dev", INTERFACE)
+            call("ip", "-n", name, "neighbour", "add", address, "lladdr", other, "dev", INTERFACE)
             if self._rate_mbit is not None:
                 # The queue is long enough to drop nothing: TCP's own windows are the limit.
-                _call(
+                call(
                     *("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf"),
                     *("rate", f"{self._rate_mbit}mbit", "burst", "64kb", "limit", "16mb"),
                 )
 
     @staticmethod
     def _hardware_address(name: str) -> str:
-        return str(json.loads(_call("ip", "-n", name, "-json", "link", "show", INTERFACE))[0]["address"])
+        return str(json.loads(call("ip", "-n", name, "-json", "link", "show", INTERFACE))[0]["address"])
 
     def _remove(self) -> None:
         for name in self._names:
@@ -240,7 +240,7 @@ class TwoNodes(Alone):
         return cores[first : first + share]
 
 
-def _check_tools() -> None:
+def check_tools() -> None:
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         raise Unavailable(
             "Two nodes on one machine need Linux and root: they are network namespaces. Run this as root, or in "
@@ -261,7 +261,7 @@ def _remove_abandoned() -> None:
             )
 
 
-def _call(*line: str) -> str:
+def call(*line: str) -> str:
     done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode:
         raise Unavailable(

@@ -101,9 +101,8 @@ def test_ranks_use_the_device_of_their_number(count: int, first: int, size: int,
 
 def inline_names(visible: str) -> list[str]:
     """The devices of two ranks on each of two hosts that see the same."""
-    hosts = ["a", "a", "b", "b"]
     environment = {"CUDA_VISIBLE_DEVICES": visible}
-    return [inline_device(environment, hosts, rank).name for rank in range(4)]
+    return [inline_device(environment, local_rank, "a rank").name for local_rank in (0, 1, 0, 1)]
 
 
 @pytest.fixture(autouse=True)

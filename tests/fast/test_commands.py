@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -184,6 +185,19 @@ def test_an_unknown_worker_is_refused_with_those_that_there_are() -> None:
         command.refused is not None and "no worker 7-7" in command.refused and "0-0, 0-1" in command.refused
     )
     assert len(steered.done()) == 20
+
+
+@pytest.mark.parametrize("when", [0.5, 0.87, 1.5, 4.5])
+def test_what_is_drained_tests_no_worker_and_leaves_no_launch_with_failing_ones_only(when: float) -> None:
+    """A worker that is not healthy is suspected or benched by then, or not yet."""
+    steered = Steered(evaluations=60, workers=2, islands=1, first_failures=30)
+    drain = Drain(**ASKED, worker="0-0")
+    simulation = steered.launch((when, drain), prepare=lambda simulation: fall_sick(simulation, 1, 0.0))
+    # Where it was benched, nobody is left; else it goes on, and nothing works.
+    failing = (0, 1, "failing") in simulation.left
+    assert simulation.coordinator.end.reason == (STOPPED if failing else DONE)
+    steered.launch()
+    assert steered.earlier().tally.final == 60
 
 
 def test_when_all_are_drained_the_launch_ends() -> None:
@@ -433,7 +447,7 @@ def test_whatever_is_asked_at_any_time_the_budget_is_met_exactly(seed: int) -> N
     assert sorted(enqueued(steered.records)) == sorted(asked)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(18), 652, 717])  # the last: an end on record, and its news under way
 def test_what_is_retried_while_workers_are_suspected_is_counted_once(seed: int) -> None:
     rng = random.Random(f"retries/{seed}")
     budget = rng.randint(20, 60)
@@ -534,7 +548,9 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "commands").symlink_to(elsewhere / "commands")
-    assert Inbox(run).look() == ([], []) and not stop_pending(run)
+    inbox = Inbox(run)
+    assert inbox.look() == ([], []) and not stop_pending(run)
+    assert inbox.error is not None and inbox.error.errno in (errno.ELOOP, errno.ENOTDIR)
     with pytest.raises(CampaignError, match="symbolic link"):
         give(run, Pause(**ASKED))
     assert len(list((elsewhere / "commands").iterdir())) == 1

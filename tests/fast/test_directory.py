@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,3 +121,14 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         directory.write_identity(tmp_path, {"task": "other"})
     assert (tmp_path / "campaign.json").read_bytes() == before
     assert os.listdir(tmp_path) == ["campaign.json"]
+
+
+@pytest.mark.parametrize(("user", "said"), [(0, None), (12345, "root"), (54321, "user 12345")])
+def test_another_user_s_directory_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, user: int, said: str | None
+) -> None:
+    owner = 12345 if user == 54321 else 0
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr("pwd.getpwuid", {0: SimpleNamespace(pw_name="root")}.__getitem__)
+    home = SimpleNamespace(stat=lambda: SimpleNamespace(st_uid=owner))
+    assert directory.foreign_owner(home) == said  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,8 +15,11 @@ from typing import Any
 import pytest
 
 import hpo
+from hpo.cli import main
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.inline import InlineCrew, InlineHost
+from hpo.islands.background import BackgroundTurns
+from hpo.journal.commands import Stop, asked, give
 from hpo.search.protocols import GO, STOP, TrialReport, Verdict
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job
@@ -51,7 +55,10 @@ def job(directory: Path, resumed: bool = False, **params: Any) -> Job:
 
 def run(crew: InlineCrew, order: Job) -> Outcome:
     crew.start(order)
-    assert crew.ready and not crew.busy
+    if crew.pending:
+        assert crew.busy and not crew.ready and not crew.gone and crew.poll() == []
+        crew.evaluate()
+    assert crew.ready and not crew.busy and crew.gone
     (outcome,) = crew.poll()
     assert crew.poll() == []
     return outcome
@@ -61,7 +68,7 @@ def crew_of(evaluate: Callable[[hpo.Trial], object], **more: Any) -> InlineCrew:
     return InlineCrew(evaluate=evaluate, objectives=("value",), **more)
 
 
-def test_outcome_is_there_when_start_returns_and_nothing_is_written(tmp_path: Path) -> None:
+def test_nothing_is_written_for_a_function_that_writes_nothing(tmp_path: Path) -> None:
     outcome = run(crew_of(lambda trial: trial.params["x"]), job(tmp_path, x=0.5))
     assert outcome.objectives == {"value": 0.5} and list(tmp_path.iterdir()) == []
 
@@ -75,8 +82,10 @@ def test_exceptions_are_failures_and_ctrl_c_is_the_campaigns(tmp_path: Path) -> 
         outcome.status == "failed" and "ValueError: bad" in outcome.error and "/trial.py" not in outcome.error
     )
     assert run(crew_of(fail), job(tmp_path, kind=SystemExit(2))).status == "failed"
+    crew = crew_of(fail)
+    crew.start(job(tmp_path, kind=KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        crew_of(fail).start(job(tmp_path, kind=KeyboardInterrupt()))
+        crew.evaluate()
 
 
 def test_reports_prune_and_stopping_interrupts(tmp_path: Path) -> None:
@@ -143,7 +152,9 @@ def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> 
 
     def send(worker_rank: int, message: dict[str, Any]) -> None:
         assert worker_rank == 1
-        threads.append(threading.Thread(target=host.receive, args=(message,)))
+        host.receive(message)
+        assert host.pending and not host.gone
+        threads.append(threading.Thread(target=host.evaluate))
         threads[-1].start()
 
     crew = crew_of(
@@ -158,8 +169,10 @@ def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> 
         worker_rank=1, size=2, evaluate=evaluate, objectives=("value",), comm=comm.of(1), send=to_crew.append
     )
     crew.start(job(tmp_path))
+    crew.evaluate()
     assert crew.poll() == [] and crew.busy, "the other rank has not told its end yet"
     threads[0].join(30)
+    assert host.gone
     crew.receive(to_crew.popleft())
     (outcome,) = crew.poll()
     assert outcome.status == status and sorted(ranks) == [(0, 2), (1, 2)]
@@ -193,6 +206,77 @@ def test_a_device_that_does_not_work_is_no_fault_of_the_individual(
         assert crew.failed_starts == failed
     gpus.is_available, gpus.device_count = lambda: True, lambda: 1
     assert run(crew, job(tmp_path)).objectives == {"value": 1.0} and crew.failed_starts == 0
+
+
+def test_what_runs_is_not_ended_and_counts_unless_other_ranks_are_missing(tmp_path: Path) -> None:
+    crew = crew_of(lambda trial: 1.0)
+    crew.start(job(tmp_path))
+    crew.kill("interrupted")
+    assert crew.busy and not crew.gone and crew.poll() == []
+    crew.evaluate()
+    (outcome,) = crew.poll()
+    assert outcome.status == "completed"
+    comm = ThreadedComm().of(0)
+    crew = crew_of(lambda trial: 1.0, size=2, comm=comm, send=lambda worker_rank, message: None)
+    crew.start(job(tmp_path))
+    crew.kill("interrupted")
+    crew.evaluate()
+    (outcome,) = crew.poll()
+    assert outcome.status == "interrupted" and not crew.busy
+    crew.start(job(tmp_path))
+    crew.disband()
+    assert not crew.gone and not crew.ready, "its directory is still in use"
+    crew.evaluate()
+    assert crew.gone and crew.poll() == []
+
+
+def test_hpo_try_evaluates_inline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(
+        "import hpo\ntask = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 4.25, default={'x': 0.5})\n"
+    )
+    Path("c.toml").write_text(
+        'task = "task.py:task"\ndirectory = "run"\nevaluations = 1\n[evaluation]\nisolation = "inline"\n'
+    )
+    assert main(["try", "c.toml"]) == 0
+    assert "4.25" in capsys.readouterr().out
+
+
+def test_a_stop_from_outside_is_heard_during_an_evaluation(tmp_path: Path) -> None:
+    def evaluate(trial: hpo.Trial) -> float:
+        give(tmp_path / "run", Stop(**asked()))
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            if trial.should_checkpoint():
+                raise hpo.Interrupted
+            time.sleep(0.01)
+        return 1.0
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-1, 1)), evaluate)
+    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=2, isolation="inline").run()
+    assert result.reason == "stopped" and [one.status for one in result.individuals] == ["interrupted"]
+
+
+def test_what_ends_the_event_loop_during_an_evaluation_is_raised_after_it() -> None:
+    lock, failed = threading.Lock(), threading.Event()
+    reported: list[BaseException] = []
+
+    def turn() -> float:
+        assert lock.locked()
+        raise OSError("no space")
+
+    def fail(error: BaseException) -> None:
+        reported.append(error)
+        failed.set()
+
+    with (
+        BackgroundTurns(lock=lock, turn=turn, wait=lambda seconds: None, failed=fail) as beside,
+        pytest.raises(OSError, match="no space") as raised,
+    ):
+        beside.evaluate(lambda: None if failed.wait(20) else pytest.fail("no turn was taken"))
+    assert reported == [raised.value]
 
 
 def test_worker_of_several_ranks_needs_a_communicator() -> None:

@@ -1,4 +1,4 @@
-"""A thousand simulated campaigns with deaths, signals, slow ranks and restarts meet their budget exactly."""
+"""A thousand simulated campaigns with all that may happen to them meet their budget exactly."""
 
 from __future__ import annotations
 

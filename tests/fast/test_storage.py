@@ -17,7 +17,8 @@ from hpo.islands.coordinator.ending import DONE, STORAGE
 from hpo.islands.leader.storage import PATIENCE_S, StorageWait
 from hpo.islands.resume import ResumeState, dead_leader_record, fold
 from hpo.journal.commands import Inbox, Stop, asked, give
-from hpo.journal.records import Finished, Header, Started
+from hpo.journal.files import JournalWriter, journal_path, worker_records
+from hpo.journal.records import Ended, Finished, Header, Started
 from hpo.results.record import _Fold as ResultsFold
 
 FULL = "runs/x/evaluations/0-0-1: No space left on device"
@@ -207,6 +208,72 @@ def test_whatever_storage_fails_for_a_while_the_budget_is_met_exactly(seed):
     simulation.run()
     assert simulation.coordinator.end.reason == DONE
     check_budget(simulation, settings)
+
+
+def test_a_dead_workers_journal_is_waited_for():
+    """What it had stays with it until then: granted anew, it would be beyond the budget."""
+    simulation, settings = make(4, workers=4, islands=2, evaluations=60)
+    tries = []
+
+    def unreadable():
+        if between(simulation, 5, 65):
+            tries.append(simulation.time)
+            raise FileNotFoundError(2, "No such file or directory", "runs/x/journal")
+
+    simulation.journals[2].unreadable = unreadable
+    seen = []
+    simulation.at(6, lambda: simulation.kill(2))
+    simulation.at(30, lambda: seen.append(simulation.coordinator.waited_for_storage(simulation.time)))
+    simulation.at(90, lambda: seen.append(simulation.coordinator.waited_for_storage(simulation.time)))
+    simulation.run()
+    assert simulation.coordinator.end.reason == DONE
+    check_budget(simulation, settings)
+    begun = {record.id for record in records_of(simulation) if isinstance(record, Started)}
+    assert begun == {record.id for record in finished(simulation)}
+    assert 3 < len(tries) < 10
+    assert seen[0][0] == "runs/x/journal: No such file or directory" and seen[1] is None
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_dead_workers_journal_that_cannot_be_read_for_minutes_is_left_to_the_next_launch(stopped):
+    simulation, settings = make(4, workers=4, islands=2, evaluations=1000)
+
+    def unreadable():
+        raise OSError(5, "Input/output error", "runs/x/journal/0001-i001-w0000.jsonl")
+
+    simulation.journals[2].unreadable = unreadable
+    simulation.at(6, lambda: simulation.kill(2))
+    if stopped:
+        simulation.at(10, lambda: simulation.coordinator.stop("stopped"))
+    over = []
+    simulation.coordinator._ended = lambda end: over.append(simulation.time)
+    simulation.run()
+    end = simulation.coordinator.end
+    assert (end.reason, end.exit_code) == ("stopped" if stopped else STORAGE, EXIT_RESUMABLE)
+    assert stopped or "Input/output error" in end.error
+    assert over[0] < (25 if stopped else PATIENCE_S + 30)
+    check_the_next_launch(simulation, {**settings, "evaluations": len(finished(simulation)) + 20}, 4)
+
+
+def test_journals_that_cannot_be_read_for_now_are_not_taken_for_empty_ones(tmp_path):
+    run = tmp_path / "run"
+    place = {"launch": 1, "island": 0, "worker": 2}
+    path = journal_path(run, **place)
+    header = Header.of_this_process(**place)
+    with JournalWriter(path, header) as writer:
+        writer.append(Ended(reason="done", exit=0, time=1.0))
+    assert len(worker_records(run, **place, given_up=False)) == 2
+    assert worker_records(run, launch=1, island=0, worker=3, given_up=False) == []
+    inode = path.stat().st_ino
+    assert len(worker_records(run, **place, given_up=True)) == 2 and path.stat().st_ino != inode
+    run.rename(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        worker_records(run, **place, given_up=False)
+    (tmp_path / "gone").rename(run)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        worker_records(run, **place, given_up=False)
 
 
 # --- records that are written twice -----------------------------------------------------------------------------------

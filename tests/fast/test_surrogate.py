@@ -333,17 +333,14 @@ def test_the_default_screens_the_first_200_however_short_evaluations_are():
 
 
 def test_workers_share_the_first_200_unless_too_many_share_a_core():
-    def first(leader, leaders, hosts, cores):
-        return first_of_worker(SearchContext(leader=leader, leaders=leaders, hosts=hosts, cores=cores))
+    def first(all_workers, local_workers, cores):
+        context = SearchContext(all_workers=all_workers, local_workers=local_workers, cores=cores)
+        return first_of_worker(context)
 
-    one = ["a"] * 4
-    assert first(0, [0], one, 1) == 200
-    assert first(2, [0, 1, 2], one, 2) == 67
-    assert [first(rank, range(4), one, cores) for rank, cores in ((0, 2), (3, 1))] == [50, 0]
-    # Workers of four ranks, of which only the leader screens, and hosts that differ.
-    assert first(4, [0, 4], ["a"] * 8, 1) == 100
-    assert first(3, range(4), ["a", "a", "a", "b"], 1) == 50
-    assert first(0, range(4), ["a", "a", "a", "b"], 1) == 0
+    assert first(1, 1, 1) == 200
+    assert first(3, 3, 2) == 67
+    assert [first(4, 4, cores) for cores in (2, 1)] == [50, 0]
+    assert [first(4, local, 1) for local in (1, 3)] == [50, 0]
 
 
 class Import:

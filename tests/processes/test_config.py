@@ -69,6 +69,7 @@ FULL = """
     retries = 0
     grace = 5
     start_timeout = "90s"
+    hang_timeout = "5min"
     first_failures = "off"
     interface = "ib0"
     checkpoints = true
@@ -122,6 +123,7 @@ FLAT: dict[str, object] = {
     "retries": 0,
     "grace": 5,
     "start_timeout": 90.0,
+    "hang_timeout": 300,
     "first_failures": "off",
     "interface": "ib0",
     "checkpoints": True,
@@ -205,6 +207,7 @@ def test_defaults(tmp_path: Path) -> None:
         "retries": 1,
         "grace_s": 60.0,
         "start_timeout_s": 300.0,
+        "hang_timeout_s": 120.0,
         "first_failures": 30,
         "interface": None,
         "checkpoints": None,

@@ -242,7 +242,7 @@ def test_messages_of_any_fields(content: tuple[str, list[object]]) -> None:
 _START = messages.encode(
     messages.Start(
         1,
-        ["a"],
+        messages.Surroundings(("a",), 0, 1, 1),
         0,
         [messages.Evaluated("0-0-1", (0.5, 2), None, "failed", (), (3, None), "random")],
         ["0-0-1"],

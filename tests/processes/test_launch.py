@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -146,6 +147,44 @@ def test_a_campaign_whose_directory_is_gone_is_not_started_in_an_empty_one(tmp_p
     assert len(log.read_text().split()) == 1
 
 
+GONE = """
+if os.path.exists({once!r}):
+    sys.exit(0)
+shutil.move({run!r}, {gone!r})
+os.makedirs({made!r})
+open({once!r}, "w").close()
+sys.exit(137)
+"""
+
+
+@pytest.mark.parametrize("made", ["elsewhere", "run/evaluations/0-0-1"])
+@pytest.mark.parametrize("back", [False, True])
+def test_ranks_that_died_while_the_directory_was_gone_are_not_started_in_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made: str, back: bool
+) -> None:
+    run, gone = tmp_path / "run", tmp_path / "gone"
+    places = {"run": run, "gone": gone, "made": tmp_path / made, "once": tmp_path / "once"}
+    then = GONE.format(**{name: str(path) for name, path in places.items()})
+    supervised, log = supervisor(tmp_path, journal(tmp_path, "completed") + then)
+    (run / "campaign.json").touch()
+
+    look = supervised._gone
+
+    def gone_then_back() -> bool:
+        found = look()
+        if found and back:
+            shutil.rmtree(run, ignore_errors=True)
+            gone.rename(run)
+        return found
+
+    monkeypatch.setattr(supervised, "_gone", gone_then_back)
+    if not back:
+        monkeypatch.setattr(launch, "_GONE_S", 0.0)
+    assert supervised.run() == (0 if back else EXIT_RESUMABLE)
+    assert len(log.read_text().split()) == 1 + back
+    assert ("is gone, so this is not started again" in capsys.readouterr().err) == (not back)
+
+
 def test_ranks_that_were_too_slow_to_start_are_started_again(tmp_path: Path) -> None:
     supervised, log = supervisor(tmp_path, f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
     (tmp_path / "run" / "campaign.json").touch()
@@ -166,3 +205,11 @@ def test_the_ranks_of_all_hosts_are_given_what_they_need_to_know() -> None:
     assert "-x" not in launch.command("mpirun", "HYDRA build details", 2, ["x"], exported=["A", "B"])
     one, two = launch.environment({}), launch.environment({})
     assert one[config.STARTED_BY] != two[config.STARTED_BY] and config.STARTED_BY in config.EXPORTED
+
+
+def test_a_host_that_is_gone_is_noticed_within_half_of_hang_timeout() -> None:
+    def seconds(hang_timeout_s: float) -> int:
+        time_s, pause_s, probes = map(int, launch.keepalive(hang_timeout_s).values())
+        return time_s + probes * pause_s
+
+    assert [seconds(1), seconds(16), seconds(120), seconds(1e6)] == [8, 8, 56, 480]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections import Counter
-from contextlib import suppress
 
-import psutil
 import pytest
 from cases import cases
-from skips import NOT_POSSIBLE
-from terminal import Terminal, variable, wait_until
+from terminal import Terminal, wait_until
 
 from hpo.config import reader as config
-from hpo.journal.lock import STALE_S
 
 TWO_RANKS = """
 import os, time
@@ -130,45 +125,6 @@ def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:
     assert "starting again (1 of at most 10 times)" in done.stderr
     assert len(terminal.records("launched")) == 2
     check_complete(terminal, 60, victims=3)
-
-
-SSH = """#!/bin/bash
-# ssh [OPTIONS] HOST COMMAND: what it starts has no environment of the caller's, and processes of its own, as on HOST.
-while [[ $1 == -* ]]; do [[ $1 == -o ]] && shift; shift; done
-host=$1; shift
-[[ ! -e {here}/$host.dead ]] || exit 255
-exec unshare --pid --fork --kill-child --mount-proc env -i NODE=$host TMPDIR=$(mktemp -d {here}/XXXX) \
-    PATH="$PATH" HOME="$HOME" PYTHONPATH="$PYTHONPATH" {mark} \
-    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 bash -c "$*"
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason=f"{NOT_POSSIBLE}namespaces of processes are made as root")
-def test_after_the_death_of_rank_0_s_host_the_next_one_takes_its_lock_over(terminal: Terminal) -> None:
-    """The lock names a process of another machine that was alive a moment ago."""
-    (mark,) = (f"{name}={value}" for name, value in terminal.environment.items() if name.endswith("_MARK"))
-    programs = terminal.directory / "bin"
-    programs.mkdir()
-    (programs / "ssh").write_text(SSH.format(here=terminal.directory, mark=mark))
-    (programs / "ssh").chmod(0o755)
-    terminal.environment["PATH"] = f"{programs}:{terminal.environment['PATH']}"
-    terminal.environment["PRTE_MCA_plm_ssh_agent"] = str(programs / "ssh")
-    terminal.write("hosts", "127.0.0.5 slots=2\n127.0.0.6 slots=2\n")
-    terminal.task(0.05)
-    terminal.campaign(evaluations=60)
-    command = terminal.start("run", "c.toml", "--ranks", 2, "--hostfile", "hosts")
-    wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
-    (terminal.directory / "127.0.0.5.dead").touch()
-    for process in terminal.processes():
-        if variable(process, "NODE") == "127.0.0.5":
-            with suppress(psutil.NoSuchProcess):  # they end with the first of them
-                process.kill()
-    begun = time.monotonic()
-    done = command.wait(90)
-    assert done.returncode == 0, done.stderr
-    assert "starting again (1 of at most 10 times)" in done.stderr
-    assert time.monotonic() - begun < STALE_S
-    check_complete(terminal, 60, victims=2)
 
 
 def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,14 +25,18 @@ from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (
+    Alive,
     Counter,
     End,
+    Lost,
     Message,
     Records,
     Start,
     ToCoordinator,
     decode,
+    encode,
 )
 from hpo.islands.resume import (
     DeadLeaderRecord,
@@ -66,14 +71,17 @@ class MemoryJournal:
     """Keeps what was committed; what was only appended is lost with its writer, as on a disk.
 
     ``disturb``: called at each commit, which fails where it raises an OSError; ``reached(n)``: how many of n records
-    are on the disk all the same after a commit that failed."""
+    are on the disk all the same after a commit that failed; ``unreadable``: called when rank 0 reads it, likewise."""
 
     def __init__(self) -> None:
         self._appended: list[Record] = []
         self.committed: list[Record] = []
+        self.fenced = False
+        """Its writer was given up: what it still writes is not read."""
         self.error: OSError | None = None
         self.disturb: Callable[[], object] = lambda: None
         self.reached: Callable[[int], int] = lambda number: 0
+        self.unreadable: Callable[[], object] = lambda: None
 
     def append(self, record: Record) -> None:
         self._appended.append(record)
@@ -83,10 +91,12 @@ class MemoryJournal:
             self.disturb()
         except OSError as error:
             self.error = error
-            self.committed += self._appended[: self.reached(len(self._appended))]
+            if not self.fenced:
+                self.committed += self._appended[: self.reached(len(self._appended))]
             raise
         self.error = None
-        self.committed += self._appended
+        if not self.fenced:
+            self.committed += self._appended
         self._appended.clear()
 
     def discard(self) -> None:
@@ -117,6 +127,14 @@ class MemoryInbox:
         self._number += 1
         self.requests[f"{self._number:020d}-{0:016x}"] = request
 
+    def forget(self, kind: type[Request]) -> None:
+        """Take those back that wait."""
+        self.requests = {one: request for one, request in self.requests.items() if type(request) is not kind}
+
+    def has(self, kind: type[Request]) -> bool:
+        """Whether any of them waits."""
+        return any(type(request) is kind for request in self.requests.values())
+
     def look(self) -> Look:
         return Look(list(self.requests.items()), [])
 
@@ -145,6 +163,9 @@ class SimulatedTransport:
 
     def failed(self) -> frozenset[int]:
         return frozenset()  # the simulation tells by itself
+
+    def abandon(self, ranks: Iterable[int]) -> None:
+        raise NotImplementedError("the simulation delivers to the living by itself")
 
     def now(self) -> float:
         return max(self._simulation.time, self._simulation.stalled.get(self.rank, 0.0))
@@ -296,7 +317,8 @@ class Simulation:
 
     ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
     campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th individual to be
-    started; ``curve``: how one trains, instead of ``objective`` and ``duration``; ``latency_s``: mean of a message;
+    started; ``curve``: how one trains, instead of ``objective`` and ``duration``; ``hang_timeout``: seconds, None: no
+    rank is given up; ``latency_s``: mean time of a message;
     ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to simulate)."""
 
     def __init__(
@@ -324,6 +346,7 @@ class Simulation:
         checkpoints: bool = False,
         must_end: float | None = None,
         first_failures: int | None = None,
+        hang_timeout: float | None = None,
         inbox: MemoryInbox | None = None,
         recorded: Sequence[Record] = (),
         seed: int = 0,
@@ -337,7 +360,13 @@ class Simulation:
         self.stalled: dict[int, float] = {}
         """By rank, until when it does nothing."""
         self.dead: set[int] = set()
+        self._hung: dict[int, list[tuple[int, Message | None]]] = {}
+        """By rank that hangs, what has come for it."""
+        self._ignored: set[tuple[int, int]] = set()
+        self._quiet_looks = 0
         self._orphaned = False
+        self.unread: set[int] = set()
+        """Dead ranks whose journals could not be read."""
         self.left: list[tuple[int, int, str]] = []
         """Island and worker of those that take no more part, and why."""
         self.started = 0
@@ -403,9 +432,10 @@ class Simulation:
         configurations = None
         if space.size is not None:
             configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
+        self._registry = registry = WorkerRegistry(layout.workers)
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
-            registry=WorkerRegistry(layout.workers),
+            registry=registry,
             everyone=range(workers),
             dead_leader_record=self._dead_leader_record,
             journal_totals=self._journal_totals,
@@ -444,6 +474,10 @@ class Simulation:
         if must_end is not None:
             self.at(must_end - GRACE_S, self.coordinator.step)
             self.at(must_end, self.coordinator.step)
+        self._hang_timeout = hang_timeout
+        self._liveness = Liveness(range(1, workers), timeout_s=hang_timeout or math.inf)
+        if hang_timeout is not None:
+            self.at(0.0, self._look_for_hung_ranks)
         self._starts: list[Start] = start_messages(layout, earlier, 1, [""] * workers)
 
     # --- the network ----------------------------------------------------------------------------------------
@@ -503,22 +537,71 @@ class Simulation:
         heapq.heapify(self._events)
         self.at(self.time + told_after, self._tell_of_deaths)
 
+    def _step_when_due(self) -> None:
+        """Have the coordinator step as long as it waits for journals that cannot be read."""
+        if 0 not in self.dead and self.coordinator.end is None:
+            self.coordinator.step()
+            when = self.coordinator._deaths.next_look
+            if when < math.inf:
+                self.at(max(self.time, when), self._step_when_due)
+
+    def hang(self, rank: int) -> None:
+        """``rank`` stops, and what is sent to it waits; its evaluator runs on."""
+        if rank == 0:
+            raise ValueError("of the hang of rank 0 the launcher makes its death: kill(0)")
+        if rank not in self.dead:
+            self._hung.setdefault(rank, [])
+
+    def resume(self, rank: int) -> None:
+        """``rank`` goes on, with what has come for it meanwhile."""
+        for source, message in self._hung.pop(rank, []):
+            self._count += 1
+            heapq.heappush(self._events, (self.time, self._count, source, rank, message))
+        if self._orphaned and rank not in self.dead:
+            self.leaders[rank].orphan()
+            self.wake(rank, self.time)
+
+    def _look_for_hung_ranks(self) -> None:
+        """What the event loops do: each shows rank 0 that it lives, and rank 0 gives up those that do not."""
+        if 0 in self.dead or self.coordinator.end is not None:
+            return
+        for rank in range(1, self.ranks):
+            if rank not in self.dead and rank not in self._hung:
+                self.post(rank, 0, encode(Alive()))
+        silent = self._liveness.look(self.time)
+        self._liveness.forget(silent)
+        self.coordinator.handle_hung_ranks(silent)
+        if silent:
+            self._step_when_due()
+        assert self._hang_timeout is not None
+        nothing = all(isinstance(event[4], Alive) for event in self._events)
+        self._quiet_looks = self._quiet_looks + 1 if nothing else 0
+        if self._quiet_looks > 64:
+            return  # a standstill, as nobody is left to be given up
+        self.at(max(self._liveness.next_look, self.time + self._hang_timeout / 16), self._look_for_hung_ranks)
+
     def _tell_of_deaths(self) -> None:
         if 0 not in self.dead:
             self.coordinator.handle_rank_deaths(self.dead)
+            self._step_when_due()
             return
         self._orphaned = True
         for leader in self.leaders:
-            if leader.place.leader not in self.dead:
+            if leader.place.leader not in self.dead and leader.place.leader not in self._hung:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
     def _reopened(self, again: list[Assignment], reason: str) -> None:
         for one in again:
             self.journals[0].append(Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time))
-        self.journals[0].commit()
+        with suppress(OSError):  # the leader of rank 0, whose journal it is, tries again
+            self.journals[0].commit()
 
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+        self.unread.add(place.leader)
+        self.journals[place.leader].unreadable()
+        self.unread.remove(place.leader)
+        self.journals[place.leader].fenced = place.leader in self._registry.hung
         return dead_leader_record(
             self.journals[place.leader].committed,
             space=self.space,
@@ -557,6 +640,11 @@ class Simulation:
             self.time, _, source, destination, message = heapq.heappop(events)
             if dead and destination in dead and not callable(message):
                 continue
+            if destination in self._hung and not callable(message):
+                self._hung[destination].append((source, message))
+                continue
+            if (source, destination) in self._ignored:
+                continue
             if self.stalled and not callable(message) and self.stalled.get(destination, 0.0) > self.time:
                 self._count += 1
                 later = (self.stalled[destination], self._count, source, destination, message)
@@ -570,6 +658,18 @@ class Simulation:
                 message()
                 continue
             leader = leaders[destination]
+            if destination == 0 != source:
+                self._liveness.heard(source)
+            if isinstance(message, Alive):
+                continue
+            if isinstance(message, Lost):
+                self._ignored.update(
+                    (rank, destination) for rank in self._registry.hung.intersection(message.ranks)
+                )
+                if destination in message.ranks:  # given up, and awake
+                    dead.add(destination)
+                    self.crews[destination].disband()
+                    continue
             if isinstance(message, ToCoordinator):
                 coordinator.receive(source, message)
                 continue
@@ -582,6 +682,7 @@ class Simulation:
                     ended.add(destination)
         if self._orphaned:
             return None
+        dead |= self._registry.hung | set(self._hung)
         alive = {leader.place.leader for leader in leaders} - dead
         if not alive <= ended:
             raise RuntimeError(

@@ -11,13 +11,14 @@ from hpo.individual import COMPLETED, FAILED, FINAL, PRUNED, STATUSES
 from hpo.islands.coordinator.tally import order
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
+from hpo.journal.commands import RETRIED, Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
 from hpo.journal.records import Finished, Migrated, Reopened, Started
 from hpo.results.record import _Fold as ResultsFold
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.protocols import Candidate
 from hpo.task.outcome import Outcome, summary_line
-from simulation import Report, Simulation
+from simulation import MemoryInbox, Report, Simulation
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
 
@@ -95,11 +96,13 @@ def final(record: dict[str, object]) -> bool:
 
 def standing(records: Iterable[object]) -> list[Finished]:
     """The final ends among ``records`` that were not reopened."""
-    everything = list(records)
+    everything = list({id(record): record for record in records}.values())  # some are there twice
     reopened: dict[str, int] = {}
     for record in everything:
         if isinstance(record, Reopened):
             reopened[record.id] = max(record.number, reopened.get(record.id, 0))
+        elif isinstance(record, Started):  # where rank 0 died before it could write that it was reopened
+            reopened[record.id] = max(record.reopened, reopened.get(record.id, 0))
     return [one for one in everything if final(one) and one.reopened >= reopened.get(one.id, 0)]
 
 
@@ -140,6 +143,74 @@ def disturb(simulation: Simulation, rng: random.Random, workers: int) -> float:
             rng.uniform(0, 10), lambda: rank in simulation.dead or simulation.post(rank, 0, request)
         )
     return rng.expovariate(0.1) if rng.random() < 0.3 else float("inf")
+
+
+def hang(simulation: Simulation, rng: random.Random, workers: int) -> None:
+    """Ranks that hang for a while: some go on before they are given up, some after it."""
+    for rank in rng.sample(range(1, workers), rng.randint(0, workers - 1)) if rng.random() < 0.5 else ():
+        when = rng.uniform(0, 8)
+        simulation.at(when, lambda rank=rank: simulation.hang(rank))
+        simulation.at(when + rng.expovariate(0.2), lambda rank=rank: simulation.resume(rank))
+
+
+def fail_storage(simulation: Simulation, rng: random.Random, workers: int) -> None:
+    """Journals that cannot be written for a while, with a part of what was to be written on the disk all the same;
+    journals that are slow, and directories that cannot be made."""
+    for rank in rng.sample(range(workers), rng.randint(1, workers)) if rng.random() < 0.4 else ():
+        begin = rng.uniform(0, 8)
+        end = begin + rng.choice([0.5, 5.0, 50.0, 500.0])
+        kind = rng.randrange(4)
+
+        def fail(begin: float = begin, end: float = end) -> None:
+            if begin <= simulation.time < end:
+                raise OSError(28, "No space left on device", "journal")
+
+        def unwritable(begin: float = begin, end: float = end) -> str | None:
+            return "evaluations: No space left on device" if begin <= simulation.time < end else None
+
+        journal = simulation.journals[rank]
+        if kind == 0:
+            journal.disturb, journal.reached = fail, lambda number: rng.randint(0, number)
+        elif kind == 1:
+            journal.disturb = lambda rank=rank: simulation.stall(rank, rng.expovariate(2.0))
+        elif kind == 2:
+            simulation.crews[rank].unwritable = unwritable
+        else:
+            journal.disturb = journal.unreadable = fail
+            simulation.crews[rank].unwritable = unwritable
+
+
+def ask(simulation: Simulation, rng: random.Random, inbox: MemoryInbox, workers: int) -> None:
+    """Commands at random times; in the end the campaign is not paused, and its budget only grows."""
+    asked = {"time": 0.0, "by": "me"}
+    budget = max(simulation.coordinator.evaluations or 0, *waiting_budgets(inbox))
+    for when in sorted(rng.uniform(0, 12) for _ in range(rng.randint(1, 6) if rng.random() < 0.5 else 0)):
+        budget += rng.randint(0, 4)
+        requests: list[Request] = [
+            Pause(**asked),
+            Unpause(**asked),
+            Drain(**asked, worker=f"0-{rng.randrange(workers)}"),
+            Retry(**asked, statuses=RETRIED),
+            Enqueue(**asked, points=[{"x": rng.choice([0.5, rng.uniform(-5, 5)]), "y": 1.0, "kind": "b"}]),
+            Set(**asked, evaluations=budget),
+            Stop(**asked),
+        ]
+        give_at(simulation, inbox, when, *rng.choices(requests, [2, 4, 1, 2, 2, 2, 1]))
+    give_at(simulation, inbox, rng.uniform(12, 15), Unpause(**asked))
+
+
+def waiting_budgets(inbox: MemoryInbox) -> list[int]:
+    """What is to be set yet; also what was, where that could not be put on record."""
+    return [0, *(one.evaluations or 0 for one in inbox.requests.values() if isinstance(one, Set))]
+
+
+def give_at(simulation: Simulation, inbox: MemoryInbox, when: float, request: Request) -> None:
+    def give() -> None:
+        inbox.give(request)
+        if 0 not in simulation.dead:
+            simulation.coordinator.look_at_commands()
+
+    simulation.at(when, give)
 
 
 def slow(rng: random.Random) -> dict[str, object]:

@@ -16,7 +16,7 @@ from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.commands import Commands
-from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths
+from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths, hung_remark
 from hpo.islands.coordinator.ending import (
     DONE,
     EXHAUSTED,
@@ -36,6 +36,7 @@ from hpo.islands.coordinator.unseen import Configurations
 from hpo.islands.coordinator.worker_registry import (
     DRAINED,
     FAILING,
+    HANGS,
     NO_EVALUATORS,
     NO_JOURNAL,
     RANK_DIED,
@@ -149,6 +150,8 @@ class Coordinator:
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
             forget=self._forget_leader,
+            waiting=self._note_waiting,
+            stopping=lambda: self.stopping is not None,
         )
         self.unfit: dict[int, str] = {}
         """What stands in the way of evaluators, by leader of a worker that cannot start any."""
@@ -332,9 +335,21 @@ class Coordinator:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
         self.tally.exact = False
-        for place in self._deaths.handle(dead, self._everyone):
-            self._worker_left(place, RANK_DIED)
+        # Those that hang learn it, too: they may wake up.
+        for place in self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung))):
+            hangs = not self._registry.hung.isdisjoint(place.ranks)
+            self._worker_left(place, HANGS if hangs else RANK_DIED)
         self._regroup()
+
+    def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
+        """These ranks say nothing any more: they are given up as if they were dead, and with them the other ranks of
+        their workers, which may wait for them for ever."""
+        hung = frozenset(ranks) - self._registry.dead
+        if hung and self.end is None:
+            self.remarks.append(hung_remark(sorted(hung)))
+            given_up = hung.union(*self._registry.workers_of(hung)) - {self._transport.rank}
+            self._registry.hung |= given_up
+            self.handle_rank_deaths(given_up)
 
     def _regroup(self) -> None:
         """Give out what broken workers held."""
@@ -428,6 +443,8 @@ class Coordinator:
     def step(self) -> None:
         """Look at the clock and for a stop request; to be called often, does its work once a second."""
         now = self._transport.now()
+        if self.end is None and now >= self._deaths.next_look and self._deaths.account():
+            self._regroup()
         if self.end is not None or not self._ending.due(now):
             return
         if self.stopping is None:
@@ -480,7 +497,7 @@ class Coordinator:
             self._finish(EXHAUSTED if self._budget.exhausted else DONE)
         elif self._grants.idle and self._too_late():
             self.stop(self._ending.reason_of_lateness)
-        elif self._drained and self._drained.issuperset(self._registry.places):
+        elif self._drained and self._drained.issuperset(self._registry.at_work):
             self.stop(STOPPED)
 
     def _finish(self, reason: str) -> None:
@@ -518,16 +535,20 @@ class Coordinator:
         if leader in self._drained:
             return
         self._drained.add(leader)
+        self._health.drained(leader)
         self._worker_left(self._registry.places[leader], DRAINED)
         self._grants.drop_claims_of(leader)
         if self._grants.holds_ahead(leader):
             self._send(leader, Recall(self._grants.count(leader)))
 
-    def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> None:
-        """Evaluate individuals that ended with these statuses again."""
-        chosen = [Failure(status, again, "") for status, again in failures]
+    def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> int:
+        """Evaluate individuals that ended with these statuses again, but for those whose end is on record and not yet
+        known here; how many."""
+        granted = self._grants.keys
+        chosen = [Failure(status, again, "") for status, again in failures if again.key not in granted]
         self._health.forget({one.again.id for one in chosen})
         self._reopen(chosen, reason)
+        return len(chosen)
 
     def enqueue(self, assignments: Iterable[Assignment]) -> int:
         """Evaluate these before anything that is bred; how many of them are new."""
@@ -560,7 +581,7 @@ class Coordinator:
 
     def next_wake(self) -> float:
         """When ``step`` must be called at the latest."""
-        return self._ending.next_look
+        return min(self._ending.next_look, self._deaths.next_look)
 
     @property
     def storage_error(self) -> str | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
+from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
-from hpo.islands.messages import Evaluated, EvaluationEnd, Lost, Migrant, Records, encode
+from hpo.islands.leader.storage import StorageWait
+from hpo.islands.messages import Evaluated, EvaluationEnd, Lost, Migrant, Records, Waiting, encode
 from hpo.islands.transport import Transport
 from hpo.search.population import Population
 
@@ -31,7 +34,9 @@ class JournalTotals(Protocol):
 
 class RankDeaths:
     """``dead_leader_record``: what the dead leader of a worker left; ``journal_totals``: what all journals say;
-    ``forget``: takes from a leader what was granted to it and makes it free again."""
+    ``forget``: takes from a leader what was granted to it and makes it free again; ``waiting``: called with a dead
+    leader whose journal cannot be read for now, and why (both of the former raise OSError then); ``stopping``: whether
+    the launch ends, and leaves that journal to the next one."""
 
     def __init__(
         self,
@@ -43,6 +48,8 @@ class RankDeaths:
         dead_leader_record: Callable[[WorkerPlacement], DeadLeaderRecord],
         journal_totals: Callable[[], JournalTotals],
         forget: Callable[[int], None],
+        waiting: Callable[[int, Waiting], None],
+        stopping: Callable[[], bool],
     ) -> None:
         self._transport = transport
         self._registry = registry
@@ -51,6 +58,11 @@ class RankDeaths:
         self._dead_leader_record = dead_leader_record
         self._journal_totals = journal_totals
         self._forget = forget
+        self._waiting = waiting
+        self._stopping = stopping
+        self._wait = StorageWait()
+        # Islands without workers, whose populations no other has yet.
+        self._deserted: set[int] = set()
         # How many results each leader has reported: those of a dead one after them are in its journal only.
         self._reported: dict[int, int] = dict.fromkeys(grants.leaders, 0)
 
@@ -65,12 +77,45 @@ class RankDeaths:
         news = encode(Lost(sorted(dead), [place.leader for place in hit]))
         for rank in living:
             self._transport.send(rank, news)
-        for broken in registry.unaccounted:
-            self._read_journal(broken)
-        for island in sorted(inhabited):
-            if not registry.leaders(island):
-                self._evacuate(island)
+        self._deserted |= {island for island in inhabited if not registry.leaders(island)}
+        self._wait.retry_at = -math.inf
+        self.account()
         return hit
+
+    @property
+    def next_look(self) -> float:
+        """When to call ``account`` again; Unix seconds."""
+        return self._wait.retry_at if self._wait.error is not None else math.inf
+
+    def account(self) -> bool:
+        """Read the journals of dead leaders that have not been, unless that has just failed; whether it worked. What
+        these leaders had stays with them until then."""
+        now = self._transport.now()
+        if now < self._wait.retry_at:
+            return False
+        leader = None
+        try:
+            for broken in self._registry.unaccounted:
+                leader = broken.place.leader
+                self._read_journal(broken)
+            leader = None
+            for island in sorted(self._deserted):
+                self._evacuate(island)
+                self._deserted.discard(island)
+        except OSError as error:
+            if self._stopping():
+                for broken in self._registry.unaccounted:
+                    broken.open = False
+                    self._forget(broken.place.leader)
+                self._deserted.clear()
+                self._wait.worked()
+                return True
+            self._wait.failed(describe_os_error(error, "the journals"), now)
+            if leader is not None:
+                self._waiting(leader, Waiting(self._wait.error, self._wait.over))
+            return False
+        self._wait.worked()
+        return True
 
     def _read_journal(self, broken: Broken) -> None:
         """Count what a dead leader finished and had not reported, and hold what it had begun."""
@@ -109,6 +154,16 @@ class RankDeaths:
         if owned:
             for member in population.best:
                 self._transport.send(heirs[0], encode(Migrant(Evaluated.of(member))))
+
+
+def hung_remark(ranks: Sequence[int]) -> str:
+    """What the user reads when ``ranks`` are given up."""
+    several = len(ranks) > 1
+    named = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    return (
+        f"rank{'s' * several} {named} hang{'s' * (not several)} (nothing heard for hang_timeout): given up, and what "
+        "was evaluated there runs again elsewhere"
+    )
 
 
 def _worst_first(population: Population) -> list[Evaluated]:

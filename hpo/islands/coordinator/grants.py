@@ -51,6 +51,11 @@ class Grants:
             self.running -= 1
         return item
 
+    @property
+    def keys(self) -> set[str]:
+        """Of all that is outstanding."""
+        return {key_of(item) for mine in self._outstanding.values() for item in mine.values()}
+
     def tokens(self, leader: int) -> dict[str, list[int]]:
         """The tokens of what ``leader`` holds by key, the oldest first."""
         found: dict[str, list[int]] = {}

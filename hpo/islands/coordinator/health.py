@@ -44,8 +44,8 @@ def fault(status: str, *, resumed: bool, error: str) -> str | None:
 
 
 def improbable(succeeded: int, failed: int) -> int:
-    """The number of failures in a row that has a probability below ``_IMPROBABLE``, where beside them so many
-    evaluations ``succeeded`` and ``failed``."""
+    """The number of failures in a row that has a probability below ``_IMPROBABLE``, where of the other evaluations
+    these numbers ``succeeded`` and ``failed``."""
     rate = (failed + 0.5) / (succeeded + failed + 1)
     return max(_FEWEST, math.ceil(math.log(_IMPROBABLE) / math.log(rate)))
 
@@ -64,6 +64,7 @@ class _Worker:
     succeeded: int = 0
     row: deque[Failure] = field(default_factory=lambda: deque(maxlen=_LONGEST))
     factor: int = 1
+    drained: bool = False
     test: str | None = None
     """The id of the individual that runs elsewhere; the worker is suspected until that has ended."""
 
@@ -98,6 +99,8 @@ class Health:
         self._printed = printed
         self._patience_s = patience_s
         self._workers = {leader: _Worker() for leader in leaders}
+        # By id of the individual that runs elsewhere, the leader of the worker that it tests.
+        self._tests: dict[str, int] = {}
         self._succeeded = self._failed = 0
         self._row: deque[Failure] = deque(maxlen=_LONGEST)
         self._awaited: set[int] = set()
@@ -115,12 +118,12 @@ class Health:
         self._awaited.discard(leader)
         alive = end.reported or end.status in (COMPLETED, PRUNED)
         self._watch_launch(end, alive)
-        suspect = next((one for one, other in self._workers.items() if other.test == end.id), None)
+        suspect = self._tests.get(end.id)
         if alive:
             self._succeeded += 1
             worker.succeeded += 1
             worker.row.clear()
-            worker.test = None
+            self._drop_test(worker)
         elif end.status not in (INTERRUPTED, LOST):
             self._failed += 1
             if end.again is not None and suspect is None:
@@ -131,9 +134,9 @@ class Health:
 
     def _tested(self, leader: int, *, works: bool) -> Actions:
         worker = self._workers[leader]
-        row = list(worker.row)
+        row, tested = list(worker.row), worker.test
         worker.row.clear()
-        tested, worker.test = worker.test, None
+        self._drop_test(worker)
         if not works:
             worker.factor *= 2
             return Actions(leader=leader)
@@ -149,16 +152,23 @@ class Health:
         if row < worker.factor * improbable(self._succeeded, self._failed - row):
             return Actions(leader=leader)
         test = worker.row[-1]
+        assert test.again.id is not None
         worker.test = test.again.id
+        self._tests[test.again.id] = leader
         # It is reopened now, and so not once more with the launch's row.
         kept = [one for one in self._row if one.again.id != test.again.id]
         self._row = deque(kept, maxlen=_LONGEST)
         return Actions(leader=leader, test=test)
 
+    def _drop_test(self, worker: _Worker) -> None:
+        if worker.test is not None:
+            del self._tests[worker.test]
+            worker.test = None
+
     def _can_test(self, suspect: int) -> bool:
-        """Whether another worker has shown that it works."""
+        """Whether another worker has shown that it works, and may get something."""
         others = (other for leader, other in self._workers.items() if leader != suspect)
-        return any(other.succeeded and other.test is None for other in others)
+        return any(other.succeeded and other.test is None and not other.drained for other in others)
 
     def watches(self, leader: int) -> bool:
         """Whether ``leader`` may get something."""
@@ -171,9 +181,16 @@ class Health:
             row.clear()
             row.extend(kept)
 
+    def drained(self, leader: int) -> None:
+        """``leader`` gets nothing more; what it evaluates still counts."""
+        if leader in self._workers:
+            self._workers[leader].drained = True
+
     def left(self, leader: int) -> None:
         """``leader`` takes no more part."""
-        self._workers.pop(leader, None)
+        worker = self._workers.pop(leader, None)
+        if worker is not None:
+            self._drop_test(worker)
         self._awaited.discard(leader)
 
     def holds(self, leader: int) -> bool:

@@ -14,7 +14,13 @@ from hpo.config.layout import WorkerPlacement
 if TYPE_CHECKING:
     from hpo.islands.assignment import Assignment
 
-RANK_DIED, NO_EVALUATORS, FAILING, DRAINED = "a rank died", "no evaluators", "failing", "drained"
+RANK_DIED, HANGS, NO_EVALUATORS, FAILING, DRAINED = (
+    "a rank died",
+    "hangs",
+    "no evaluators",
+    "failing",
+    "drained",
+)
 NO_JOURNAL = "its journal cannot be written"
 """Why a worker takes no more part."""
 
@@ -40,12 +46,19 @@ class WorkerRegistry:
         self._benched: set[int] = set()
         self.islands = 1 + max((place.island for place in self.places.values()), default=0)
         self.dead: frozenset[int] = frozenset()
+        self.hung: set[int] = set()
+        """Those of the dead that were given up, and may still run."""
         self._broken: list[Broken] = []
 
     def leaders(self, island: int) -> list[int]:
         """The leaders of the whole workers of ``island``, those that get nothing more last."""
         found = [leader for leader, place in self.places.items() if place.island == island]
         return sorted(found, key=self._benched.__contains__)
+
+    @property
+    def at_work(self) -> list[int]:
+        """The leaders of the whole workers that are not benched."""
+        return [leader for leader in self.places if leader not in self._benched]
 
     @property
     def any_left(self) -> bool:
@@ -59,6 +72,10 @@ class WorkerRegistry:
             if leaders:
                 return leaders
         return []
+
+    def workers_of(self, ranks: frozenset[int]) -> list[tuple[int, ...]]:
+        """The ranks of all whole workers that have any of ``ranks``."""
+        return [place.ranks for place in self.places.values() if not ranks.isdisjoint(place.ranks)]
 
     def handle_rank_deaths(self, dead: Iterable[int]) -> list[WorkerPlacement]:
         """These ranks are dead; the workers that break by it."""
@@ -104,4 +121,7 @@ class WorkerRegistry:
         """What broken workers held in which nothing runs any more; each individual is named once."""
         done = [broken for broken in self._broken if not broken.waiting and not broken.open]
         self._broken = [broken for broken in self._broken if broken.waiting or broken.open]
+        for broken in done:
+            for assignment in broken.held if not self.hung.isdisjoint(broken.place.ranks) else ():
+                assignment.contested = True
         return [assignment for broken in done for assignment in broken.held]

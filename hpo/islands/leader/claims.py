@@ -169,7 +169,7 @@ class Claims:
         candidate.operator, candidate.parents = assignment.operator, assignment.parents
         candidate.retries, candidate.resumed = assignment.retries, assignment.resumed
         candidate.resumed_at_step, candidate.inherits = assignment.resumed_at_step, assignment.inherits
-        candidate.reopened = assignment.reopened
+        candidate.reopened, candidate.contested = assignment.reopened, assignment.contested
         self._proposals.known.add(assignment.key)
 
     def evaluated(self, seconds: float) -> None:

@@ -225,7 +225,7 @@ class Leader:
             if self.can_work:
                 self._evaluations.start(self._claims.queue.popleft())
                 active = True
-                self._evaluations.poll()  # an inline evaluation is over already
+                self._evaluations.poll()  # one that could not begin is over already
         elif self._crew.busy and self._transport.now() >= self._grace_end:
             self._grace_end = math.inf
             self._crew.kill(INTERRUPTED)

@@ -236,6 +236,5 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
 def first_of_worker(context: SearchContext) -> int:
     """How many individuals the breeder's worker screens however short evaluations are: its share of the campaign's
     first 200, or none where more than two workers share a core, for each of them has to import scikit-learn."""
-    hosts = context.hosts
-    here = sum(hosts[leader] == hosts[context.leader] for leader in context.leaders)
-    return 0 if here > _WORKERS_PER_CORE * context.cores else math.ceil(_FIRST / len(context.leaders))
+    crowded = context.local_workers > _WORKERS_PER_CORE * context.cores
+    return 0 if crowded else math.ceil(_FIRST / context.all_workers)

@@ -52,6 +52,20 @@ def slow(trial):
     return trial.params["x"] ** 2
 
 
+def patient(trial):
+    """Rank 0's first evaluation lasts until the other ranks have ended four, with MPI code of its own meanwhile."""
+    here = trial.directory.parent.parent
+    if trial.id.startswith("0-0-"):
+        end = time.monotonic() + 30
+        while len(list(here.glob("other-*"))) < 4:
+            trial.report(trial.comm.allreduce(1), 1.0)
+            assert time.monotonic() < end, "nobody else evaluates meanwhile"
+            time.sleep(0.01)
+    else:
+        (here / f"other-{trial.id}").touch()
+    return trial.params["x"] ** 2
+
+
 def two_goals(trial):
     return {"error": trial.params["x"] ** 2, "gain": trial.params["x"], "note": "kept"}
 

@@ -60,6 +60,11 @@ def test_inline(mpirun, tmp_path, ranks, islands, kind):
         assert any(one.migrations for one in record.individuals)
 
 
+def test_rank_0_grants_while_it_evaluates_inline(mpirun, tmp_path):
+    record, _ = run(mpirun, 3, tmp_path / "run", task="patient", evaluations=6, isolation="inline")
+    check(record, 6)
+
+
 @pytest.mark.parametrize(("ranks", "ranks_per_worker"), cases([(4, 2)], nightly=[(2, 2), (8, 4)]))
 def test_inline_workers_of_several_ranks_share_a_communicator(mpirun, tmp_path, ranks, ranks_per_worker):
     record, _ = run(

@@ -1,0 +1,110 @@
+"""Ranks that hang, which MPI does not see: the others complete the budget, and the command ends with 0."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import psutil
+import pytest
+from cases import cases
+from terminal import Terminal, wait_until
+
+SAVES = """
+import time
+import hpo
+
+def evaluate(trial):
+    mine = trial.directory / "found"
+    for _ in range(20):
+        with open(mine, "a") as file:
+            file.write(trial.id + "\\n")
+        time.sleep(0.01)
+    with open("side.txt", "a") as file:
+        file.write(f"{trial.id} ended\\n")
+    return trial.params["x"] ** 2
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), evaluate)
+"""
+
+
+def stop_at_work(terminal: Terminal, rank: int) -> psutil.Process:
+    """Stop a rank, the leader of a worker of one rank, while it has something on record that has not ended."""
+    hung = terminal.rank(rank)
+    assert hung is not None
+
+    def stopped() -> bool:
+        hung.send_signal(signal.SIGSTOP)
+        begun = [record["id"] for record in terminal.records("started") if record["worker"] == rank]
+        ended = {record["id"] for record in terminal.records("finished")}
+        if begun and begun[-1] not in ended:
+            return True
+        hung.send_signal(signal.SIGCONT)
+        return False
+
+    wait_until(stopped, "an evaluation of that rank", pause_s=0.05)
+    return hung
+
+
+def check_complete(terminal: Terminal, evaluations: int) -> None:
+    """The budget exactly, each individual once, and nothing runs any more."""
+    records = terminal.records("finished")
+    assert Counter(record["status"] for record in records) == {"completed": evaluations}
+    assert len({record["id"] for record in records}) == evaluations
+    wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=20)
+
+
+@pytest.mark.parametrize("isolation", cases(["warm"], nightly=["inline"]))
+def test_the_others_complete_the_budget(terminal: Terminal, isolation: str) -> None:
+    terminal.write("task.py", SAVES)
+    terminal.campaign(
+        f'keep = 1000\n[evaluation]\nisolation = "{isolation}"\nhang_timeout = "3 s"', evaluations=80
+    )
+    command = terminal.start("run", "c.toml", "--ranks", 4)
+    wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
+    if isolation == "warm":
+        stop_at_work(terminal, 2)
+    else:
+        hung = terminal.rank(2)
+        assert hung is not None
+        hung.send_signal(signal.SIGSTOP)
+    done = command.wait(110)
+    assert done.returncode == 0, done.stderr
+    assert "rank 2 hangs" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert len(terminal.records("launched")) == 1
+    check_complete(terminal, 80)
+    if isolation == "warm":  # inline nothing that was begun is on disk
+        copies = [path.name for path in (terminal.directory / "run" / "evaluations").glob("*.attempt-2")]
+        assert len(copies) == 1 and copies[0].startswith("0-2-")
+
+
+def test_one_that_wakes_up_ends_by_itself(terminal: Terminal) -> None:
+    terminal.write("task.py", SAVES)
+    terminal.campaign('[evaluation]\nhang_timeout = "2 s"', evaluations=100)
+    command = terminal.start("run", "c.toml", "--ranks", 3)
+    wait_until(lambda: len(terminal.side()) >= 6, "a few evaluations")
+    hung = stop_at_work(terminal, 1)
+    evaluations = terminal.directory / "run" / "evaluations"
+    wait_until(lambda: list(evaluations.glob("*.attempt-2")), "another attempt")
+    hung.send_signal(signal.SIGCONT)
+    wait_until(lambda: not hung.is_running() or hung.status() == "zombie", "the end of the one that woke up")
+    assert len(terminal.side()) < 100, "it ended before the others"
+    done = command.wait(90)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    check_complete(terminal, 100)
+
+
+def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:
+    terminal.task(0.1)
+    terminal.campaign('[evaluation]\ngrace = 2\nhang_timeout = "3 s"', evaluations=60)
+    command = terminal.start("run", "c.toml", "--ranks", 3)
+    wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
+    first = terminal.rank(0)
+    assert first is not None
+    first.send_signal(signal.SIGSTOP)
+    done = command.wait(110)
+    assert done.returncode == 0, done.stderr
+    assert "starting again (1 of at most 10 times)" in done.stderr
+    assert len(terminal.records("launched")) == 2
+    check_complete(terminal, 60)
