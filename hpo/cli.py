@@ -242,7 +242,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HpoError as error:
         terminal.write(f"hpo: {error}", sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except BrokenPipeError:
+        # The reader (head, less) has gone; what it did not read it did not want.
+        code = 0
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Where a class is made, as while modules are imported, Python before 3.12 makes of an interrupt a RuntimeError.
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         from hpo.config import reader as config
 
         if config.launcher().speaks:
@@ -253,9 +259,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(EXIT_RESUMABLE)
-    except BrokenPipeError:
-        # The reader (head, less) has gone; what it did not read it did not want.
-        code = 0
     _finish_output()
     return code
 

@@ -198,6 +198,7 @@ def test_status_says_what_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFi
                 file.write(
                     encode(Storage(error="run/evaluations/0-0-9: \x1b[2JNo space", time=time.time() - 40))
                 )
+            (tmp_path / "run" / "status.json").unlink(missing_ok=True)  # so that the journals are read
             capsys.readouterr()
             assert cli.main(["status", str(tmp_path / "run")]) == 0
             said.append(capsys.readouterr().out)

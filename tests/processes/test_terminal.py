@@ -176,3 +176,24 @@ def test_try_shows_metrics_and_errors_harmlessly_and_the_tasks_output_as_it_is(t
     done = terminal.hpo("try", "c.toml")
     assert "\x1b[32mgreen\n" in done.stdout and "    a\\x1b\\nb = c\\x1b\n" in done.stdout
     assert "\x1b" not in done.stderr and r"ValueError: \x1b[2J" in done.stderr
+
+
+def test_an_interrupt_that_comes_while_a_class_is_made_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(options: object) -> int:
+        raise RuntimeError(
+            "Error calling __set_name__ on 'member_descriptor' instance"
+        ) from KeyboardInterrupt()
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr("hpo.cli._status", interrupted)
+    monkeypatch.setattr("os._exit", leave)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["status", "run"])
+    assert (
+        caught.value.code == 75
+        and "interrupted. Nothing that was recorded is lost" in capsys.readouterr().err
+    )
