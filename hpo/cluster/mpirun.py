@@ -35,6 +35,8 @@ _REST_S = 10.0
 """Ranks that end of their own accord at the start, as all do where the campaign is refused, are all gone by then."""
 _STAY_S = 60.0
 """For an mpirun without ranks: what reads its output may be slow."""
+_OVER_S = 2.0 * END_S
+"""For an mpirun after the campaign's end: within half of it ranks that cannot take leave of each other have ended."""
 
 
 @contextmanager
@@ -74,12 +76,16 @@ def wait(
     ``ended``: whether the campaign's end is on record.
 
     Where some of this host's are gone before that, and the others neither begin nor end within 10 s, it and they are
-    killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone. Otherwise without a
-    time-out: a campaign lasts as long as it lasts, and its deadline is kept by its ranks. Of MPIs other than Open MPI
-    the ranks are not known, and nothing is done."""
+    killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone, and one that stays
+    for two once the campaign has ended: it may wait for a host that has lost its power. Otherwise without a time-out:
+    a campaign lasts as long as it lasts, and its deadline is kept by its ranks. Of MPIs other than Open MPI the ranks
+    are not known."""
     known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later
     here = 0
     since: float | None = None
+    over: float | None = None
+    size: int | None = None  # of the journal; its end is looked for once where it does not grow
+    asked: int | None = None
     looked = -_REST_S
     while True:
         try:
@@ -102,6 +108,13 @@ def wait(
                     here = local
         living = sum(pid in session for pid in known.values())
         now = time.monotonic()
+        before, size = size, _size(begun)
+        if over is None and size is not None and before == size != asked:
+            asked = size
+            over = now if ended() else None
+        if over is not None and now - over > _OVER_S:
+            _kill(mpirun)
+            return None
         alone = bool(known) and here == ranks and not living
         hangs = bool(known) and begun.exists() and _hangs(known, session, all_here=here == ranks, ended=ended)
         if not alone and not hangs and (not known or living >= here or begun.exists()):
@@ -120,6 +133,14 @@ def _hangs(known: dict[int, int], session: list[int], *, all_here: bool, ended: 
     if living == [0]:
         return all_here and len(known) > 1 and _state(known[0]) in ("T", "D")
     return bool(living) and 0 in known and 0 not in living and ended()
+
+
+def _size(path: Path) -> int | None:
+    """In bytes; None where it cannot be had."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _state(pid: int) -> str:

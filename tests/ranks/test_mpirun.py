@@ -156,3 +156,21 @@ def test_ranks_of_other_hosts_are_not_missed(tmp_path: Path, monkeypatch: pytest
     assert wait(start([2], "sys.exit(7)", here=1), 2, tmp_path / "begun") == 7
     (tmp_path / "begun").touch()
     assert wait(start([1], "time.sleep(1); sys.exit(7)", here=1), 2, tmp_path / "begun") == 7
+
+
+def test_an_mpirun_that_stays_after_the_end_of_the_campaign_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it waits for a host that has lost its power."""
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.5)
+    monkeypatch.setattr("hpo.cluster.mpirun._OVER_S", 1.0)
+    journal = tmp_path / "begun"
+    journal.write_text("records")
+    answers = [False, True]
+
+    def ended() -> bool:
+        journal.write_text(journal.read_text() + "and more")
+        return answers.pop(0)
+
+    assert wait(start([100, 100], "pass"), 2, journal, ended=ended) is None
+    assert not answers
