@@ -18,6 +18,7 @@ from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
+from hpo.islands.messages import Surroundings
 from hpo.islands.transport import LocalTransport
 from hpo.journal.files import read_directory
 from hpo.journal.inspection import check
@@ -361,7 +362,8 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
         closing=ExitStack(),
     )
     for place, migrates in zip(layout.workers, (True, False)):
-        leader = assembly.leader(place, groups, Idle(), journal, ["here"] * 3)  # type: ignore[arg-type]
+        around = Surroundings(("here",), 0, 3, 2)
+        leader = assembly.leader(place, groups, Idle(), journal, around)  # type: ignore[arg-type]
         chances = [Member(f"{place.island}-0-{number}", (0.5, 0), (1.0,), COMPLETED) for number in range(20)]
         for one in chances:
             leader._migration.own(one)
