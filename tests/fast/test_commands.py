@@ -22,6 +22,7 @@ import hpo
 from hpo import cli
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID
+from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
 from hpo.islands.resume import ResumeState, fold
 from hpo.journal.commands import (
@@ -859,3 +860,14 @@ def test_what_failed_is_evaluated_again_by_the_next_launch(launch: Launches) -> 
     individuals = results.load(launch.run).individuals
     assert [one.status for one in individuals] == [COMPLETED] * 9
     assert {one.id for one in individuals} >= failed and launch.count == 9 + len(failed)
+
+
+def test_a_failure_that_was_reopened_and_is_not_on_record_yet_is_not_reopened_again() -> None:
+    """A retry reads the journals, and rank 0's may not be written for now."""
+    simulation, _ = make(1, workers=2, evaluations=5)
+    coordinator = simulation.coordinator
+    coordinator.tally.counts["failed"] = 1
+    failure = Assignment(id="0-0-0", params={}, key="k", operator="random", admitted=True, reopened=1)
+    assert coordinator.retry([("failed", failure)], "hpo retry by me") == 1
+    assert coordinator.retry([("failed", failure)], "hpo retry by me") == 0
+    assert coordinator.tally.counts["failed"] == 0

@@ -158,8 +158,8 @@ class Coordinator:
         self.remarks: deque[str] = deque()
         """Sentences for the user; who shows them takes them off."""
         self._remarked: set[str] = set()
-        self.reopened_ids: set[str] = set()
-        """Of failures that do not count, and are evaluated again in this launch."""
+        self.reopened_ids: dict[str, int] = {}
+        """By id of a failure that does not count, and is evaluated again in this launch, how often it was reopened."""
         self.end: End | None = None
         self._handlers: dict[type[Message], Callable[[int, Any], None]] = {
             Claim: self._answer,
@@ -267,7 +267,7 @@ class Coordinator:
             self._reopened([one.again for one in failures], reason)
         for one in failures:
             self.tally.reopen(one.status, identity=one.again.id)
-            self.reopened_ids.add(one.again.id or "")
+            self.reopened_ids[one.again.id or ""] = one.again.reopened
         self._budget.readmit(one.again for one in failures)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
@@ -339,6 +339,8 @@ class Coordinator:
         for place in self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung))):
             hangs = not self._registry.hung.isdisjoint(place.ranks)
             self._worker_left(place, HANGS if hangs else RANK_DIED)
+            # At once: what it had may be found out later, where its journal cannot be read for now.
+            self._health.left(place.leader)
         self._regroup()
 
     def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
@@ -542,10 +544,14 @@ class Coordinator:
             self._send(leader, Recall(self._grants.count(leader)))
 
     def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> int:
-        """Evaluate individuals that ended with these statuses again, but for those whose end is on record and not yet
-        known here; how many."""
-        granted = self._grants.keys
-        chosen = [Failure(status, again, "") for status, again in failures if again.key not in granted]
+        """Evaluate individuals that ended with these statuses again; how many. But for those whose end is on record and
+        not yet known here, and those that were reopened here, which may not be on record yet."""
+        granted, reopened = self._grants.keys, self.reopened_ids
+        chosen = [
+            Failure(status, again, "")
+            for status, again in failures
+            if again.key not in granted and again.reopened > reopened.get(again.id or "", 0)
+        ]
         self._health.forget({one.again.id for one in chosen})
         self._reopen(chosen, reason)
         return len(chosen)
