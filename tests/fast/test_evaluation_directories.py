@@ -151,4 +151,4 @@ def test_the_coordinator_names_what_it_reopens() -> None:
     fall_sick(simulation, 2, 1.0)
     simulation.run()
     reopened = {record.id for record in records_of(simulation) if isinstance(record, Reopened)}
-    assert reopened and simulation.coordinator.reopened_ids == reopened
+    assert reopened and set(simulation.coordinator.reopened_ids) == reopened
