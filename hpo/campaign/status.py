@@ -148,7 +148,7 @@ class Status:
             self._writing.release()
 
     def finish(self, coordinator: Coordinator, now: float) -> None:
-        """Nothing more is written to the journals of this launch. What cannot be told for certain is left to them."""
+        """Nothing more is written to the journals of this launch. What is not certain is left to them."""
         ended, self._newest = self._log.ended, None
         if ended is None or not coordinator.exact or self._repeats:
             return

@@ -30,3 +30,10 @@ class Assignment(msgspec.Struct, array_like=True):
     rests: bool = False
     reopened: int = 0
     contested: bool = False
+
+
+def anew(assignment: Assignment, reopened: int) -> Assignment:
+    """To be evaluated from the start, as if for the first time. ``reopened``: how often a failure of it was."""
+    return msgspec.structs.replace(
+        assignment, reopened=reopened, retries=0, resumed=False, resumed_at_step=0, admitted=True
+    )

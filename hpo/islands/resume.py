@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from hpo.config.layout import Layout
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import (
@@ -30,7 +28,7 @@ from hpo.individual import (
     is_known,
     known_id,
 )
-from hpo.islands.assignment import Assignment
+from hpo.islands.assignment import Assignment, anew
 from hpo.islands.coordinator.commands import point_assignment
 from hpo.islands.coordinator.tally import Best, Tally
 from hpo.islands.messages import Evaluated, EvaluationEnd, Start, Surroundings, rung_reports
@@ -443,13 +441,6 @@ def _assignment(unfinished: Unfinished, *, space: Codec) -> Assignment:
     _, record, reopened = unfinished
     assignment = _unfinished(record, space=space, deaths=0)
     return assignment if reopened == record.reopened else anew(assignment, reopened)
-
-
-def anew(assignment: Assignment, reopened: int) -> Assignment:
-    """To be evaluated from the start, as if for the first time."""
-    return msgspec.structs.replace(
-        assignment, reopened=reopened, retries=0, resumed=False, resumed_at_step=0, admitted=True
-    )
 
 
 def failures(records: Iterable[Record], *, space: Codec) -> list[tuple[str, Assignment]]:

@@ -319,7 +319,7 @@ def test_what_is_written_twice_counts_once(seed):
 
 
 def test_what_a_dead_leader_wrote_twice_is_not_counted_for_another():
-    """What it had reported is told by its number."""
+    """Which ends it had reported follows from their number."""
     simulation, _ = make(3, workers=1, islands=1, evaluations=10)
     simulation.run()
     records = simulation.journals[0].committed

@@ -384,7 +384,7 @@ class Coordinator:
 
     def _check_workers(self) -> None:
         """End when no worker is left."""
-        if self.stopping is None and not self._registry.any_left:
+        if self.stopping is None and not self._registry.at_work:
             self.stop(STORAGE if self._storage_failed else LOST if self._registry.dead else UNFIT)
 
     # --- granting -------------------------------------------------------------------------------------------

@@ -60,11 +60,6 @@ class WorkerRegistry:
         """The leaders of the whole workers that are not benched."""
         return [leader for leader in self.places if leader not in self._benched]
 
-    @property
-    def any_left(self) -> bool:
-        """Whether any worker takes part."""
-        return len(self.places) > len(self._benched)
-
     def next_with_leaders(self, island: int) -> list[int]:
         """Those of the first island after ``island`` that has any."""
         for step in range(1, self.islands):

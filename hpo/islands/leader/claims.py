@@ -22,6 +22,23 @@ def parts_of(identity: str) -> tuple[int, int, int]:
     return island, worker, sequence
 
 
+def assignment_of(candidate: Candidate, *, retries: int = 0, resumed: bool = False) -> Assignment:
+    """``candidate``, for another worker to evaluate."""
+    return Assignment(
+        id=candidate.id,
+        params=candidate.params,
+        key=candidate.key,
+        operator=candidate.operator,
+        parents=candidate.parents,
+        retries=retries,
+        resumed=resumed,
+        admitted=True,
+        resumed_at_step=candidate.resumed_at_step,
+        inherits=candidate.inherits,
+        reopened=candidate.reopened,
+    )
+
+
 class Claims:
     """``queue``: granted candidates that wait for their evaluation. ``send``: sends a message to the coordinator;
     ``now``: Unix seconds."""

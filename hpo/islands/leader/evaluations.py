@@ -9,9 +9,9 @@ from typing import Any
 
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED
-from hpo.islands.assignment import Assignment
+from hpo.islands.assignment import anew
 from hpo.islands.coordinator.health import fault
-from hpo.islands.leader.claims import Claims
+from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
@@ -246,7 +246,9 @@ class Evaluations:
                 self._early_stopping.reported(candidate.id),
                 fault(outcome.status, resumed=candidate.resumed, error=error),
                 error,
-                _anew(candidate) if outcome.status in _FAILURES else None,
+                anew(assignment_of(candidate), candidate.reopened + 1)
+                if outcome.status in _FAILURES
+                else None,
                 candidate.started,
                 result,
             )
@@ -271,20 +273,6 @@ class Evaluations:
             self._early_stopping.rest(candidate, member.progress[0] if member.progress else 0)
         else:
             pending.forgotten += self._retention.add(candidate.id, losses)
-
-
-def _anew(candidate: Candidate) -> Assignment:
-    """How ``candidate`` is evaluated if its failure does not count: from the start, by any worker."""
-    return Assignment(
-        id=candidate.id,
-        params=candidate.params,
-        key=candidate.key,
-        operator=candidate.operator,
-        parents=candidate.parents,
-        admitted=True,
-        inherits=candidate.inherits,
-        reopened=candidate.reopened + 1,
-    )
 
 
 def _identity(candidate: Candidate) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hpo.config.layout import WorkerPlacement
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.ending import LOST, STORAGE, UNFIT
-from hpo.islands.leader.claims import Claims
+from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.evaluations import EvaluationRules, Evaluations
 from hpo.islands.leader.migration import Migration, MigrationSettings
 from hpo.islands.leader.publishing import Publisher
@@ -410,16 +410,4 @@ class Leader:
 
 def _begun(candidate: Candidate, retries: int, resumed: bool) -> tuple[int, Assignment]:
     """What others are to evaluate in place of this worker, by its token."""
-    return candidate.token, Assignment(
-        id=candidate.id,
-        params=candidate.params,
-        key=candidate.key,
-        operator=candidate.operator,
-        parents=candidate.parents,
-        retries=retries,
-        resumed=resumed,
-        admitted=True,
-        resumed_at_step=candidate.resumed_at_step,
-        inherits=candidate.inherits,
-        reopened=candidate.reopened,
-    )
+    return candidate.token, assignment_of(candidate, retries=retries, resumed=resumed)
