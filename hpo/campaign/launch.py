@@ -35,6 +35,7 @@ from hpo.errors import (
     UsageError,
 )
 from hpo.islands.coordinator.ending import LOST
+from hpo.islands.leader.storage import PATIENCE_S
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
 from hpo.journal.commands import stop_pending
@@ -44,8 +45,8 @@ from hpo.journal.lock import acquire
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
-_GONE_S = 120.0
-"""For so long a directory that is gone may come back."""
+_GONE_S = PATIENCE_S
+"""A directory that is gone may come back within this time."""
 _AGENT = "PRTE_MCA_prte_launch_agent"
 """What Open MPI 5 starts on other nodes, there to start ranks."""
 _SHOW_CURSOR = "\033[?25h"
