@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, cast
+from functools import cache, lru_cache
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -185,37 +185,53 @@ def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
     return result
 
 
-def product_cost(factors: tuple[Tensor, ...], rows: int, columns: int) -> int:
-    """Multiplications that ``product`` takes."""
-    inner = factors[:-1] if columns < rows else factors[1:]
-    return min(rows, columns) * sum(factor.numel() for factor in inner)
-
-
 def cheapest(factors: tuple[Tensor, ...], rows: int) -> list[tuple[Tensor, ...]]:
     """``factors`` in their order, in groups of which each is best multiplied into one matrix before ``rows`` inputs
     go through: what takes the fewest multiplications, those of the backward pass counted where there is one.
+
+    Args:
+        factors (tuple of matrices): of one weight, in the order of their product.
+        rows (int): inputs, those of all samples together.
 
     Of U Σ Vᵀ these are the three apart for a small k, then U and Σ Vᵀ (or U Σ and Vᵀ, where W is tall: Σ's gradient
     needs a product the less), then, of many rows, W. Of few rows making a matrix takes more than it saves.
     """
     gradients = torch.is_grad_enabled()
-    least, chosen = math.inf, [factors]
-    for borders in range(1 << (len(factors) - 1)):
-        groups, cost = _divided(factors, borders), 0
-        for group in groups:
+    forms = tuple((one.shape[0], one.shape[1], gradients and one.requires_grad) for one in factors)
+    # A compiler traces the search once, and warns of caches.
+    search = _cheapest_borders.__wrapped__ if torch.compiler.is_compiling() else _cheapest_borders
+    return _divided(factors, search(forms, rows, gradients))
+
+
+_Form = tuple[int, int, bool]
+"""Rows and columns of a factor, and whether a gradient of it is asked for."""
+
+
+@lru_cache(maxsize=4096)
+def _cheapest_borders(forms: tuple[_Form, ...], rows: int, gradients: bool) -> int:
+    """The borders, as ``_divided`` takes them, that ``cheapest`` is about; the same at every step of a run."""
+    least, chosen = math.inf, 0
+    for borders in range(1 << (len(forms) - 1)):
+        cost = 0
+        for group in _divided(forms, borders):
             # A gradient for the input; one for the matrix, if anything of it is trained; and from it for each such.
-            trained = sum(factor.requires_grad for factor in group) if gradients else 0
-            height, width = group[0].shape[0], group[-1].shape[1]
+            trained = sum(wanted for _, _, wanted in group)
+            height, width = group[0][0], group[-1][1]
             cost += rows * height * width * (1 + gradients + (trained > 0))
-            cost += product_cost(group, height, width) * (1 + trained)
+            # What ``product`` takes, from the narrower side.
+            inner = group[:-1] if width < height else group[1:]
+            cost += min(height, width) * sum(one[0] * one[1] for one in inner) * (1 + trained)
         if cost < least:
-            least, chosen = cost, groups
+            least, chosen = cost, borders
     return chosen
 
 
-def _divided(factors: tuple[Tensor, ...], borders: int) -> list[tuple[Tensor, ...]]:
+_Item = TypeVar("_Item")
+
+
+def _divided(factors: tuple[_Item, ...], borders: int) -> list[tuple[_Item, ...]]:
     """With a border after factor i where bit i of ``borders`` is set."""
-    groups: list[tuple[Tensor, ...]] = []
+    groups: list[tuple[_Item, ...]] = []
     begin = 0
     for end in range(1, len(factors) + 1):
         if end == len(factors) or borders >> (end - 1) & 1:
