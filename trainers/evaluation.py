@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.data.loading import in_order, length_of, load, share
+from trainers.precision import PRECISIONS, autocast, matrix_products
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
 """(outputs, targets) of all samples, in the order of the set, to one number."""
@@ -39,24 +40,28 @@ def evaluate(
         samples (Dataset): pairs of inputs and target, as for ``train``.
         metrics (dict of callables): by name, ``metric(outputs, targets)`` of all samples at once.
         batch_size (int, from 1): samples per rank and forward pass.
-        precision (str; default "fp32"): "fp32" or "bf16", as for ``train``.
+        precision (str; default "fp32"): "fp32", "tf32" or "bf16", as for ``train``.
         loader_processes (int, from 0; default 0): processes per rank that read ahead.
         timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
         group (ProcessGroup; default None): the ranks that evaluate; None: all.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
-    communicator = Communicator(topology=None, timeout=timeout, device=device_of(model), among=group)
+    if precision not in PRECISIONS:
+        raise ValueError(f'precision = {precision!r}: must be "fp32", "tf32" or "bf16". Correct it.')
+    device = device_of(model)
+    communicator = Communicator(topology=None, timeout=timeout, device=device, among=group)
     try:
-        return scores(
-            model,
-            samples,
-            metrics=metrics,
-            batch_size=batch_size,
-            precision=precision,
-            loader_processes=loader_processes,
-            channel=communicator.service,
-        )
+        with current(device), matrix_products(device, precision):
+            return scores(
+                model,
+                samples,
+                metrics=metrics,
+                batch_size=batch_size,
+                precision=precision,
+                loader_processes=loader_processes,
+                channel=communicator.service,
+            )
     finally:
         communicator.close()
 
@@ -153,11 +158,6 @@ def outputs_of(model: nn.Module, inputs: object) -> Tensor:
     return outputs
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """The context for a forward pass in "fp32" (nothing changed) or "bf16"."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's parameters; ValueError if there are several or no parameters."""
     devices = {parameter.device for parameter in model.parameters()}
@@ -167,6 +167,18 @@ def device_of(model: nn.Module) -> torch.device:
             f"The model must be on one device, and is on {found}. Move it with model.to(device)."
         )
     return devices.pop()
+
+
+@contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Inside, ``device`` is the current one if it is a GPU: what libraries allocate without naming a device would else
+    lie on the first, which every rank of the node would have a context on.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
 
 
 def _gathered(mine: Tensor, rows: list[int], channel: Channel) -> Tensor:

@@ -25,6 +25,7 @@ from trainers.checkpoints.contents import (
     fill_model,
     fill_optimizer,
     form_of,
+    on_cpu,
 )
 from trainers.communication.averager import refuse_sparse
 from trainers.communication.communicator import Communicator
@@ -32,12 +33,13 @@ from trainers.communication.rank_consistency import (
     refuse_other_settings,
 )
 from trainers.data.loading import Batch, length_of, load
-from trainers.evaluation import autocast, outputs_of, scores
+from trainers.evaluation import outputs_of, scores
 from trainers.methods.strategy import Method, Setup, State, Strategy
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.early_stopping import EarlyStopping, recorded
 from trainers.optim.label_smoothing import smoothed
 from trainers.optim.schedules import ReduceOnPlateau
+from trainers.precision import autocast
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, seed_generators
 from trainers.result import Interrupted, Result
@@ -257,7 +259,8 @@ class Run:
                 and stopping.best_epoch(position.history) == position.epoch - 1
             ):
                 weights = copied(plain(self.model.state_dict()))
-                self.best = {"model": weights, "strategy": self._strategy_state()}
+                # Not beside what is trained: a GPU has no room to spare for what only the end may need.
+                self.best = {"model": weights, "strategy": on_cpu(self._strategy_state())}
         self.progress.epoch(entry)
         if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):
             position.reason = "diverged"

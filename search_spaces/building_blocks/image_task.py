@@ -50,7 +50,7 @@ class ImageOptions:
     - ``folds``: instead of that, the fitness is the mean over this many folds of all training images; 0: it is not.
     - ``batch_size``: of all ranks together, so that their number does not matter.
     - ``augmentation``: one of ``AUGMENTATIONS``.
-    - ``precision``: "fp32", or "bf16" for autocast.
+    - ``precision``: "fp32", "tf32", or "bf16" for autocast.
     - ``loader_processes``: a rank's, that read and augment ahead; 0: it does so itself.
     - ``train_samples``: how many images to train with; None: all.
     """

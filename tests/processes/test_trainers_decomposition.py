@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import trainers
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Topology
-from trainers.lowrank.decomposition import SharedWork, _by_double_gram, deal, full_precision, svd, svd_cost
+from trainers.lowrank.decomposition import SharedWork, _by_double_gram, deal, svd, svd_cost
 from trainers.lowrank.layers import factorise, make_whole, matrix_weights
 from trainers.lowrank.state_projection import Projection, exchange, insert, remove
 from trainers.methods.ab_merge import merged_matrix
+from trainers.precision import full_precision
 
 
 def matrix(rows: int, columns: int, smallest: float = 1e-3, dtype: torch.dtype = torch.float64) -> Tensor:

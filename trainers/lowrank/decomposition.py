@@ -8,14 +8,14 @@ are not determined, or in roundings.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from trainers.communication.buckets import broadcast_everywhere
 from trainers.communication.communicator import Communicator
+from trainers.precision import full_precision
 
 GRAM_CUTOFF = 0.05
 """From this cutoff on singular vectors come from the Gram matrix: 2.4 times faster, in single precision blind
@@ -24,30 +24,6 @@ DOUBLE_GRAM_REACH = 1e-6
 """Down to this part of the largest, singular values and vectors come from the Gram matrix in double precision as exact
 as a single-precision decomposition gives them. On a GPU that is the fast way: cuSOLVER's iterations leave most of it
 idle."""
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Inside, products of float32 matrices are float32's, whatever ``torch.set_float32_matmul_precision`` and its
-    like allow: what becomes weights and bases for good shall not lose bits that a gradient can spare.
-    """
-    if not hasattr(torch.backends.mkldnn, "matmul"):  # before torch 2.9 one setting is for all
-        allowed = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(allowed)
-        return
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
 
 
 @full_precision()

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, linear
 from torch.optim import Optimizer
 
-from trainers.lowrank.decomposition import full_precision
-from trainers.names import plain_name
+from trainers.names import format_of, plain_name
+from trainers.precision import full_precision
 
 SMALLEST_SIDE = 16
 """Weights with a smaller side stay whole: there is nothing to gain."""
@@ -138,12 +138,15 @@ def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None
     """Replace the weight, whole or factored, by the product of ``factors``, matrices given in its order."""
     module, attribute = weight.module, weight.attribute
     first, *_, last = factors.values()
+    formats: dict[str, torch.memory_format] = {**getattr(module, "_whole_formats", {})}
+    if not weight.factors:
+        formats[attribute] = format_of(weight.whole)
     if first.shape[0] != weight.rows or last.shape[1] != weight.columns:
         raise ValueError(f"{weight.name}: the factors make no {weight.rows} × {weight.columns} matrix.")
     _exchange(weight, {f"{attribute}_{name}": factor for name, factor in factors.items()})
     held: dict[str, tuple[str, ...]] = {**getattr(module, "_factors", {}), attribute: tuple(factors)}
     shapes: dict[str, torch.Size] = {**getattr(module, "_whole_shapes", {}), attribute: weight.shape}
-    _become(module, held, shapes)
+    _become(module, held, shapes, formats)
 
 
 def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Parameter:
@@ -151,12 +154,14 @@ def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Paramet
     if matrix is None:
         with torch.no_grad():
             matrix = weight.matrix().clone()
-    parameter = nn.Parameter(matrix.detach().reshape(weight.shape))
     module, attribute = weight.module, weight.attribute
+    formats: dict[str, torch.memory_format] = dict(getattr(module, "_whole_formats", {}))
+    laid_out = formats.pop(attribute, torch.contiguous_format)
+    parameter = nn.Parameter(matrix.detach().reshape(weight.shape).contiguous(memory_format=laid_out))
     _exchange(weight, {attribute: parameter})
     held = {name: names for name, names in getattr(module, "_factors", {}).items() if name != attribute}
     shapes = {name: shape for name, shape in getattr(module, "_whole_shapes", {}).items() if name in held}
-    _become(module, held, shapes)
+    _become(module, held, shapes, formats)
     return parameter
 
 
@@ -249,6 +254,7 @@ class Factored(nn.Module):
     _plain_class: ClassVar[type[nn.Module]]
     _factors: dict[str, tuple[str, ...]]
     _whole_shapes: dict[str, torch.Size]
+    _whole_formats: dict[str, torch.memory_format]
 
     def _factors_of(self, attribute: str) -> tuple[Tensor, ...]:
         return tuple(self._parameters[f"{attribute}_{name}"] for name in self._factors[attribute])  # type: ignore[misc]
@@ -353,16 +359,21 @@ def _restored(plain: type[nn.Module], attributes: tuple[str, ...]) -> nn.Module:
     return made.__new__(made)
 
 
-def _become(module: nn.Module, held: dict[str, tuple[str, ...]], shapes: dict[str, torch.Size]) -> None:
+def _become(
+    module: nn.Module,
+    held: dict[str, tuple[str, ...]],
+    shapes: dict[str, torch.Size],
+    formats: dict[str, torch.memory_format],
+) -> None:
     """Give ``module`` the class for the factored weights that it holds."""
     plain: type[nn.Module] = getattr(type(module), "_plain_class", type(module))
     if held:
         module.__class__ = _factored_class(cast(Any, plain), tuple(sorted(held)))
-        module.__dict__["_factors"], module.__dict__["_whole_shapes"] = held, shapes
+        module.__dict__.update(_factors=held, _whole_shapes=shapes, _whole_formats=formats)
     else:
         module.__class__ = plain
-        module.__dict__.pop("_factors", None)
-        module.__dict__.pop("_whole_shapes", None)
+        for name in ("_factors", "_whole_shapes", "_whole_formats"):
+            module.__dict__.pop(name, None)
 
 
 def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter]) -> None:
