@@ -78,6 +78,15 @@ class Sample(Row, frozen=True, kw_only=True):
     gpu_memory_total: int | None = None
 
 
+class CurveFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the evaluator of a worker writes, and what. ``every_s``: as of :class:`CurveWriter`, None: no reports;
+    ``system_s``: between two samples, None: no samples."""
+
+    path: str
+    every_s: float | None
+    system_s: float | None = None
+
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Point | Sample] = msgspec.json.Decoder(Point | Sample)
 
