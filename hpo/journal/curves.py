@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpo.errors import CampaignError, describe_os_error
+from hpo.errors import CampaignError
 from hpo.individual import Metric, Scalar
 from hpo.journal.files import JournalName, journal_name
 from hpo.journal.records import (
@@ -198,7 +198,7 @@ class CurveWriter:
                 if os.write(self._file, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                self._error = describe_os_error(error, self._path)
+                self._error = f"{self._path}: {error.strerror or error}"
                 self._retry_at = self._clock() + _RETRY_S
                 self._close()
 
