@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import torch
@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
-from trainers.data.loading import in_order, length_of, load, share
+from trainers.data.batches import in_order, length_of, share
+from trainers.data.loader import Loader
 from trainers.precision import PRECISIONS, autocast, matrix_products
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
@@ -52,14 +53,18 @@ def evaluate(
     device = device_of(model)
     communicator = Communicator(topology=None, timeout=timeout, device=device, among=group)
     try:
-        with current(device), matrix_products(device, precision):
+        with (
+            current(device),
+            matrix_products(device, precision),
+            Loader(samples, device=device, processes=loader_processes) as loader,
+        ):
             return scores(
                 model,
                 samples,
+                loader,
                 metrics=metrics,
                 batch_size=batch_size,
                 precision=precision,
-                loader_processes=loader_processes,
                 channel=communicator.service,
             )
     finally:
@@ -71,15 +76,16 @@ def evaluate(
 def scores(
     model: nn.Module,
     samples: Dataset[object],
+    loader: Loader,
     *,
     metrics: Mapping[str, Metric],
     batch_size: int,
     precision: str,
-    loader_processes: int,
     channel: Channel,
 ) -> dict[str, float]:
-    """As ``evaluate``, with the ranks of ``channel``: a gather each of numbers of rows, outputs and targets, a
-    broadcast.
+    """As ``evaluate``, with the ranks of ``channel`` and the ``loader`` of ``samples``.
+
+    Collective: a gather each of numbers of rows, outputs and targets, and a broadcast.
     """
     device, count = device_of(model), length_of(samples)
     # A rank without samples would not know the outputs' shape: then each takes them all.
@@ -89,21 +95,21 @@ def scores(
     model.eval()
     try:
         parts = []
-        batches = in_order(mine, batch_size=batch_size)
-        for inputs, targets in load(samples, batches, device=device, processes=loader_processes):
-            with autocast(device, precision):
-                outputs = outputs_of(model, inputs)
-            if not outputs.dim():
-                raise TypeError(
-                    "The model returned a tensor without dimensions for a batch, and those of all batches are to be "
-                    "joined for the metrics. Return its outputs, and let the loss make one number of them."
-                )
-            if outputs.dtype is torch.bfloat16:
-                outputs = outputs.float()
-            elif outputs.is_cuda:
-                # A captured forward pass writes into the same memory each time.
-                outputs = outputs.clone()
-            parts.append((outputs, targets))
+        with closing(loader.batches(in_order(mine, batch_size=batch_size))) as batches:
+            for inputs, targets in batches:
+                with autocast(device, precision):
+                    outputs = outputs_of(model, inputs)
+                if not outputs.dim():
+                    raise TypeError(
+                        "The model returned a tensor without dimensions for a batch, and those of all batches are to "
+                        "be joined for the metrics. Return its outputs, and let the loss make one number of them."
+                    )
+                if outputs.dtype is torch.bfloat16:
+                    outputs = outputs.float()
+                elif outputs.is_cuda:
+                    # A captured forward pass writes into the same memory each time.
+                    outputs = outputs.clone()
+                parts.append((outputs, targets))
     finally:
         model.train(was_training)
     all_outputs, all_targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))

@@ -20,7 +20,7 @@ from trainers.communication.rank_consistency import (
     refuse_other_settings,
 )
 from trainers.communication.topology import Topology
-from trainers.data.loading import Assignment, Disjoint
+from trainers.data.batches import Assignment, Disjoint
 from trainers.evaluation import Metric, current, device_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, check_method
@@ -106,7 +106,8 @@ def train(
             of epochs before the first step, and again, before the last report, where the run ends earlier.
         interrupt (callable; default None): ``interrupt()``, called on every rank before each step; must answer alike
             on all. When it is true the run saves and raises ``Interrupted``.
-        loader_processes (int, from 0; default 0): processes per rank that read ahead.
+        loader_processes (int, from 0; default 0): processes per rank that read ahead; as many again for the
+            validation set. They live as long as the run, with the data set as it was when they were started.
         evaluation_batch_size (int, from 1; default None): samples per rank and forward pass of the evaluation; None:
             ``batch_size``.
         progress (bool; default None): whether rank 0 writes a progress line to stderr; None: if that is a terminal.
@@ -188,7 +189,6 @@ def train(
             try:
                 return run.to_the_end()
             finally:
-                run.strategy.close()
-                run.progress.close()
+                run.close()
     finally:
         communicator.close()

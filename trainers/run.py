@@ -32,7 +32,8 @@ from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import (
     refuse_other_settings,
 )
-from trainers.data.loading import Batch, length_of, load
+from trainers.data.batches import Batch, length_of
+from trainers.data.loader import Loader
 from trainers.evaluation import outputs_of, scores
 from trainers.methods.strategy import Method, Setup, State, Strategy
 from trainers.names import plain, plain_name, renamed
@@ -90,6 +91,8 @@ class Run:
         self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.position = Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
         self.best: Best | None = None
+        self.train_loader = self._loader(settings.train_set)
+        self.validation_loader: Loader | None = None
         self.identity = {
             **settings.identity(),
             "method": repr(method),
@@ -124,9 +127,24 @@ class Run:
         try:
             self._check_names()
         except BaseException:
-            self.strategy.close()
-            self.progress.close()
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Let go what the run holds beside the model: processes, hooks, the progress line."""
+        self.train_loader.close()
+        if self.validation_loader is not None:
+            self.validation_loader.close()
+        self.strategy.close()
+        self.progress.close()
+
+    def _loader(self, samples: Dataset[object]) -> Loader:
+        return Loader(samples, device=self.settings.device, processes=self.settings.loader_processes)
+
+    def _validation_loader(self, samples: Dataset[object]) -> Loader:
+        if self.validation_loader is None:
+            self.validation_loader = self._loader(samples)
+        return self.validation_loader
 
     def _check_names(self) -> None:
         """ValueError if a metric's name is taken, or one is asked for that will not be recorded."""
@@ -171,17 +189,9 @@ class Run:
                 f"{self.steps_per_epoch} in the first. Deal as many in each."
             )
         planned = planned[position.step :]
-        # Before processes that read ahead get their copies of the set.
-        set_epoch = getattr(self.settings.train_set, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(position.epoch)
-        batches = load(
-            self.settings.train_set,
-            [batch for passes in planned for batch in passes],
-            device=self.settings.device,
-            processes=self.settings.loader_processes,
+        batches = self.train_loader.batches(
+            [batch for passes in planned for batch in passes], epoch=position.epoch
         )
-        # An error holds on to what was there when it was raised: processes that read ahead would live as long.
         with closing(batches):
             self._take_steps(planned, batches)
 
@@ -336,10 +346,10 @@ class Run:
         return scores(
             self.model,
             samples,
+            self._validation_loader(samples),
             metrics={"validation_loss": settings.loss, **settings.metrics},
             batch_size=settings.evaluation_batch_size,
             precision=settings.precision,
-            loader_processes=settings.loader_processes,
             channel=self.communicator.service,
         )
 

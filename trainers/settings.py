@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_integer, is_number, is_whole
 from trainers.communication.topology import Topology
-from trainers.data.loading import Assignment, length_of
+from trainers.data.batches import Assignment, length_of
 from trainers.evaluation import Metric
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.schedules import Schedule

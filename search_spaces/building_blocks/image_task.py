@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
     from hpo.task.task import Constraint
     from search_spaces.readers.cifar import Parts
-    from trainers.data.loading import Assignment
+    from trainers.data.batches import Assignment
 
 RECORDED = (
     "train_loss", "validation_loss", "trainable_fraction", "compression_ratio",

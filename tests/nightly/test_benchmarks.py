@@ -32,6 +32,7 @@ KEYS = {
         "file_to_archive_cpu",
         "file_to_step_cpu",
         "file_warm_per_s",
+        "loader_kept_to_new",
     },
     "daso": {
         "bytes_to_expected",

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 import weakref
+from collections import Counter
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -592,6 +593,42 @@ def test_reading_processes_end_with_an_interrupted_run() -> None:
     # While the error is still there, and what it holds on to.
     assert stopped.value.__traceback__ is not None
     assert not multiprocessing.active_children()
+
+
+class Pids(Dataset[tuple[Tensor, Tensor]]):
+    """Says in which epoch, by which process and how often its items are read."""
+
+    def __init__(self, log: Path, length: int) -> None:
+        self.log, self.length, self.epoch = log, length, -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()} {self.epoch}\n")
+        item: tuple[Tensor, Tensor] = data(self.length)[index]
+        return item
+
+
+def test_the_same_processes_read_all_epochs(tmp_path: Path) -> None:
+    read, validated = tmp_path / "read", tmp_path / "validated"
+    train(
+        model(),
+        train_set=Pids(read, 12),
+        validation_set=Pids(validated, 4),
+        epochs=3,
+        loader_processes=2,
+    )
+    assert not multiprocessing.active_children()
+    lines = read.read_text().split("\n")[:-1]
+    pids = {line.split()[0] for line in lines}
+    assert len(pids) == 2 and str(os.getpid()) not in pids
+    assert Counter(line.split()[1] for line in lines) == {"0": 12, "1": 12, "2": 12}
+    assert len({line.split()[0] for line in validated.read_text().split("\n")[:-1]}) <= 2
 
 
 def test_an_interrupted_run_s_model_is_let_go() -> None:
