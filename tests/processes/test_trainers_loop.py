@@ -610,7 +610,7 @@ class Pids(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         with self.log.open("a") as file:
             file.write(f"{os.getpid()} {self.epoch}\n")
-        item: tuple[Tensor, Tensor] = data(self.length)[index]
+        item: tuple[Tensor, Tensor] = labelled()[index]
         return item
 
 
