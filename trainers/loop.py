@@ -111,8 +111,7 @@ def train(
         evaluation_batch_size (int, from 1; default None): samples per rank and forward pass of the evaluation; None:
             ``batch_size``.
         progress (bool; default None): whether rank 0 writes a progress line to stderr; None: if that is a terminal.
-        timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another. On GPUs it holds for
-            the groups made here; in the caller's own group NCCL keeps the time-out of ``init_process_group``.
+        timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
         group (ProcessGroup; default None): ranks that train together where others do something else; this rank must
             be in it. None: all ranks.
         seed (int; default 0): the same seed gives every method the same batches, and the same run.
