@@ -65,8 +65,8 @@ class Point(Row, frozen=True, kw_only=True):
 class Sample(Row, frozen=True, kw_only=True):
     """What the evaluator of worker rank 0, with all processes that it started, used. ``id``: of the individual under
     evaluation, "" between two; ``cpu``: cores in use since the last sample; ``memory``: resident bytes; ``gpu``: share
-    of the time in which its GPU was at work; ``gpu_memory``, ``gpu_memory_total``: bytes of that GPU in use by all
-    processes, and there are. None where it cannot be known."""
+    of the time in which its GPU was at work; ``gpu_memory``, ``gpu_memory_total``: bytes of that GPU which the
+    evaluator's torch holds, and which there are. None where it cannot be known."""
 
     time: float
     host: str
