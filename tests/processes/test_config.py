@@ -581,6 +581,6 @@ def test_keys_of_logging_are_named_as_they_were_written(tmp_path: Path) -> None:
     assert 'Did you mean "tensorboard"?' in problems(path)[2]
     with pytest.raises(UsageError, match=r"^log_every = -1: must be 0, or a duration"):
         from_keywords(directory="x", evaluations=1, log_every=-1)
-    with pytest.raises(UsageError, match='curves = True: .*Did you mean "log_curves"'):
+    with pytest.raises(UsageError, match=r'curves = True: .*Did you mean "log_curves"'):
         from_keywords(directory="x", evaluations=1, curves=True)
     assert from_keywords(directory="x", evaluations=1).log_directory == Path("x/logs")

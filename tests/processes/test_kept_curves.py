@@ -4,6 +4,8 @@ launch."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 import hpo
 from hpo.journal.commands import Stop, asked, give
 from hpo.journal.inspection import check
+from hpo.results.curves import load, system
 
 STEPS = 6
 CRASHES, FALLS_BEHIND, STOPS = 1, 2, 3
@@ -92,3 +95,29 @@ def test_what_is_off_leaves_nothing(tmp_path: Path) -> None:
         task, directory=tmp_path / "run", evaluations=2, isolation="inline", log_curves=False
     ).run()
     assert not (tmp_path / "run" / "curves").exists() and result.curves().empty
+
+
+def test_samples_of_what_evaluations_use(tmp_path: Path) -> None:
+    """Of the evaluator and what it started, named by the individual that ran."""
+
+    def evaluate(trial: hpo.Trial) -> float:
+        child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        held = bytearray(os.urandom(1)) * 200_000_000
+        file = next(Path(directory).glob("*.jsonl"), None)
+        end = time.monotonic() + 30
+        while time.monotonic() < end and (file is None or file.read_bytes().count(b'"sample"') < 3):
+            file = next(Path(directory).glob("*.jsonl"), None)
+            time.sleep(0.05)
+        child.kill()
+        child.wait()
+        return float(len(held))
+
+    home = tmp_path / "run"
+    directory = str(home / "curves")
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+    hpo.Campaign(task, directory=home, evaluations=1, log_curves=False, log_system=1).run()
+    found = system(home)
+    found = found[found["id"] == "0-0-0"]
+    assert len(found) >= 2 and load(home).empty
+    assert found["memory"].max() > 200_000_000 and found["cpu"].max() > 0.05
+    assert found["gpu"].isna().all(), "it does not use CUDA"
