@@ -135,6 +135,8 @@ class Run:
         self.train_loader.close()
         if self.validation_loader is not None:
             self.validation_loader.close()
+        if self.checkpoint is not None:
+            self.checkpoint.close()
         self.strategy.close()
         self.progress.close()
 
@@ -287,7 +289,7 @@ class Run:
             settings.report(position.epoch, dict(entry))
         every = settings.checkpoint_every
         if every is None or position.epoch * self.steps_per_epoch % every == 0 or position.reason:
-            self._save()
+            self._save(wait=bool(position.reason))
 
     def _announce_last_epoch(self, epochs: int) -> None:
         """Whoever stops runs by their reports must not stop one that is at its end."""
@@ -387,7 +389,7 @@ class Run:
 
     def _stop_if_asked(self) -> None:
         if self.settings.interrupt is not None and self.settings.interrupt():
-            self._save()
+            self._save(wait=True)
             position = self.position
             kept = (
                 f"saved in {self.checkpoint}"
@@ -400,7 +402,7 @@ class Run:
                 saved=self.checkpoint is not None,
             )
 
-    def _save(self) -> None:
+    def _save(self, *, wait: bool = False) -> None:
         if self.checkpoint is None:
             return
         position = self.position
@@ -431,6 +433,7 @@ class Run:
                 "counters": self.communicator.counters(),
                 **({} if replicated else model_and_optimizer),
             },
+            wait=wait,
         )
 
     def _take_up(self) -> None:

@@ -149,16 +149,17 @@ def test_killed_without_warning_goes_on_from_the_last_checkpoint(tmp_path: Path)
 def saved_by_one_ahead(rank: int, directory: str) -> list[int]:
     """Rank 0 is slow to name the step that all have written; the other has nothing to wait for."""
     communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-    write = trainers.checkpoints.checkpoint._write
+    write = trainers.checkpoints.background.write
 
     def slow(path: Path, content: Any) -> int:
         time.sleep(0.2 if path.name == "latest" else 0)
         return write(path, content)
 
-    trainers.checkpoints.checkpoint._write = slow
+    trainers.checkpoints.background.write = slow
     checkpoint = Checkpoint(directory, communicator)
     for step in range(3):
-        checkpoint.save(step, shared={}, own={"step": step})
+        checkpoint.save(step, shared={}, own={"step": step}, wait=False)
+    checkpoint.finish()
     found = Checkpoint(directory, communicator).load()
     communicator.close()
     assert found is not None
