@@ -56,6 +56,7 @@ class NonLeader(Protocol):
     def receive(self, content: dict[str, object]) -> None: ...
     def poll(self) -> object: ...
     def disband(self) -> None: ...
+    def deadline(self) -> float | None: ...
     @property
     def gone(self) -> bool: ...
 
@@ -124,12 +125,12 @@ class EventLoop:
         beside = None
         if inline is not None and self._transport.any_thread:
             beside = BackgroundTurns(
-                lock=self._lock, turn=self._paced_turn, wait=self._wait, failed=self._failed
+                lock=self._lock, turn=self.turn, wait=self._wait, failed=self._failed
             )
         with beside or nullcontext():
             while True:
                 with self._lock:
-                    pause_s = self._paced_turn()
+                    pause_s = self.turn()
                 if self.end is not None:
                     return self.end
                 if inline is not None and inline.pending:
@@ -141,17 +142,18 @@ class EventLoop:
                 elif pause_s:
                     self._wait(pause_s)
 
-    def _paced_turn(self) -> float:
-        """Take a turn; for how many seconds to wait before the next."""
-        active = self._turn()
+    def turn(self) -> float:
+        """Serve what has come and what is due; for how many seconds to wait before the next turn. Never waits."""
+        active = self._serve()
         if self._leader is not None and self._leader.can_work:
             return 0.0
         now = self._transport.now()
         if active:
             self._active_at = now
-        return self._limit(min(max(_FASTEST_S, _SHARE * (now - self._active_at)), _SLOWEST_S))
+        pause_s = min(max(_FASTEST_S, _SHARE * (now - self._active_at)), _SLOWEST_S)
+        return max(0.0, min(pause_s, self.next_wake() - now))
 
-    def _turn(self) -> bool:
+    def _serve(self) -> bool:
         active = False
         for source, data in self._transport.poll():
             active = True
@@ -251,13 +253,15 @@ class EventLoop:
         elif self._members[0] in failed:
             self.end = end
 
-    def _limit(self, pause: float) -> float:
-        wake = math.inf
+    def next_wake(self) -> float:
+        """When a turn must be taken at the latest, even if nothing comes; Unix seconds."""
+        wake = self._liveness.next_look
         if self._leader is not None:
-            wake = self._leader.next_wake()
+            wake = min(wake, self._leader.next_wake())
         if self._coordinator is not None:
             wake = min(wake, self._coordinator.next_wake())
-        return max(0.0, min(pause, wake - self._transport.now()))
+        due = None if self._non_leader is None else self._non_leader.deadline()
+        return wake if due is None else min(wake, due)
 
     def _wait(self, seconds: float) -> None:
         poller = select.poll()

@@ -105,6 +105,9 @@ class Idle:
     def disband(self) -> None:
         pass
 
+    def deadline(self) -> None:
+        pass
+
     def receive(self, content: dict[str, object]) -> None:
         pass
 
