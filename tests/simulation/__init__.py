@@ -78,6 +78,8 @@ class MemoryJournal:
         self.committed: list[Record] = []
         self.fenced = False
         """Its writer was given up: what it still writes is not read."""
+        self.discarded = False
+        """Whether anything was given up that may be on the disk all the same."""
         self.error: OSError | None = None
         self.disturb: Callable[[], object] = lambda: None
         self.reached: Callable[[int], int] = lambda number: 0
@@ -100,6 +102,7 @@ class MemoryJournal:
         self._appended.clear()
 
     def discard(self) -> None:
+        self.discarded |= bool(self._appended)
         self.error = None
         self._appended.clear()
 
