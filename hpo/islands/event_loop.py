@@ -124,9 +124,7 @@ class EventLoop:
         inline = self._inline
         beside = None
         if inline is not None and self._transport.any_thread:
-            beside = BackgroundTurns(
-                lock=self._lock, turn=self.turn, wait=self._wait, failed=self._failed
-            )
+            beside = BackgroundTurns(lock=self._lock, turn=self.turn, wait=self._wait, failed=self._failed)
         with beside or nullcontext():
             while True:
                 with self._lock:

@@ -16,6 +16,7 @@ import pytest
 import hpo
 from hpo.errors import EXIT_RESUMABLE, CampaignError, LockLost
 from hpo.journal import lock as locks
+from hpo.journal import machine
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.lock import STALE_S, acquire, holder
 
@@ -28,7 +29,6 @@ class Clock:
         self.skew_s = skew_s
         self.slept_s = 0.0
         self.on_sleep: Callable[[], None] = lambda: None
-        self.strftime, self.localtime = time.strftime, time.localtime
 
     def time(self) -> float:
         return time.time() + self.skew_s
@@ -45,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(locks, "time", clock)
+    monkeypatch.setattr(machine, "time", clock)
     return clock
 
 
@@ -158,7 +158,7 @@ def test_errors_that_pass_are_borne_for_minutes(
 
     with monkeypatch.context() as patched:
         if call == "utime":
-            patched.setattr(locks.os, "utime", fails)
+            patched.setattr(os, "utime", fails)
         else:
             patched.setattr(Path, "read_bytes", fails)
         for _ in range(20):
@@ -275,7 +275,7 @@ def test_where_nothing_can_be_written_our_own_clock_has_to_do(
     def fails(*arguments: object) -> int:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(locks.os, "open", fails)
+    monkeypatch.setattr(machine.os, "open", fails)
     assert holder(tmp_path) is not None
     stamp(tmp_path, -STALE_S - 20)
     assert holder(tmp_path) is None
@@ -298,8 +298,10 @@ def test_no_longer_than_its_stamp_asks_for(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere(tmp_path, age_s=STALE_S - 20)
-    stamped = locks._time_of
-    monkeypatch.setattr(locks, "_time_of", lambda directory: stamped(directory) + clock.slept_s)
+    stamped = machine.Machine.file_time
+    monkeypatch.setattr(
+        machine.Machine, "file_time", lambda self, directory: stamped(self, directory) + clock.slept_s
+    )
     acquire(tmp_path, waiting=lambda sentence: None)
     assert 19 < clock.slept_s < 22
 

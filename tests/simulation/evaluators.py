@@ -149,7 +149,9 @@ class Group:
                 after += rng.choice([1.0, 30.0, 1000.0])
             elif fate == 4 and member is victim:
                 continue
-            world.at(world.time + after, lambda member=member, outcome=outcome: self._over(member, order, outcome))
+            world.at(
+                world.time + after, lambda member=member, outcome=outcome: self._over(member, order, outcome)
+            )
 
     def save(self, turn: int) -> None:
         """Rank 0 was asked to save: all do so soon."""
@@ -158,7 +160,10 @@ class Group:
             world = self._worker.world
             when = world.time + world.rng.expovariate(2.0)
             for member, order in self._begun.items():
-                world.at(when, lambda member=member, order=order: self._over(member, order, Outcome(status=INTERRUPTED)))
+                world.at(
+                    when,
+                    lambda member=member, order=order: self._over(member, order, Outcome(status=INTERRUPTED)),
+                )
 
     def _over(self, member: SimulatedEvaluator, order: Evaluate, outcome: Outcome) -> None:
         begun = self._begun.get(member)

@@ -484,9 +484,7 @@ class SimulatedLaunch:
         journal.unreadable()
         self.unread = unread
         journal.fenced |= place.leader in self._registry.hung
-        return dead_leader_record(
-            journal.committed, space=self.space, islands=self.islands, losses=_losses
-        )
+        return dead_leader_record(journal.committed, space=self.space, islands=self.islands, losses=_losses)
 
     def _journal_totals(self) -> ResumeState:
         return fold(self.records(), space=self.space, islands=self.islands, losses=_losses)

@@ -117,13 +117,17 @@ def disturb(launch: SimulatedLaunch, rng: random.Random) -> None:
     now = world.time
 
     def victims(probability: float) -> list[int]:
-        found = rng.sample(range(ranks), rng.randint(1, max(1, ranks // 2))) if rng.random() < probability else []
+        found = (
+            rng.sample(range(ranks), rng.randint(1, max(1, ranks // 2))) if rng.random() < probability else []
+        )
         return found if rng.random() < 0.3 else [rank for rank in found if rank]
 
     moment = rng.uniform(0, 8)
     for rank in victims(0.4):
         when = now + (moment if rng.random() < 0.3 else rng.uniform(0, 8))
-        world.at(when, lambda rank=rank, after=rng.choice([0.0, 0.05, 1.0]): launch.kill(rank, told_after=after))
+        world.at(
+            when, lambda rank=rank, after=rng.choice([0.0, 0.05, 1.0]): launch.kill(rank, told_after=after)
+        )
     for rank in victims(0.4):
         when = now + rng.uniform(0, 8)
         world.at(when, launch.ranks[rank].stop)
