@@ -140,6 +140,11 @@ class ResumeState:
     def sequence(self, island: int, worker: int) -> int:
         return self.sequences.get((island, worker), 0)
 
+    def contest(self) -> None:
+        """What an earlier launch had begun may still run there, and write into its directory."""
+        for one in self.pending:
+            one.contested = True
+
     def avoid(self, taken: Mapping[tuple[int, int], int]) -> None:
         """Number new individuals from ``taken`` on, by (island, worker), where that is further."""
         for (island, worker), first in taken.items():

@@ -8,10 +8,13 @@ for campaigns of thousands of workers, and has no event loops."""
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import EvaluationSettings
@@ -29,6 +32,8 @@ from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import WorkerMessage, encode
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
+from hpo.journal.lock import REFRESH_S, Lock
+from hpo.journal.machine import Machine
 from hpo.journal.records import Record, Reopened
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.protocols import Candidate
@@ -38,6 +43,7 @@ from simulation import MemoryJournal
 from simulation.evaluators import Directories, Fates, NoGuard, SimulatedEvaluator, Worker
 
 GRACE_S = 5.0
+EPOCH_S = 1.7e9
 _ABORT = (-1, b"")
 """In an inbox: the sender has given up, and so does who reads this."""
 _MOST_TURNS = 60_000
@@ -79,6 +85,69 @@ class World:
         self.run(lambda: False, self.time + seconds)
 
 
+class SimulatedMachine(Machine):
+    """A host whose clock is ``skew_s`` ahead, with a directory on a file server whose clock is ``server_skew_s`` ahead.
+    ``unreachable``: called before each use of the server's files, which fails where it raises an OSError."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        *,
+        skew_s: float,
+        server_skew_s: float,
+        runs: Callable[[int], bool],
+    ) -> None:
+        self._world = world
+        self._name = name
+        self._skew_s = skew_s
+        self._server_skew_s = server_skew_s
+        self._runs = runs
+        self._pid = next(self._numbers)
+        self.unreachable: Callable[[], object] = lambda: None
+
+    @property
+    def host(self) -> str:
+        return self._name
+
+    @property
+    def identity(self) -> str:
+        return self._name
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def process_started(self, pid: int) -> int | None:
+        return pid if self._runs(pid) else None
+
+    def time(self) -> float:
+        return EPOCH_S + self._world.time + self._skew_s
+
+    def monotonic(self) -> float:
+        return self._world.time + 7 * self._skew_s
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(seconds)
+
+    def create(self, path: Path, data: bytes) -> bool:
+        self.unreachable()
+        if not super().create(path, data):
+            return False
+        self.touch(path)
+        return True
+
+    def touch(self, path: Path) -> None:
+        self.unreachable()
+        now = EPOCH_S + self._world.time + self._server_skew_s
+        os.utime(path, (now, now))
+
+    def file_time(self, directory: Path) -> float:
+        return EPOCH_S + self._world.time + self._server_skew_s
+
+
 class RankTransport:
     """One rank's end of a launch's network."""
 
@@ -89,7 +158,7 @@ class RankTransport:
         self.rank = rank
         self.size = launch.layout_ranks
         self.inbox: list[tuple[int, bytes]] = []
-        self.skew_s = 0.0
+        self.skew_s = EPOCH_S
         self._failed: frozenset[int] = frozenset()
 
     def send(self, destination: int, data: bytes) -> None:
@@ -191,6 +260,7 @@ class Rank:
         try:
             self._pause_s = self.loop.turn()
         except LockLost:
+            self._launch.lock_lost = True
             self.transport.abort(75)
             self.exit()
             return
@@ -243,9 +313,9 @@ class Rank:
 
 
 class SimulatedLaunch:
-    """One MPI job that works on a campaign. ``number``: of the launch; ``earlier``: what former ones left; ``skews``: by
-    rank, what its host's clock is ahead; ``tolerant``: the others survive the death of a rank; ``released``: called
-    when rank 0 has ended in good order."""
+    """One MPI job that works on a campaign. ``number``: of the launch; ``earlier``: what former ones left; ``lock``: of
+    the directory, which rank 0 holds; ``skews``: by rank, seconds that its host's clock is ahead; ``tolerant``: the
+    others survive the death of a rank."""
 
     def __init__(
         self,
@@ -270,7 +340,8 @@ class SimulatedLaunch:
         first_failures: int | None,
         isolation: str,
         seed: int,
-        released: Callable[[], None] = lambda: None,
+        lock: Lock,
+        timeout_s: float,
     ) -> None:
         self.world = world
         self.space = space
@@ -282,25 +353,31 @@ class SimulatedLaunch:
         self.layout_ranks = workers * ranks_per_worker
         self.tolerant = tolerant
         self._latency_s = latency_s
-        self._released = released
+        self.lock = lock
         self._last: dict[tuple[int, int], float] = {}
         self._cut: dict[tuple[int, int], float] = {}
         self.ranks = [Rank(self, rank) for rank in range(self.layout_ranks)]
         self.unwritable: dict[int, Callable[[], str | None]] = {}
         """By rank, why no directory can be made from there."""
         self.left_workers: list[tuple[WorkerPlacement, str]] = []
+        self.lock_lost = False
+        """Whether rank 0 gave up because another launch may have taken its lock."""
         self.unread = False
         """Whether a journal could not be read when it was needed."""
         self._registry = WorkerRegistry(layout.workers)
         settings = EvaluationSettings(
-            isolation=isolation, timeout=20.0, start_timeout=15.0, hang_timeout=hang_timeout_s, grace=GRACE_S
+            isolation=isolation,
+            timeout=timeout_s,
+            start_timeout=15.0,
+            hang_timeout=hang_timeout_s,
+            grace=GRACE_S,
         )
         groups = [[place.leader for place in layout.of_island(island)] for island in range(islands)]
         matrix = topology_matrix("ring", islands)
         hosts = [f"n{rank}" for rank in range(self.layout_ranks)]
         starts = start_messages(layout, earlier, number, hosts)
         for rank, skew in zip(self.ranks, skews):
-            rank.transport.skew_s = skew
+            rank.transport.skew_s = EPOCH_S + skew
         for place in layout.workers:
             evaluators = Worker(
                 world,
@@ -328,6 +405,8 @@ class SimulatedLaunch:
                     self._begin(place, 0, evaluators, groups, settings, matrix, starts, migration, copy, seed)
         self.coordinator = self._make_coordinator(evaluations, earlier, first_failures)
         self._make_loop(self.ranks[0], self._roles[0], self.coordinator, hang_timeout_s)
+        self.ranks[0].housekeeping = lambda now: lock.check()
+        self._refresh_lock()
 
     # --- the parts of a rank ----------------------------------------------------------------------------------
 
@@ -497,6 +576,13 @@ class SimulatedLaunch:
         """What is on disk."""
         return [record for journal in self.journals for record in journal.committed]
 
+    def _refresh_lock(self) -> None:
+        """The heartbeat of rank 0."""
+        if not self.ranks[0].over:
+            if not self.ranks[0].stopped:
+                self.lock.refresh()
+            self.world.at(self.world.time + REFRESH_S, self._refresh_lock)
+
     # --- network and deaths -------------------------------------------------------------------------------------
 
     def post(self, source: int, destination: int, data: bytes | None) -> None:
@@ -544,7 +630,7 @@ class SimulatedLaunch:
     def left(self, rank: Rank) -> None:
         """The process of ``rank`` has ended."""
         if rank.number == 0 and not rank.dead:
-            self._released()
+            self.lock.release()
 
     @property
     def over(self) -> bool:

@@ -2,66 +2,179 @@
 
 from __future__ import annotations
 
+import math
 import random
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from hpo.errors import CampaignError
+from hpo.individual import COMPLETED
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
 from hpo.islands.resume import fold
+from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Finished, Header, Record, Started
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
-from simulation.launches import SimulatedLaunch, World
+from simulation.launches import Rank, SimulatedLaunch, SimulatedMachine, World
 
 _LAUNCHES = 8
+_HOSTS = ("n1", "n2")
+"""Where rank 0 of a launch may run."""
 
 
 def run_whole(seed: int) -> None:
     """One campaign over as many launches as it takes; AssertionError where an invariant does not hold."""
-    rng = random.Random(f"whole/{seed}")
-    world = World(seed)
-    budget = rng.randint(1, 20)
-    launches: list[SimulatedLaunch] = []
-    unsure = False
-    for number in range(1, _LAUNCHES + 1):
-        alone = number > _LAUNCHES - 2
-        before = {(one.id, one.reopened) for one in standing(records_of(launches))}
-        launch = begin(world, rng, number, budget, launches, alone)
-        launches.append(launch)
-        until = float("inf")
+    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with TemporaryDirectory(dir=shared) as directory:
+        Campaign(seed, Path(directory)).run()
+
+
+class Campaign:
+    """A simulated campaign: its directory, its launches, and who starts them."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self._rng = random.Random(f"whole/{seed}")
+        self._world = World(seed)
+        self._directory = directory
+        self._budget = self._rng.randint(1, 20)
+        self._launches: list[SimulatedLaunch] = []
+        self._server_skew_s = self._rng.choice([0.0, -7200.0, 7200.0])
+        self._running: dict[int, Rank] = {}
+        """By process number, rank 0 of each launch."""
+        self._unsure = False
+
+    def run(self) -> None:
+        for number in range(1, _LAUNCHES + 1):
+            alone = number > _LAUNCHES - 2
+            for former in self._launches if alone else ():
+                former.kill_all()
+            if self._launch(number, alone):
+                break
+        for launch in self._launches:
+            launch.kill_all()
+        records = self._records()
+        ended = {record.id for record in standing(records)}
+        assert len(ended) == self._budget, "the campaign did not complete"
+        begun = {record.id for record in records if isinstance(record, Started)}
+        assert begun <= ended, "something begun was lost"
+
+    def _launch(self, number: int, alone: bool) -> bool:
+        """Begin a launch and go on until something else is to begin; whether it has completed the campaign."""
+        world, rng = self._world, self._rng
+        lock, machine = self._acquire()
+        if lock.contested:
+            for journal in self._launches[-1].journals:
+                journal.fenced = True
+        before = {(one.id, one.reopened) for one in standing(self._records())}
+        launch = self._begin(number, alone, lock)
+        self._running[machine.pid] = launch.ranks[0]
+        until = math.inf
         if not alone:
-            disturb(launch, rng)
+            disturb(launch, machine, rng)
             if rng.random() < 0.2:
                 until = world.time + rng.expovariate(0.1)
+        self._launches.append(launch)
         world.run(lambda: launch.settled, until)
-        cut_off = not launch.settled
-        launch.kill_all()
-        records = records_of(launches)
-        new = launch.records()
-        again = {(one.id, one.reopened) for one in new if isinstance(one, (Started, Finished))}
+        again = {(one.id, one.reopened) for one in launch.records() if isinstance(one, (Started, Finished))}
         assert not before & again, "a recorded evaluation was done again"
+        ended = self._check()
+        end = launch.coordinator.end
+        if end is None or not launch.settled or launch.ranks[0].dead or launch.lock_lost:
+            return False
+        counted = launch.coordinator.tally.final
+        assert counted <= ended, "the coordinator has counted what is not on record"
+        if not self._unsure and not launch.unread:
+            assert counted == ended, "the coordinator has miscounted"
+            assert (end.exit_code == 0 or end.reason == IN_VAIN) == (ended == self._budget)
+        return end.reason in (DONE, IN_VAIN)
+
+    def _check(self) -> int:
+        """What holds of the journals at any time; how many individuals have ended."""
+        records = self._records()
         everything = standing(records)
         ended = list({record.id: record for record in everything}.values())
         # What a worker could not record for so long that it gave up may be on the disk all the same.
-        unsure |= any(journal.discarded for journal in launch.journals)
-        assert unsure or len(everything) == len(ended), "an individual was recorded twice"
+        self._unsure |= any(journal.discarded for launch in self._launches for journal in launch.journals)
+        assert self._unsure or len(everything) == len(ended), "an individual was recorded twice"
         assert len({SPACE.key(record.params) for record in ended}) == len(ended), "a configuration came twice"
         now = fold(records, space=SPACE, islands=1, losses=losses)
-        assert len(ended) == now.tally.final <= budget, "more than the budget"
+        assert len(ended) == now.tally.final <= self._budget, "more than the budget"
         for record in ended:
-            if record.status == "completed":
+            if record.status == COMPLETED:
                 made = (record.id, record.objectives["value"])
-                assert made in world.directories.completed, f"{record.id} was completed by no worker"
-        end = launch.coordinator.end
-        if end is not None and not cut_off and not launch.ranks[0].dead:
-            counted = launch.coordinator.tally.final
-            assert counted <= len(ended), "the coordinator has counted what is not on record"
-            if not unsure and not launch.unread:
-                assert counted == len(ended), "the coordinator has miscounted"
-                assert (end.exit_code == 0 or end.reason == IN_VAIN) == (len(ended) == budget)
-            if end.reason in (DONE, IN_VAIN):
-                break
-    assert len(ended) == budget, "the campaign did not complete"
-    begun = {record.id for record in records if isinstance(record, Started)}
-    assert begun <= {record.id for record in standing(records)}, "something begun was lost"
+                assert made in self._world.directories.completed, f"{record.id} was completed by no worker"
+        return len(ended)
+
+    def _records(self) -> list[Record]:
+        return records_of(self._launches)
+
+    def _acquire(self) -> tuple[Lock, SimulatedMachine]:
+        """Take the directory's lock for a new launch, while former ones may be at work."""
+        world, rng = self._world, self._rng
+        machine = SimulatedMachine(
+            world,
+            rng.choice(_HOSTS),
+            skew_s=rng.choice([0.0, -3600.0, 3600.0]),
+            server_skew_s=self._server_skew_s,
+            runs=lambda pid: pid in self._running and not self._running[pid].over,
+        )
+        waits = rng.random() < 0.5
+        former = self._launches[-1] if self._launches else None
+        for attempt in range(8):
+            if former is not None and (not waits or attempt > 4):
+                former.kill_all()
+            try:
+                lock = acquire(self._directory, waiting=lambda sentence: None, machine=machine)
+            except CampaignError:
+                assert former is not None and not former.ranks[0].over, "a dead launch is in the way"
+                world.sleep(rng.uniform(1.0, 60.0))
+                continue
+            if not lock.contested and former is not None:
+                # mpirun has ended what was left of it.
+                former.kill_all()
+            return lock, machine
+        raise AssertionError("no launch can begin")
+
+    def _begin(self, number: int, alone: bool, lock: Lock) -> SimulatedLaunch:
+        """The next launch, with a layout of its own."""
+        world, rng = self._world, self._rng
+        workers, ranks_per_worker = rng.randint(1, 4), rng.randint(1, 4)
+        islands = rng.randint(1, min(3, workers))
+        ranks = workers * ranks_per_worker
+        earlier = fold(self._records(), space=SPACE, islands=islands, losses=losses)
+        if lock.contested:
+            earlier.contest()
+        spread = rng.choice([0.0, 1.0, 3600.0])
+        slow = rng.random() < 0.15
+        mean = rng.choice([10.0, 30.0]) if slow else rng.choice([0.1, 1.0, 3.0])
+        return SimulatedLaunch(
+            world,
+            SPACE,
+            objective,
+            number=number,
+            workers=workers,
+            islands=islands,
+            ranks_per_worker=ranks_per_worker,
+            evaluations=self._budget,
+            seconds=lambda: min(5 * mean, mean * world.rng.lognormvariate(0, 1)),
+            earlier=earlier,
+            lock=lock,
+            skews=[rng.uniform(-spread, spread) for _ in range(ranks)],
+            fates=_NONE if alone else Fates(hangs=rng.choice([0.0, 0.0, 0.02])),
+            latency_s=rng.choice([0.0005, 0.05, 0.2]),
+            hang_timeout_s=120.0 if slow else rng.choice([6.0, 10.0]),
+            timeout_s=200.0 if slow else 20.0,
+            tolerant=rng.random() < 0.8,
+            migration=rng.choice([0.0, 0.5, 1.0]),
+            copy=rng.random() < 0.5,
+            first_failures=rng.choice([None, 30]),
+            isolation=rng.choice(["warm", "warm", "fresh"]),
+            seed=number,
+        )
+
+
+_NONE = Fates(raises=0, raises_on_one=0, dies=0, lags=0, hangs=0, dies_starting=0)
 
 
 def records_of(launches: list[SimulatedLaunch]) -> list[Record]:
@@ -72,46 +185,7 @@ def records_of(launches: list[SimulatedLaunch]) -> list[Record]:
     return records
 
 
-def begin(
-    world: World,
-    rng: random.Random,
-    number: int,
-    budget: int,
-    launches: list[SimulatedLaunch],
-    alone: bool,
-) -> SimulatedLaunch:
-    """The next launch, with a layout of its own."""
-    workers, ranks_per_worker = rng.randint(1, 4), rng.randint(1, 4)
-    islands = rng.randint(1, min(3, workers))
-    ranks = workers * ranks_per_worker
-    earlier = fold(records_of(launches), space=SPACE, islands=islands, losses=losses)
-    spread = rng.choice([0.0, 1.0, 3600.0])
-    mean = rng.choice([0.1, 1.0, 3.0])
-    return SimulatedLaunch(
-        world,
-        SPACE,
-        objective,
-        number=number,
-        workers=workers,
-        islands=islands,
-        ranks_per_worker=ranks_per_worker,
-        evaluations=budget,
-        seconds=lambda: min(15.0, mean * world.rng.lognormvariate(0, 1)),
-        earlier=earlier,
-        skews=[rng.uniform(-spread, spread) for _ in range(ranks)],
-        fates=Fates(0, 0, 0, 0, 0, 0) if alone else Fates(hangs=rng.choice([0.0, 0.0, 0.02])),
-        latency_s=rng.choice([0.0005, 0.05, 0.2]),
-        hang_timeout_s=rng.choice([6.0, 10.0]),
-        tolerant=rng.random() < 0.8,
-        migration=rng.choice([0.0, 0.5, 1.0]),
-        copy=rng.random() < 0.5,
-        first_failures=rng.choice([None, 30]),
-        isolation=rng.choice(["warm", "warm", "fresh"]),
-        seed=number,
-    )
-
-
-def disturb(launch: SimulatedLaunch, rng: random.Random) -> None:
+def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random) -> None:
     """Deaths and hangs of leading and other ranks and of rank 0, signals, storage that fails or is slow."""
     world, ranks = launch.world, launch.layout_ranks
     now = world.time
@@ -125,19 +199,20 @@ def disturb(launch: SimulatedLaunch, rng: random.Random) -> None:
     moment = rng.uniform(0, 8)
     for rank in victims(0.4):
         when = now + (moment if rng.random() < 0.3 else rng.uniform(0, 8))
-        world.at(
-            when, lambda rank=rank, after=rng.choice([0.0, 0.05, 1.0]): launch.kill(rank, told_after=after)
-        )
+        world.at(when, partial(launch.kill, rank, told_after=rng.choice([0.0, 0.05, 1.0])))
     for rank in victims(0.4):
         when = now + rng.uniform(0, 8)
         world.at(when, launch.ranks[rank].stop)
-        world.at(when + rng.expovariate(0.1), launch.ranks[rank].go_on)
+        world.at(when + rng.expovariate(rng.choice([0.01, 0.1, 0.5])), launch.ranks[rank].go_on)
+    if rng.random() < 0.1:
+        begin, end = sorted((now + rng.uniform(0, 8), now + rng.uniform(0, 200)))
+        machine.unreachable = partial(_fail_between, world, begin, end)
     if rng.random() < 0.2:
         rank = launch.ranks[rng.randrange(ranks)]
         for _ in range(rng.randint(1, 2)):
             world.at(now + rng.uniform(0, 10), lambda: signal(launch, rank.number))
     if rng.random() < 0.4:
-        fail_storage(launch, rng)
+        fail_storage(launch, machine, rng)
 
 
 def signal(launch: SimulatedLaunch, number: int) -> None:
@@ -146,19 +221,14 @@ def signal(launch: SimulatedLaunch, number: int) -> None:
     rank.wake_soon()
 
 
-def fail_storage(launch: SimulatedLaunch, rng: random.Random) -> None:
+def fail_storage(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random) -> None:
     """Journals and directories of some ranks cannot be written for a while, or slowly."""
     world = launch.world
     for rank in rng.sample(launch.ranks, rng.randint(1, launch.layout_ranks)):
         begin = world.time + rng.uniform(0, 8)
         end = begin + rng.choice([0.5, 5.0, 50.0, 200.0])
 
-        def fail(begin: float = begin, end: float = end) -> None:
-            if begin <= world.time < end:
-                raise OSError(28, "No space left on device", "journal")
-
-        def unwritable(begin: float = begin, end: float = end) -> str | None:
-            return "evaluations: No space left on device" if begin <= world.time < end else None
+        fail = partial(_fail_between, world, begin, end)
 
         kind = rng.randrange(4)
         journal = rank.journal
@@ -169,9 +239,20 @@ def fail_storage(launch: SimulatedLaunch, rng: random.Random) -> None:
             journal.reached = lambda number: world.rng.randint(0, number)
             if kind == 3:
                 journal.unreadable = fail
+                if rank.number == 0:
+                    machine.unreachable = fail
         if kind >= 2:
-            launch.unwritable[rank.number] = unwritable
+            launch.unwritable[rank.number] = partial(_unwritable_between, world, begin, end)
 
 
-def stall(rank: object, seconds: float) -> None:
+def _fail_between(world: World, begin: float, end: float) -> None:
+    if begin <= world.time < end:
+        raise OSError(28, "No space left on device", "journal")
+
+
+def _unwritable_between(world: World, begin: float, end: float) -> str | None:
+    return "evaluations: No space left on device" if begin <= world.time < end else None
+
+
+def stall(rank: Rank, seconds: float) -> None:
     rank.stalled = rank.time + seconds
