@@ -79,7 +79,8 @@ class EventLoop:
     while the main thread is inside an evaluation.
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
-    Of its own death the others learn from MPI, and end."""
+    Of its own death the others learn from MPI, and end: the other ranks of a worker after its leader, which they watch
+    from then on."""
 
     def __init__(
         self,
@@ -106,6 +107,11 @@ class EventLoop:
         self._disbanding = False
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
+        self._watched = coordinator_rank
+        """Whose end or silence ends this rank."""
+        self._watchers: Sequence[int] = (
+            (coordinator_rank,) if coordinator is None else range(transport.size)
+        )
         self._signals = signals
         self.given_up = False
         """Whether this rank hung, and others do its work."""
@@ -155,7 +161,7 @@ class EventLoop:
         active = False
         for source, data in self._transport.poll():
             active = True
-            if source != self._transport.rank and (self._coordinator or source == self._coordinator_rank):
+            if source != self._transport.rank and (self._coordinator or source == self._watched):
                 self._liveness.heard(source)
             try:
                 self._deliver(source, decode(data))
@@ -186,10 +192,7 @@ class EventLoop:
     def _look_for_hung_ranks(self, now: float) -> None:
         if self._liveness.sign_due(now):
             sign = encode(Alive())
-            everyone = (
-                range(self._transport.size) if self._coordinator is not None else (self._coordinator_rank,)
-            )
-            for rank in everyone:
+            for rank in self._watchers:
                 if rank != self._transport.rank:
                     self._transport.send(rank, sign)
         hung = self._liveness.look(now)
@@ -240,6 +243,10 @@ class EventLoop:
     def _end_as_orphan(self, failed: frozenset[int]) -> None:
         """Nobody counts any more: what runs may save, then this rank ends, and the launch with all of them."""
         end = End(LOST, EXIT_RESUMABLE, None)
+        if self._watched != self._members[0]:
+            self._watched, self._watchers = self._members[0], self._members[1:]
+            if self._leader is None:
+                self._liveness.heard(self._watched)
         if self._leader is not None:
             self._leader.orphan()
             if not failed.isdisjoint(self._members):

@@ -66,12 +66,13 @@ def test_who_was_never_heard_and_is_not_expected_does_not_hang() -> None:
 
 
 class Clockwork:
-    """Rank 1 of 3: time passes with each poll, and ``script`` says what has come by then."""
+    """Rank 1 of 3: time passes with each poll, and ``script`` says what has come from ``source`` by then."""
 
     rank, size, any_thread = 1, 3, True
 
-    def __init__(self, script: dict[float, bytes]) -> None:
+    def __init__(self, script: dict[float, bytes], source: int = 0) -> None:
         self._script = script
+        self._source = source
         self._time = 0.0
         self._dead: frozenset[int] = frozenset()
         self.sent: Counter[int] = Counter()
@@ -79,7 +80,7 @@ class Clockwork:
     def poll(self) -> list[tuple[int, bytes]]:
         self._time += 0.25
         assert self._time < 200, "it goes on for ever"
-        return [(0, self._script[self._time])] if self._time in self._script else []
+        return [(self._source, self._script[self._time])] if self._time in self._script else []
 
     def send(self, destination: int, data: bytes) -> None:
         self.sent[destination] += data == encode(Alive())
@@ -150,6 +151,26 @@ def test_a_rank_ends_that_hears_nothing_of_rank_0_or_was_given_up(
     assert (found.reason, found.exit_code) == ("lost", EXIT_RESUMABLE)
     assert end <= transport.now() <= end + 2 and transport.failed() == dead
     assert end / 2 - 1 <= transport.sent[0] <= end / 2 + 1 and set(transport.sent) == {0}
+
+
+@pytest.mark.parametrize(("signs", "end"), [((), 8.0), ((5.0, 11.0, 18.0), 26.0)], ids=str)
+def test_without_rank_0_a_rank_ends_when_its_leader_is_silent_too(
+    signs: tuple[float, ...], end: float
+) -> None:
+    """It waits for its leader, which lets what runs save itself; that one may hang as well."""
+    transport, idle = Clockwork(dict.fromkeys(signs, encode(Alive())), source=2), Idle()
+    with readable() as fileno:
+        loop = EventLoop(
+            transport=transport,  # type: ignore[arg-type]
+            roles=RankRoles(members=(2, 1), leader=None, non_leader=idle, filenos=lambda: [fileno]),
+            coordinator_rank=0,
+            coordinator=None,
+            signals=idle,
+            hang_timeout_s=8.0,
+        )
+        transport.abandon([0])
+        assert loop.run().reason == "lost"
+    assert end <= transport.now() <= end + 2 and transport.failed() == {0, 2}
 
 
 @pytest.mark.parametrize("seed", range(5))
