@@ -109,9 +109,7 @@ class EventLoop:
         self._coordinator = coordinator
         self._watched = coordinator_rank
         """Whose end or silence ends this rank."""
-        self._watchers: Sequence[int] = (
-            (coordinator_rank,) if coordinator is None else range(transport.size)
-        )
+        self._watchers: Sequence[int] = (coordinator_rank,) if coordinator is None else range(transport.size)
         self._signals = signals
         self.given_up = False
         """Whether this rank hung, and others do its work."""

@@ -7,6 +7,7 @@ copies when the worker is given up."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import zlib
@@ -113,6 +114,8 @@ class JournalWriter:
         self._closed = False
         self._fresh = True
         """Whether nothing that counts is in the part that is written, or comes next."""
+        self._latest: tuple[Path, int] | None = None
+        """The part that was opened last, and the number of its file."""
         self._part = 0
         try:
             self._open()
@@ -178,7 +181,10 @@ class JournalWriter:
         path = journal_part(self.path, self._part)
         if self._part == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
+        elif self._latest is not None and os.stat(self._latest[0]).st_ino != self._latest[1]:
+            raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(self._latest[0]))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        self._latest = path, os.fstat(self._file).st_ino
         self._write(self._header)
         sync_directory(path.parent)
 
@@ -218,12 +224,18 @@ class JournalWriter:
 
 def fence(path: Path) -> None:
     """Put a copy in the place of a journal whose writer is given up and may not have ended: what it still writes goes
-    to a file without a name, so that all readers see what was there when it was given up.
+    to a file without a name, so that all readers see what was there when it was given up. It begins no further part.
 
     Raises:
         OSError: as the file system says; the journal is unchanged then.
     """
     write_atomically(path, path.read_bytes())
+
+
+def fence_launch(directory: Path, launch: int) -> None:
+    """``fence`` all journals of a launch that may still run; OSError as of that."""
+    for path in journal_files(directory, launch):
+        fence(path)
 
 
 def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:

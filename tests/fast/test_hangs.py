@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, Lost, encode
 from hpo.islands.resume import DeadLeaderRecord, ResumeState
-from hpo.journal.files import JournalWriter, fence, read_file
+from hpo.journal.files import JournalWriter, fence, fence_launch, read_file
 from hpo.journal.records import Finished, Header, Stopping
 from hpo.search.protocols import Candidate
 
@@ -294,3 +295,27 @@ def test_what_the_writer_of_a_fenced_journal_writes_is_not_read(tmp_path: Path) 
         writer.commit()
     assert [record.reason for record in read_file(path) if isinstance(record, Stopping)] == ["before"]
     assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_the_writer_of_a_fenced_journal_begins_no_further_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where what it writes to a file that was replaced fails."""
+    path = tmp_path / "journal" / "0001-i000-w0001.jsonl"
+    writer = JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=1))
+    writer.append(Stopping(reason="before", time=time.time()))
+    writer.commit()
+    fence_launch(tmp_path, 1)
+
+    def fails(handle: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    writer.append(Stopping(reason="after", time=time.time()))
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Stale"):
+        patched.setattr(os, "fsync", fails)
+        writer.commit()
+    with pytest.raises(OSError, match="has fenced this journal"):
+        writer.commit()
+    writer.discard()
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert [one.reason for one in read_file(path) if isinstance(one, Stopping)] == ["before"]

@@ -17,8 +17,10 @@ import hpo
 from hpo.errors import EXIT_RESUMABLE, CampaignError, LockLost
 from hpo.journal import lock as locks
 from hpo.journal import machine
+from hpo.journal.files import journal_files
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.lock import STALE_S, acquire, holder
+from hpo.journal.records import Finished, Started, encode
 
 
 class Clock:
@@ -348,3 +350,43 @@ def test_a_lock_of_an_older_version_is_read(tmp_path: Path) -> None:
     del fields["supervisor"]
     lock.path.write_text(json.dumps(fields))
     assert holder(tmp_path) == lock.holder
+
+
+# --- a launch that was silent, and goes on ----------------------------------------------------------------------------
+
+
+def test_what_a_launch_still_writes_whose_lock_was_taken_over_does_not_count(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    directories: list[Path] = []
+
+    def evaluate(trial: hpo.Trial) -> float:
+        directories.append(trial.directory)
+        return float(trial.params["x"])
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+
+    def run(evaluations: int) -> hpo.Result:
+        return hpo.Campaign(
+            task, directory=home, evaluations=evaluations, isolation="inline", kind="random"
+        ).run()
+
+    run(3)
+    (journal,) = journal_files(home, 1)
+    params = {"x": 0.5}
+    place = {"island": 0, "worker": 0, "operator": "random", "parents": (), "retries": 0, "params": params}
+    with open(journal, "ab", buffering=0) as silent:
+        silent.write(encode(Started(id="0-0-7", sequence=7, time=1.0, **place)))
+        elsewhere(home, age_s=STALE_S + 20)
+        assert len(run(6).individuals) == 6
+        late = {
+            "started": 1.0,
+            "finished": 2.0,
+            "status": "completed",
+            "objectives": {"value": 0.5},
+            "metrics": {},
+        }
+        silent.write(encode(Finished(id="0-0-99", sequence=99, **late, **{**place, "params": {"x": 0.6}})))
+    individuals = hpo.Result(home).individuals
+    assert len(individuals) == 6 and {one.status for one in individuals} == {"completed"}
+    # The one that it had begun may still be at work in its directory.
+    assert [one.name for one in directories if one.name.startswith("0-0-7")] == ["0-0-7.attempt-2"]

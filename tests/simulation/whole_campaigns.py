@@ -127,7 +127,6 @@ class Campaign:
             try:
                 lock = acquire(self._directory, waiting=lambda sentence: None, machine=machine)
             except CampaignError:
-                assert former is not None and not former.ranks[0].over, "a dead launch is in the way"
                 world.sleep(rng.uniform(1.0, 60.0))
                 continue
             if not lock.contested and former is not None:
