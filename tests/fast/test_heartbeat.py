@@ -384,6 +384,7 @@ def test_what_a_launch_still_writes_whose_lock_was_taken_over_does_not_count(tmp
             "status": "completed",
             "objectives": {"value": 0.5},
             "metrics": {},
+            "error": None,
         }
         silent.write(encode(Finished(id="0-0-99", sequence=99, **late, **{**place, "params": {"x": 0.6}})))
     individuals = hpo.Result(home).individuals
