@@ -315,6 +315,34 @@ class Report:
     by_kind: dict[str, float]
 
 
+def leader_settings(
+    *,
+    seed: int,
+    migration: MigrationSettings,
+    durable_starts: bool,
+    grace_s: float = GRACE_S,
+    pruning: PruningSettings | None = None,
+    steps: int | None = None,
+) -> LeaderSettings:
+    """For leaders of campaigns of one objective, ``value``, which is minimised."""
+    return LeaderSettings(
+        seed=seed,
+        losses=lambda objectives: tuple(objectives.values()),
+        allows=lambda params: True,
+        migration=migration,
+        retries=1,
+        duplicates=False,
+        durable_starts=durable_starts,
+        grace_s=grace_s,
+        keep=3,
+        pruning=pruning,
+        steps=steps,
+        reported="value",
+        sign=1.0,
+        reference=None,
+    )
+
+
 class Simulation:
     """A campaign of one-rank workers.
 
@@ -412,23 +440,14 @@ class Simulation:
                     crew=crew,
                     job_of=lambda candidate: candidate,  # type: ignore[arg-type,return-value]
                     journal=journal,
-                    settings=LeaderSettings(
+                    settings=leader_settings(
                         seed=seed,
-                        losses=lambda objectives: tuple(objectives.values()),
-                        allows=lambda params: True,
                         migration=MigrationSettings(
                             probability=migration, copy=copy, emigrants=matrix[place.island]
                         ),
-                        retries=1,
-                        duplicates=False,
                         durable_starts=durable_starts,
-                        grace_s=GRACE_S,
-                        keep=3,
                         pruning=pruning,
                         steps=steps,
-                        reported="value",
-                        sign=1.0,
-                        reference=None,
                     ),
                 )
             )

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hpo.config.layout import Layout
+from hpo.config.settings import EvaluationSettings
 from hpo.errors import CampaignError
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
@@ -16,7 +18,9 @@ from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Finished, Header, Record, Started
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
-from simulation.launches import Rank, SimulatedLaunch, SimulatedMachine, World
+from simulation.launches import LaunchSettings, SimulatedLaunch
+from simulation.ranks import Rank
+from simulation.world import SimulatedMachine, World
 
 _LAUNCHES = 8
 _HOSTS = ("n1", "n2")
@@ -147,30 +151,26 @@ class Campaign:
         spread = rng.choice([0.0, 1.0, 3600.0])
         slow = rng.random() < 0.15
         mean = rng.choice([10.0, 30.0]) if slow else rng.choice([0.1, 1.0, 3.0])
-        return SimulatedLaunch(
-            world,
-            SPACE,
-            objective,
-            number=number,
-            workers=workers,
-            islands=islands,
-            ranks_per_worker=ranks_per_worker,
+        settings = LaunchSettings(
+            layout=Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker),
             evaluations=self._budget,
+            evaluation=EvaluationSettings(
+                isolation=rng.choice(["warm", "warm", "fresh"]),
+                timeout=200.0 if slow else 20.0,
+                start_timeout=15.0,
+                hang_timeout=120.0 if slow else rng.choice([6.0, 10.0]),
+                grace=5.0,
+                first_failures=rng.choice(["off", 30]),
+            ),
             seconds=lambda: min(5 * mean, mean * world.rng.lognormvariate(0, 1)),
-            earlier=earlier,
-            lock=lock,
             skews=[rng.uniform(-spread, spread) for _ in range(ranks)],
             fates=_NONE if alone else Fates(hangs=rng.choice([0.0, 0.0, 0.02])),
             latency_s=rng.choice([0.0005, 0.05, 0.2]),
-            hang_timeout_s=120.0 if slow else rng.choice([6.0, 10.0]),
-            timeout_s=200.0 if slow else 20.0,
             tolerant=rng.random() < 0.8,
             migration=rng.choice([0.0, 0.5, 1.0]),
             copy=rng.random() < 0.5,
-            first_failures=rng.choice([None, 30]),
-            isolation=rng.choice(["warm", "warm", "fresh"]),
-            seed=number,
         )
+        return SimulatedLaunch(world, SPACE, objective, settings, number=number, earlier=earlier, lock=lock)
 
 
 _NONE = Fates(raises=0, raises_on_one=0, dies=0, lags=0, hangs=0, dies_starting=0)
@@ -186,7 +186,7 @@ def records_of(launches: list[SimulatedLaunch]) -> list[Record]:
 
 def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random) -> None:
     """Deaths and hangs of leading and other ranks and of rank 0, signals, storage that fails or is slow."""
-    world, ranks = launch.world, launch.layout_ranks
+    world, ranks = launch.world, launch.size
     now = world.time
 
     def victims(probability: float) -> list[int]:
@@ -209,21 +209,15 @@ def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Rand
     if rng.random() < 0.2:
         rank = launch.ranks[rng.randrange(ranks)]
         for _ in range(rng.randint(1, 2)):
-            world.at(now + rng.uniform(0, 10), lambda: signal(launch, rank.number))
+            world.at(now + rng.uniform(0, 10), rank.signal)
     if rng.random() < 0.4:
         fail_storage(launch, machine, rng)
-
-
-def signal(launch: SimulatedLaunch, number: int) -> None:
-    rank = launch.ranks[number]
-    rank.signals.count += 1
-    rank.wake_soon()
 
 
 def fail_storage(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random) -> None:
     """Journals and directories of some ranks cannot be written for a while, or slowly."""
     world = launch.world
-    for rank in rng.sample(launch.ranks, rng.randint(1, launch.layout_ranks)):
+    for rank in rng.sample(launch.ranks, rng.randint(1, launch.size)):
         begin = world.time + rng.uniform(0, 8)
         end = begin + rng.choice([0.5, 5.0, 50.0, 200.0])
 
@@ -232,7 +226,7 @@ def fail_storage(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random
         kind = rng.randrange(4)
         journal = rank.journal
         if kind == 1 and journal is not None:
-            journal.disturb = lambda rank=rank: stall(rank, rng.expovariate(2.0))
+            journal.disturb = lambda rank=rank: rank.stall(world.rng.expovariate(2.0))
         elif kind in (0, 3) and journal is not None:
             journal.disturb = fail
             journal.reached = lambda number: world.rng.randint(0, number)
@@ -251,7 +245,3 @@ def _fail_between(world: World, begin: float, end: float) -> None:
 
 def _unwritable_between(world: World, begin: float, end: float) -> str | None:
     return "evaluations: No space left on device" if begin <= world.time < end else None
-
-
-def stall(rank: Rank, seconds: float) -> None:
-    rank.stalled = rank.time + seconds
