@@ -74,9 +74,9 @@ class RankRoles:
 
 
 class EventLoop:
-    """The loop of one rank. ``housekeeping``: called each turn with the time, for what is not the protocol's (display,
-    lock). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends the rank
-    while the main thread is inside an evaluation.
+    """The loop of one rank. ``housekeeping``: called first in each turn with the time, for what is not the protocol's
+    (display, lock). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends
+    the rank while the main thread is inside an evaluation.
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
     Of its own death the others learn from MPI, and end: the other ranks of a worker after its leader, which they watch
@@ -157,6 +157,7 @@ class EventLoop:
 
     def _serve(self) -> bool:
         active = False
+        self._housekeeping(self._transport.now())
         for source, data in self._transport.poll():
             active = True
             if source != self._transport.rank and (self._coordinator or source == self._watched):
@@ -184,7 +185,6 @@ class EventLoop:
         now = self._transport.now()
         if now >= self._liveness.next_look:
             self._look_for_hung_ranks(now)
-        self._housekeeping(now)
         return active
 
     def _look_for_hung_ranks(self, now: float) -> None:

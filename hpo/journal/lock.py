@@ -115,7 +115,8 @@ class Lock:
         self._machine = machine
         self.heartbeat = Heartbeat(REFRESH_S)
         self.heartbeat.register(self.refresh)
-        self._refreshed = machine.monotonic()
+        self._refreshed = self._attempted = machine.monotonic()
+        self._refreshing = False
         self._lost: LockLost | None = None
 
     def __enter__(self) -> Lock:
@@ -132,6 +133,7 @@ class Lock:
         """Show other machines that the holder lives, at least every few seconds; ``check`` says what came of it.
 
         Errors of the storage are borne for ``_PATIENCE_S``: they pass, as where a file server changes over."""
+        self._attempted, self._refreshing = self._machine.monotonic(), True
         try:
             self._refresh()
         except OSError as error:
@@ -142,6 +144,9 @@ class Lock:
                     "another launch may have taken this one for dead. This one stops: give the same command again "
                     "when the directory can be used."
                 )
+
+        finally:
+            self._refreshing = False
 
     def _refresh(self) -> None:
         try:
@@ -168,7 +173,11 @@ class Lock:
         )
 
     def check(self) -> None:
-        """Raises LockLost: another campaign has taken the lock, or may have, as this one was not seen for too long."""
+        """To be called before anything is done that only the holder may do.
+
+        Raises LockLost: another campaign has taken the lock, or may have, as this one was not seen for too long."""
+        if not self._refreshing and self._machine.monotonic() - self._attempted >= STALE_S:
+            self.refresh()  # this process was stopped, and its heartbeat has not gone on yet
         if self._lost is not None:
             raise self._lost
 

@@ -185,7 +185,9 @@ class Group:
         self._begun[member] = order
         world = self._worker.world
         failure = Outcome(status=FAILED, error=BROKEN_CONNECTION)
-        world.at(world.time + world.rng.uniform(0.0, 0.05), lambda: self._over(member, order, failure))
+        # When it comes to its next collective.
+        when = world.time + world.rng.uniform(0.0, world.rng.choice([0.05, 2.0]))
+        world.at(when, lambda: self._over(member, order, failure))
 
     def left(self, evaluator: SimulatedEvaluator) -> None:
         """``evaluator`` has left the group, or died: who waits for it gets an error."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hpo.campaign.evaluators import Jobs
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import EvaluationSettings
 from hpo.evaluation.conversation import pack_answer
@@ -28,11 +29,9 @@ from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import Start, WorkerMessage, encode
 from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
 from hpo.journal.lock import REFRESH_S, Lock
-from hpo.journal.records import Record, Reopened
+from hpo.journal.records import Launched, Record, Reopened
 from hpo.search.kinds.evolution import EvolutionBreeder
-from hpo.search.protocols import Candidate
 from hpo.space.space import SearchSpace
-from hpo.task.trial import Job
 from simulation import MemoryJournal, leader_settings
 from simulation.evaluators import Fates, NoGuard, SimulatedEvaluator, Worker
 from simulation.ranks import Rank
@@ -106,6 +105,7 @@ class SimulatedLaunch:
                     begin = partial(self._begin, place, worker_rank, evaluators, starts[rank])
                     world.at(world.time + world.rng.expovariate(5.0), begin)
         self.coordinator = self._make_coordinator(earlier)
+        self._record_start(earlier)
         self._make_loop(self.ranks[0], own, self.coordinator)
         self._refresh_lock()
 
@@ -190,7 +190,7 @@ class SimulatedLaunch:
             space=self._space,
             breeder=EvolutionBreeder(self._space),
             crew=crew,
-            job_of=self._job,
+            job_of=Jobs(self.world.copies, seed=self.number),
             journal=rank.journal,
             settings=leader_settings(
                 seed=self.number,
@@ -203,17 +203,6 @@ class SimulatedLaunch:
                 durable_starts=True,
             ),
             signalled=lambda: rank.signals.count > 0,
-        )
-
-    def _job(self, candidate: Candidate) -> Job:
-        """As ``hpo.campaign.evaluators.Jobs``."""
-        attempts = self.world.attempts
-        if candidate.contested:
-            candidate.contested = False
-            attempts[candidate.id] = attempts.get(candidate.id, 1) + 1
-        directory = f"{candidate.id}.attempt-{attempts.get(candidate.id, 1)}"
-        return Job(
-            id=candidate.id, params=candidate.params, seed=0, directory=directory, resumed=candidate.resumed
         )
 
     def _make_coordinator(self, earlier: ResumeState) -> Coordinator:
@@ -249,6 +238,20 @@ class SimulatedLaunch:
             timed=True,
             reopened=reopened,
         )
+
+    def _record_start(self, earlier: ResumeState) -> None:
+        journal = self.ranks[0].journal
+        assert journal is not None
+        launched = Launched(
+            evaluations=self._settings.evaluations,
+            deadline_s=None,
+            islands=self._layout.islands,
+            workers=len(self._layout.workers),
+            time=self.ranks[0].transport.now(),
+            contested=earlier.contested,
+        )
+        journal.append(launched)
+        journal.commit()
 
     def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
         journal = self.ranks[place.leader].journal

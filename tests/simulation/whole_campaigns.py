@@ -47,6 +47,8 @@ class Campaign:
         self._running: dict[int, Rank] = {}
         """By process number, rank 0 of each launch."""
         self._unsure = False
+        self._overlaps = False
+        """Whether the last launch is silent while it is at work, and the next one does not wait for its end."""
 
     def run(self) -> None:
         for number in range(1, _LAUNCHES + 1):
@@ -71,13 +73,20 @@ class Campaign:
             for journal in self._launches[-1].journals:
                 journal.fenced = True
         before = {(one.id, one.reopened) for one in standing(self._records())}
-        launch = self._begin(number, alone, lock)
+        self._overlaps = not alone and rng.random() < 0.2
+        mean_s = rng.choice([10.0, 30.0]) if self._overlaps else rng.choice([0.1, 1.0, 3.0])
+        launch = self._begin(number, alone, lock, mean_s)
         self._running[machine.pid] = launch.ranks[0]
         until = math.inf
         if not alone:
-            disturb(launch, machine, rng)
-            if rng.random() < 0.2:
-                until = world.time + rng.expovariate(0.1)
+            # About how long it lasts.
+            span_s = 1.0 + self._budget * mean_s / len(launch.journals)
+            disturb(launch, machine, rng, min(span_s, 40.0))
+            if self._overlaps:
+                until = world.time + rng.uniform(0.0, span_s)
+                silence(launch, machine, rng, until)
+            elif rng.random() < 0.2:
+                until = world.time + rng.uniform(0.0, span_s)
         self._launches.append(launch)
         world.run(lambda: launch.settled, until)
         again = {(one.id, one.reopened) for one in launch.records() if isinstance(one, (Started, Finished))}
@@ -123,7 +132,7 @@ class Campaign:
             server_skew_s=self._server_skew_s,
             runs=lambda pid: pid in self._running and not self._running[pid].over,
         )
-        waits = rng.random() < 0.5
+        waits = self._overlaps or rng.random() < 0.5
         former = self._launches[-1] if self._launches else None
         for attempt in range(8):
             if former is not None and (not waits or attempt > 4):
@@ -139,7 +148,7 @@ class Campaign:
             return lock, machine
         raise AssertionError("no launch can begin")
 
-    def _begin(self, number: int, alone: bool, lock: Lock) -> SimulatedLaunch:
+    def _begin(self, number: int, alone: bool, lock: Lock, mean_s: float) -> SimulatedLaunch:
         """The next launch, with a layout of its own."""
         world, rng = self._world, self._rng
         workers, ranks_per_worker = rng.randint(1, 4), rng.randint(1, 4)
@@ -149,8 +158,7 @@ class Campaign:
         if lock.contested:
             earlier.contest()
         spread = rng.choice([0.0, 1.0, 3600.0])
-        slow = rng.random() < 0.15
-        mean = rng.choice([10.0, 30.0]) if slow else rng.choice([0.1, 1.0, 3.0])
+        slow = mean_s >= 10.0
         settings = LaunchSettings(
             layout=Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker),
             evaluations=self._budget,
@@ -162,7 +170,7 @@ class Campaign:
                 grace=5.0,
                 first_failures=rng.choice(["off", 30]),
             ),
-            seconds=lambda: min(5 * mean, mean * world.rng.lognormvariate(0, 1)),
+            seconds=lambda: min(5 * mean_s, mean_s * world.rng.lognormvariate(0, 1)),
             skews=[rng.uniform(-spread, spread) for _ in range(ranks)],
             fates=_NONE if alone else Fates(hangs=rng.choice([0.0, 0.0, 0.02])),
             latency_s=rng.choice([0.0005, 0.05, 0.2]),
@@ -184,8 +192,9 @@ def records_of(launches: list[SimulatedLaunch]) -> list[Record]:
     return records
 
 
-def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random) -> None:
-    """Deaths and hangs of leading and other ranks and of rank 0, signals, storage that fails or is slow."""
+def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random, span_s: float) -> None:
+    """Within ``span_s`` seconds deaths and hangs of leading and other ranks and of rank 0, signals, storage that fails
+    or is slow."""
     world, ranks = launch.world, launch.size
     now = world.time
 
@@ -195,30 +204,44 @@ def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Rand
         )
         return found if rng.random() < 0.3 else [rank for rank in found if rank]
 
-    moment = rng.uniform(0, 8)
+    moment = rng.uniform(0, span_s)
     for rank in victims(0.4):
-        when = now + (moment if rng.random() < 0.3 else rng.uniform(0, 8))
+        when = now + (moment if rng.random() < 0.3 else rng.uniform(0, span_s))
         world.at(when, partial(launch.kill, rank, told_after=rng.choice([0.0, 0.05, 1.0])))
     for rank in victims(0.4):
-        when = now + rng.uniform(0, 8)
+        when = now + rng.uniform(0, span_s)
         world.at(when, launch.ranks[rank].stop)
         world.at(when + rng.expovariate(rng.choice([0.01, 0.1, 0.5])), launch.ranks[rank].go_on)
     if rng.random() < 0.1:
-        begin, end = sorted((now + rng.uniform(0, 8), now + rng.uniform(0, 200)))
+        begin, end = sorted((now + rng.uniform(0, span_s), now + rng.uniform(0, 200)))
         machine.unreachable = partial(_fail_between, world, begin, end)
     if rng.random() < 0.2:
         rank = launch.ranks[rng.randrange(ranks)]
         for _ in range(rng.randint(1, 2)):
-            world.at(now + rng.uniform(0, 10), rank.signal)
+            world.at(now + rng.uniform(0, span_s), rank.signal)
     if rng.random() < 0.4:
-        fail_storage(launch, machine, rng)
+        fail_storage(launch, machine, rng, span_s)
 
 
-def fail_storage(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random) -> None:
+def silence(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random, when: float) -> None:
+    """About ``when``, rank 0 stops or its host loses the directory, for so long that another may take the lock over."""
+    world = launch.world
+    begin = max(world.time, when + rng.uniform(-30.0, 10.0))
+    end = begin + rng.uniform(20.0, 250.0)
+    if rng.random() < 0.5:
+        world.at(begin, launch.ranks[0].stop)
+        world.at(end, launch.ranks[0].go_on)
+    else:
+        machine.unreachable = partial(_fail_between, world, begin, end)
+
+
+def fail_storage(
+    launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random, span_s: float
+) -> None:
     """Journals and directories of some ranks cannot be written for a while, or slowly."""
     world = launch.world
     for rank in rng.sample(launch.ranks, rng.randint(1, launch.size)):
-        begin = world.time + rng.uniform(0, 8)
+        begin = world.time + rng.uniform(0, span_s)
         end = begin + rng.choice([0.5, 5.0, 50.0, 200.0])
 
         fail = partial(_fail_between, world, begin, end)

@@ -10,11 +10,28 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from hpo.evaluation.directories import EvaluationDirectories
 from hpo.journal.machine import Machine
 from simulation.evaluators import Directories
 
 EPOCH_S = 1.7e9
 _MOST_EVENTS = 60_000
+
+
+class SimulatedDirectories(EvaluationDirectories):
+    """The directories of individuals, by name alone."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("simulated"))
+        self._number: dict[str, int] = {}
+
+    def path(self, identity: str) -> Path:
+        number = self._number.get(identity, 1)
+        return self._attempt(identity, number) if number > 1 else self._root / identity
+
+    def copy(self, identity: str) -> tuple[Path, bool]:
+        self._number[identity] = self._number.get(identity, 1) + 1
+        return self.path(identity), True
 
 
 class World:
@@ -24,8 +41,7 @@ class World:
         self.rng = random.Random(f"world/{seed}")
         self.time = 0.0
         self.directories = Directories()
-        self.attempts: dict[str, int] = {}
-        """By id, how often its directory was copied."""
+        self.copies = SimulatedDirectories()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
