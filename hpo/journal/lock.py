@@ -20,12 +20,13 @@ from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.machine import THIS_MACHINE, Machine
 from hpo.terminal import quoted
 
-STALE_S = 60.0
-"""A lock held on another machine counts as abandoned when it has not been refreshed for this many seconds."""
+_PATIENCE_S = 120.0
+"""For which errors of the storage are borne; then a holder gives up."""
+STALE_S = _PATIENCE_S + 30.0
+"""A lock held on another machine counts as abandoned when it has not been refreshed for this many seconds. By then
+its holder has given up, unless it was stopped; and then it looks at the lock before it does anything else."""
 REFRESH_S = 5.0
 _LOOK_S = 1.0
-_PATIENCE_S = 2 * STALE_S
-"""For which errors of the storage are borne; from ``STALE_S`` on another may have taken the lock over."""
 
 
 _Pid = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
@@ -115,7 +116,7 @@ class Lock:
         self._machine = machine
         self.heartbeat = Heartbeat(REFRESH_S)
         self.heartbeat.register(self.refresh)
-        self._refreshed = self._attempted = machine.monotonic()
+        self._refreshed = machine.monotonic()
         self._refreshing = False
         self._lost: LockLost | None = None
 
@@ -133,18 +134,12 @@ class Lock:
         """Show other machines that the holder lives, at least every few seconds; ``check`` says what came of it.
 
         Errors of the storage are borne for ``_PATIENCE_S``: they pass, as where a file server changes over."""
-        self._attempted, self._refreshing = self._machine.monotonic(), True
+        self._refreshing = True
         try:
             self._refresh()
         except OSError as error:
-            silent_s = self._machine.monotonic() - self._refreshed
-            if silent_s >= _PATIENCE_S:
-                self._lost = LockLost(
-                    f"{self.path} could not be refreshed for {silent_s:.0f} s ({error.strerror or error}), and "
-                    "another launch may have taken this one for dead. This one stops: give the same command again "
-                    "when the directory can be used."
-                )
-
+            if self._silent_s >= _PATIENCE_S:
+                self._lost = self._given_up(str(error.strerror or error))
         finally:
             self._refreshing = False
 
@@ -155,7 +150,7 @@ class Lock:
             if not (self.path.parent / "campaign.json").exists():
                 raise  # the whole directory is away, whatever evaluations make in its place
             # Until others think it stale, only a person can have removed it; later, one of them may have come and gone.
-            if self._machine.monotonic() - self._refreshed >= STALE_S:
+            if self._silent_s >= STALE_S:
                 self._lost = self._taken("")
                 return
             self._machine.create(self.path, _encoded(self.holder))
@@ -165,6 +160,17 @@ class Lock:
             return
         self._machine.touch(self.path)
         self._refreshed = self._machine.monotonic()
+
+    @property
+    def _silent_s(self) -> float:
+        """For how long it has not been refreshed."""
+        return self._machine.monotonic() - self._refreshed
+
+    def _given_up(self, reason: str) -> LockLost:
+        return LockLost(
+            f"{self.path} could not be refreshed for {self._silent_s:.0f} s ({reason}), and another launch may take "
+            "this one for dead. This one stops: give the same command again when the directory can be used."
+        )
 
     def _taken(self, by: str) -> LockLost:
         return LockLost(
@@ -176,8 +182,10 @@ class Lock:
         """To be called before anything is done that only the holder may do.
 
         Raises LockLost: another campaign has taken the lock, or may have, as this one was not seen for too long."""
-        if not self._refreshing and self._machine.monotonic() - self._attempted >= STALE_S:
+        if self._silent_s >= _PATIENCE_S and not self._refreshing:
             self.refresh()  # this process was stopped, and its heartbeat has not gone on yet
+        if self._silent_s >= _PATIENCE_S and self._lost is None:
+            self._lost = self._given_up("the file server does not answer")
         if self._lost is not None:
             raise self._lost
 

@@ -293,7 +293,7 @@ def test_a_holder_elsewhere_that_died_is_waited_for(tmp_path: Path, clock: Clock
     assert holder(tmp_path) == lock.holder
     assert STALE_S <= clock.slept_s < STALE_S + 2
     (sentence,) = said
-    assert "in use by process" in sentence and "on n17" in sentence and "at most 60 s" in sentence
+    assert "in use by process" in sentence and "on n17" in sentence and f"at most {STALE_S:.0f} s" in sentence
 
 
 def test_no_longer_than_its_stamp_asks_for(

@@ -42,7 +42,8 @@ class Surroundings(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Fates:
-    """How probable it is that an evaluation of a worker goes wrong in this way; ``dies_starting``: of one evaluator."""
+    """How probable it is that an evaluation of a worker goes wrong in this way; ``dies_starting``: of one evaluator;
+    ``start_s``: the mean time that it takes to start."""
 
     raises: float = 0.04
     raises_on_one: float = 0.04
@@ -50,6 +51,13 @@ class Fates:
     lags: float = 0.02
     hangs: float = 0.0
     dies_starting: float = 0.01
+    start_s: float = 0.2
+
+    @classmethod
+    def none(cls, **changes: float) -> Fates:
+        """Nothing goes wrong."""
+        nothing = {"raises": 0.0, "raises_on_one": 0.0, "dies": 0.0, "lags": 0.0, "dies_starting": 0.0}
+        return cls(**{**nothing, **changes})
 
 
 @dataclass
@@ -107,6 +115,8 @@ class Group:
         self._turn = 0
         self._gone = False
         self._saving = False
+        self._fails = False
+        """Whether a rank fails or dies in this evaluation."""
 
     def begin(self, evaluator: SimulatedEvaluator, order: Evaluate) -> None:
         if self._gone:
@@ -132,11 +142,16 @@ class Group:
         cuts = (fates.raises, fates.raises_on_one, fates.dies, fates.lags, fates.hangs)
         limits = [sum(cuts[: number + 1]) for number in range(len(cuts))]
         fate = sum(draw >= limit for limit in limits)
+        at_the_end = rng.random() < 0.5
+        self._fails = fate < 3
         for member in self._members:
             after = seconds + rng.uniform(0.0, 0.01)
             outcome = Outcome(status=COMPLETED, objectives={"value": value})
             if fate == 0:
                 outcome = Outcome(status=FAILED, error="ValueError: of no use")
+            elif fate == 1 and at_the_end:
+                if member is victim:
+                    outcome = Outcome(status=FAILED, error="ValueError: at the end of this rank")
             elif fate in (1, 2) and member is victim:
                 after *= rng.random()
                 if fate == 2:
@@ -170,10 +185,10 @@ class Group:
         if begun is None or begun.turn != order.turn or not member.alive:
             return
         del self._begun[member]
-        if outcome.status == COMPLETED and member is self._members[0]:
+        if outcome.status == COMPLETED and member is self._members[0] and not self._fails:
             self._worker.directories.completed.add((order.job.id, outcome.objectives["value"]))
         self._leave_directory(order)
-        member.say(EvaluationOver(turn=order.turn, outcome=outcome))
+        member.end_evaluation(order.turn, outcome)
 
     def _leave_directory(self, order: Evaluate) -> None:
         if not any(begun.turn == order.turn for begun in self._begun.values()):
@@ -216,9 +231,11 @@ class SimulatedEvaluator:
         self._rank = worker_rank
         self._wake = wake
         self._said: list[Answer] = []
+        self._orders: list[Order] = []
+        self._busy = False
         self._cause: str | None = None
         world = worker.world
-        starts = world.time + world.rng.expovariate(5.0)
+        starts = world.time + world.rng.expovariate(1.0 / worker.fates.start_s)
         if world.rng.random() < worker.fates.dies_starting:
             world.at(starts, self.die)
         else:
@@ -244,7 +261,9 @@ class SimulatedEvaluator:
     def send(self, order: Order) -> None:
         if not self.alive:
             return
-        if isinstance(order, Exit):
+        if self._busy and not isinstance(order, SaveState):  # it reads them when it has ended that
+            self._orders.append(order)
+        elif isinstance(order, Exit):
             self.end("exited")
         elif isinstance(order, FormGroup):
             self._leave()
@@ -258,6 +277,14 @@ class SimulatedEvaluator:
                 self.group.save(order.turn)
         else:
             raise TypeError(f"an evaluator does not follow {order!r}")
+
+    def end_evaluation(self, turn: int, outcome: Outcome) -> None:
+        """Its evaluation is over: it goes on with what it was sent meanwhile."""
+        self._busy = False
+        self.say(EvaluationOver(turn=turn, outcome=outcome))
+        orders, self._orders = self._orders, []
+        for order in orders:
+            self.send(order)
 
     def _leave(self) -> None:
         if self.group is not None:
@@ -274,6 +301,7 @@ class SimulatedEvaluator:
         if self.group is None and self._worker.size == 1:
             self.group = Group(self._worker, [self])
         if self.group is not None:
+            self._busy = True
             self.group.begin(self, order)
 
     def receive(self) -> list[Answer]:

@@ -16,6 +16,7 @@ from typing import Any
 from hpo.campaign.evaluators import Jobs
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import EvaluationSettings
+from hpo.errors import LockLost
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
@@ -278,8 +279,15 @@ class SimulatedLaunch:
     def _refresh_lock(self) -> None:
         """The heartbeat of rank 0."""
         if not self.ranks[0].over:
-            if not self.ranks[0].stopped:
+            if not self.ranks[0].stopped and self.ranks[0].stalled <= self.world.time:
+                loop = self.ranks[0].loop
+                ends = loop is None or loop.end is not None
+                assert ends or not self.lock_lost, "it goes on without its lock"
                 self._lock.refresh()
+                try:
+                    self._lock.check()
+                except LockLost:
+                    self.lock_lost = True
             self.world.at(self.world.time + REFRESH_S, self._refresh_lock)
 
     # --- network and deaths -------------------------------------------------------------------------------------

@@ -164,24 +164,21 @@ class Campaign:
             evaluations=self._budget,
             evaluation=EvaluationSettings(
                 isolation=rng.choice(["warm", "warm", "fresh"]),
-                timeout=200.0 if slow else 20.0,
+                timeout=400.0 if slow else 20.0,
                 start_timeout=15.0,
-                hang_timeout=120.0 if slow else rng.choice([6.0, 10.0]),
+                hang_timeout=rng.choice([120.0, 300.0] if slow else [6.0, 10.0]),
                 grace=5.0,
                 first_failures=rng.choice(["off", 30]),
             ),
             seconds=lambda: min(5 * mean_s, mean_s * world.rng.lognormvariate(0, 1)),
             skews=[rng.uniform(-spread, spread) for _ in range(ranks)],
-            fates=_NONE if alone else Fates(hangs=rng.choice([0.0, 0.0, 0.02])),
+            fates=Fates.none() if alone else Fates(hangs=rng.choice([0.0, 0.0, 0.02])),
             latency_s=rng.choice([0.0005, 0.05, 0.2]),
             tolerant=rng.random() < 0.8,
             migration=rng.choice([0.0, 0.5, 1.0]),
             copy=rng.random() < 0.5,
         )
         return SimulatedLaunch(world, SPACE, objective, settings, number=number, earlier=earlier, lock=lock)
-
-
-_NONE = Fates(raises=0, raises_on_one=0, dies=0, lags=0, hangs=0, dies_starting=0)
 
 
 def records_of(launches: list[SimulatedLaunch]) -> list[Record]:
@@ -227,7 +224,7 @@ def silence(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Rand
     """About ``when``, rank 0 stops or its host loses the directory, for so long that another may take the lock over."""
     world = launch.world
     begin = max(world.time, when + rng.uniform(-30.0, 10.0))
-    end = begin + rng.uniform(20.0, 250.0)
+    end = begin + rng.uniform(60.0, 400.0)
     if rng.random() < 0.5:
         world.at(begin, launch.ranks[0].stop)
         world.at(end, launch.ranks[0].go_on)
