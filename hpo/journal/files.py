@@ -114,12 +114,13 @@ class JournalWriter:
         self._closed = False
         self._fresh = True
         """Whether nothing that counts is in the part that is written, or comes next."""
+        self._inode = 0
         self._latest: tuple[Path, int] | None = None
-        """The part that was opened last, and the number of its file."""
+        """The last part that counts, and the number of its file."""
         self._part = 0
         try:
             self._open()
-            self._fresh = False
+            self._wrote()
         except OSError as error:
             if isinstance(error, FileExistsError) and error.filename == os.fspath(path):
                 raise CampaignError(
@@ -155,7 +156,7 @@ class JournalWriter:
             self._failed(error)
             raise
         self._batch.clear()
-        self._fresh = False
+        self._wrote()
         self.error = None
 
     def discard(self) -> None:
@@ -184,9 +185,15 @@ class JournalWriter:
         elif self._latest is not None and os.stat(self._latest[0]).st_ino != self._latest[1]:
             raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(self._latest[0]))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        self._latest = path, os.fstat(self._file).st_ino
+        self._inode = os.fstat(self._file).st_ino
         self._write(self._header)
         sync_directory(path.parent)
+
+    def _wrote(self) -> None:
+        """What was to be written is on disk."""
+        if self._fresh:
+            self._fresh = False
+            self._latest = journal_part(self.path, self._part), self._inode
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None
