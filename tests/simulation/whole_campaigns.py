@@ -74,7 +74,7 @@ class Campaign:
                 journal.fenced = True
         before = {(one.id, one.reopened) for one in standing(self._records())}
         self._overlaps = not alone and rng.random() < 0.2
-        mean_s = rng.choice([10.0, 30.0]) if self._overlaps else rng.choice([0.1, 1.0, 3.0])
+        mean_s = rng.choice([30.0, 150.0, 150.0]) if self._overlaps else rng.choice([0.1, 1.0, 3.0])
         launch = self._begin(number, alone, lock, mean_s)
         self._running[machine.pid] = launch.ranks[0]
         until = math.inf
@@ -151,22 +151,24 @@ class Campaign:
     def _begin(self, number: int, alone: bool, lock: Lock, mean_s: float) -> SimulatedLaunch:
         """The next launch, with a layout of its own."""
         world, rng = self._world, self._rng
-        workers, ranks_per_worker = rng.randint(1, 4), rng.randint(1, 4)
+        slow = mean_s >= 10.0
+        workers, ranks_per_worker = (
+            (rng.randint(2, 3), rng.randint(1, 2)) if slow else (rng.randint(1, 4), rng.randint(1, 4))
+        )
         islands = rng.randint(1, min(3, workers))
         ranks = workers * ranks_per_worker
         earlier = fold(self._records(), space=SPACE, islands=islands, losses=losses)
         if lock.contested:
             earlier.contest()
         spread = rng.choice([0.0, 1.0, 3600.0])
-        slow = mean_s >= 10.0
         settings = LaunchSettings(
             layout=Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker),
             evaluations=self._budget,
             evaluation=EvaluationSettings(
                 isolation=rng.choice(["warm", "warm", "fresh"]),
-                timeout=400.0 if slow else 20.0,
+                timeout=2000.0 if slow else 20.0,
                 start_timeout=15.0,
-                hang_timeout=rng.choice([120.0, 300.0] if slow else [6.0, 10.0]),
+                hang_timeout=300.0 if slow else rng.choice([6.0, 10.0]),
                 grace=5.0,
                 first_failures=rng.choice(["off", 30]),
             ),
@@ -221,13 +223,15 @@ def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Rand
 
 
 def silence(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random, when: float) -> None:
-    """About ``when``, rank 0 stops or its host loses the directory, for so long that another may take the lock over."""
+    """About ``when`` rank 0 stops, alone or with others, or its host loses the directory, for so long that another
+    launch may take the lock over."""
     world = launch.world
     begin = max(world.time, when + rng.uniform(-30.0, 10.0))
     end = begin + rng.uniform(60.0, 400.0)
-    if rng.random() < 0.5:
-        world.at(begin, launch.ranks[0].stop)
-        world.at(end, launch.ranks[0].go_on)
+    if rng.random() < 0.7:
+        for rank in (launch.ranks[0], *rng.sample(launch.ranks, rng.randint(0, launch.size))):
+            world.at(begin, rank.stop)
+            world.at(end + rng.choice([0.0, rng.uniform(-50.0, 50.0)]), rank.go_on)
     else:
         machine.unreachable = partial(_fail_between, world, begin, end)
 
