@@ -144,7 +144,7 @@ class Campaign:
             except CampaignError:
                 world.sleep(rng.uniform(1.0, 60.0))
                 continue
-            if not lock.contested and former is not None:
+            if former is not None and former.ranks[0].over:
                 # mpirun has ended what was left of it.
                 former.kill_all()
             return lock, machine
