@@ -38,7 +38,14 @@ from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.commands import clear_stop, stop_pending
-from hpo.journal.files import journal_files, journal_name, last_launch, read_directory, read_file
+from hpo.journal.files import (
+    fence_launch,
+    journal_files,
+    journal_name,
+    last_launch,
+    read_directory,
+    read_file,
+)
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Entered, Known, Record
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
@@ -402,6 +409,8 @@ class Campaign:
                         flush=True,
                     )
                 launch = last_launch(settings.directory) + 1
+                if lock.contested:
+                    self._fence(launch - 1)
                 with resume.located(settings.directory):
                     torn: list[Path] = []
                     earlier = resume.fold(
@@ -411,6 +420,8 @@ class Campaign:
                         losses=self.task.losses,
                     )
                     earlier.torn = [path.name for path in torn]
+                if lock.contested:
+                    earlier.contest()
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
@@ -434,6 +445,14 @@ class Campaign:
             return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
         finally:
             held.close()
+
+    def _fence(self, launch: int) -> None:
+        """The lock was that of ``launch``, which was silent for long, and may go on: what its ranks still write does
+        not count. CampaignError where that cannot be made sure."""
+        try:
+            fence_launch(self.settings.directory, launch)
+        except OSError as error:
+            raise directory.unwritable(self.settings.directory, error) from error
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))

@@ -182,6 +182,7 @@ class Assembly:
             time=time.time(),
             reference=dict(settings.search.reference) if settings.search.reference else None,
             code=code.hash,
+            contested=earlier.contested,
         )
         writer.append(launched)
         log.launched = launched
