@@ -105,7 +105,7 @@ class Loader:
         self._processes = processes
         self._planned: list[_Order] = []
         self._loader: DataLoader[object] | None = None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def batches(
         self, batches: Sequence[Batch], *, epoch: int | None = None
