@@ -96,8 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     export = add(
         "export",
         _export,
-        "All individuals as a table; the suffix chooses the format.",
-        "hpo export runs/digits digits.csv",
+        "All individuals as a table or an Optuna study; the suffix chooses the format.",
+        "hpo export runs/digits digits.csv      hpo export runs/digits digits.journal",
     )
     check = add(
         "check",
@@ -120,7 +120,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="how many (default 1; with several objectives the whole front)",
     )
-    export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
+    export.add_argument(
+        "path",
+        metavar="PATH",
+        help="file to write: .csv, .parquet or .json; of an Optuna study .journal or sqlite:///FILE, which is added to",
+    )
     _add_steering(add)
     return parser
 
@@ -387,6 +391,11 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from hpo.loggers import optuna_study
+
+    if optuna_study.is_storage(options.path):
+        terminal.write(f"{options.path}: {optuna_study.export(options.directory, options.path)}")
+        return 0
     from hpo.results import result as results
 
     count = results.export(options.directory, options.path)
