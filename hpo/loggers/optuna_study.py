@@ -195,7 +195,8 @@ def _made(record: CampaignRecord, name: str, key: str, storage: Any) -> optuna.S
     import optuna
 
     objectives = record.objectives
-    study = optuna.create_study(study_name=name, storage=storage, directions=list(objectives.values()))
+    directions = [optuna.study.StudyDirection[way.upper()] for way in objectives.values()]
+    study = optuna.create_study(study_name=name, storage=storage, directions=directions)
     study.set_user_attr(_KEY, key)
     study.set_user_attr("hpo.task", str(record.identity.get("task", "")))
     if list(objectives) != ["value"]:

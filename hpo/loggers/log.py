@@ -1,0 +1,194 @@
+"""Writes a campaign to a sink, from its files alone: what is new since it was last done, by whichever process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpo.errors import CampaignError, HpoError
+from hpo.individual import FINAL, RUNNING, Individual
+from hpo.journal.curves import Point, Sample, curve_files, read_from
+from hpo.journal.directory import campaign_key
+from hpo.loggers import registry
+from hpo.loggers.marks import Mark, Marks
+from hpo.loggers.sink import LoggedCampaign, Sink
+from hpo.results.follow import Follower
+from hpo.results.record import CampaignRecord
+from hpo.space.description import described_space
+
+_FOLDER = "logs"
+
+
+def sink_folder(directory: Path, base: Path | None, name: str) -> Path:
+    """Where the sink of this name keeps its files: in the campaign's directory, or below ``base``, which several
+    campaigns may share."""
+    if base is None:
+        return directory / _FOLDER / name
+    return base.expanduser() / (directory.resolve().name or "campaign") / name
+
+
+@dataclass(kw_only=True)
+class Written:
+    """How much was written."""
+
+    started: int = 0
+    rows: int = 0
+    ended: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.started or self.rows or self.ended)
+
+    def add(self, other: Written) -> None:
+        self.started += other.started
+        self.rows += other.rows
+        self.ended += other.ended
+
+    def __str__(self) -> str:
+        return f"{self.started} individuals begun, {self.ended} ended, {self.rows} rows of curves"
+
+
+class CampaignLog:
+    """The log of the campaign in ``directory`` in the sink ``name``, whose files are in ``folder``.
+
+    Raises:
+        HpoError: there is no campaign, or the folder cannot be used (see ``hpo.loggers.marks.Marks``).
+    """
+
+    def __init__(self, directory: Path, name: str, folder: Path, *, patience_s: float = 0.0) -> None:
+        self._directory = directory
+        self._name = name
+        self._folder = folder
+        self._follower = Follower(directory)
+        self._offsets: dict[Path, int] = {}
+        self._record: CampaignRecord | None = None
+        self._individuals: dict[str, Individual] = {}
+        self._early: list[Point | Sample] = []
+        self._sink: Sink | None = None
+        self.campaign = self._logged()
+        self._marks = Marks(folder, self.campaign.key, patience_s=patience_s)
+
+    @property
+    def done(self) -> bool:
+        """Whether the campaign, as it was last read, is complete and nothing more will come."""
+        record = self._record
+        return record is not None and not record.alive and record.ended is not None and record.ended[1] == 0
+
+    def write(self) -> Written:
+        """Write what is new.
+
+        Raises:
+            CampaignError: the sink failed, and is made anew by the next call; or the campaign cannot be read.
+        """
+        written = Written()
+        self._read_journals()
+        try:
+            if self._sink is None:
+                self._sink = registry.make(self._name, self.campaign, self._folder)
+            self._begin(written)
+            self._measure(written)
+            self._finish(written)
+            if written:
+                self._sink.flush()
+                self._marks.save()
+        except HpoError:
+            raise
+        except Exception as error:  # the sink's library's: there is no end of kinds
+            self._reset()
+            reason = str(error).strip().splitlines()
+            raise CampaignError(
+                f"the sink {self._name} failed ({type(error).__name__}{': ' + reason[0] if reason else ''}). What is "
+                f"missing there is written by `hpo log {self._directory} --to {self._name}`"
+            ) from error
+        return written
+
+    def close(self) -> None:
+        """End the sink, which has got all that ``write`` wrote."""
+        sink, self._sink = self._sink, None
+        try:
+            if sink is not None:
+                sink.close()
+        finally:
+            self._marks.close()
+
+    def _logged(self) -> LoggedCampaign:
+        record = self._follower.record()
+        identity = record.identity
+        return LoggedCampaign(
+            name=self._directory.resolve().name or "campaign",
+            key=campaign_key(identity),
+            task=str(identity.get("task", "")),
+            created=float(identity.get("created") or 0.0),
+            parameters=described_space(identity.get("space")).parameters,
+            objectives=record.objectives,
+        )
+
+    def _reset(self) -> None:
+        """After a failure of the sink: begin anew with what is known to be written."""
+        self._sink = None
+        self._marks.reload()
+        self._offsets, self._early = {}, []
+
+    def _read_journals(self) -> None:
+        changes = self._follower.poll()
+        if not changes and self._record is not None and not self._record.alive:
+            # The heartbeat ends after the last record.
+            return
+        while changes.more:
+            changes = self._follower.poll()
+        self._record = self._follower.record()
+        self._individuals = {one.id: one for one in self._record.individuals}
+
+    def _begin(self, written: Written) -> None:
+        assert self._sink is not None
+        for one in self._individuals.values():
+            mark = self._marks.by_id.get(one.id)
+            if mark is None or (mark.ended and one.status == RUNNING):
+                self._sink.started(one)
+                mark = self._marks.by_id.setdefault(one.id, Mark())
+                mark.ended = ""
+                written.started += 1
+
+    def _measure(self, written: Written) -> None:
+        """Curves are read after the journals, so that an individual's rows are there before its end is written."""
+        early, self._early = self._early, []
+        self._log_rows(early, written)
+        for _, path in curve_files(self._directory):
+            while True:
+                offset = self._offsets.get(path, 0)
+                rows, end = read_from(path, offset)
+                self._log_rows(rows, written)
+                self._offsets[path] = end
+                if end == offset:
+                    break
+
+    def _log_rows(self, rows: Iterable[Point | Sample], written: Written) -> None:
+        assert self._sink is not None
+        points: dict[str, list[Point]] = {}
+        samples: dict[str, list[Sample]] = {}
+        for row in rows:
+            mark = self._marks.by_id.get(row.id)
+            if mark is None:
+                if row.id:
+                    self._early.append(row)  # its beginning is not read yet
+            elif isinstance(row, Point) and row.time > mark.reported:
+                mark.reported = row.time
+                points.setdefault(row.id, []).append(row)
+            elif isinstance(row, Sample) and row.time > mark.sampled:
+                mark.sampled = row.time
+                samples.setdefault(row.id, []).append(row)
+        for identity, found in points.items():
+            self._sink.measured(self._individuals[identity], found)
+            written.rows += len(found)
+        for identity, taken in samples.items():
+            self._sink.sampled(self._individuals[identity], taken)
+            written.rows += len(taken)
+
+    def _finish(self, written: Written) -> None:
+        assert self._sink is not None
+        for one in self._individuals.values():
+            ended = f"{one.status} {one.finished!r}"
+            if one.status in FINAL and self._marks.by_id[one.id].ended != ended:
+                self._sink.finished(one)
+                self._marks.by_id[one.id].ended = ended
+                written.ended += 1
