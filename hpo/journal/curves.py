@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpo.errors import CampaignError, describe_os_error
+from hpo.errors import CampaignError
 from hpo.individual import Metric, Scalar
 from hpo.journal.files import JournalName, journal_name
 from hpo.journal.records import (
@@ -65,8 +65,8 @@ class Point(Row, frozen=True, kw_only=True):
 class Sample(Row, frozen=True, kw_only=True):
     """What the evaluator of worker rank 0, with all processes that it started, used. ``id``: of the individual under
     evaluation, "" between two; ``cpu``: cores in use since the last sample; ``memory``: resident bytes; ``gpu``: share
-    of the time in which its GPU was at work; ``gpu_memory``, ``gpu_memory_total``: bytes of that GPU in use by all
-    processes, and there are. None where it cannot be known."""
+    of the time in which its GPU was at work; ``gpu_memory``, ``gpu_memory_total``: bytes of that GPU which the
+    evaluator's torch holds, and which there are. None where it cannot be known."""
 
     time: float
     host: str
@@ -76,6 +76,15 @@ class Sample(Row, frozen=True, kw_only=True):
     gpu: float | None = None
     gpu_memory: int | None = None
     gpu_memory_total: int | None = None
+
+
+class CurveFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the evaluator of a worker writes, and what. ``every_s``: as of :class:`CurveWriter`, None: no reports;
+    ``system_s``: between two samples, None: no samples."""
+
+    path: str
+    every_s: float | None
+    system_s: float | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -189,7 +198,7 @@ class CurveWriter:
                 if os.write(self._file, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                self._error = describe_os_error(error, self._path)
+                self._error = f"{self._path}: {error.strerror or error}"
                 self._retry_at = self._clock() + _RETRY_S
                 self._close()
 

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.individual import Metric
+from hpo.individual import CURVE_COLUMNS, Metric
 from hpo.journal.curves import Point, Sample, curve_files, read_rows
 
 if TYPE_CHECKING:
     import pandas
     from numpy.typing import NDArray
-
-COLUMNS = ("id", "step", "value", "time")
-"""Of the table, before those of the metrics."""
 
 
 def load(directory: Path) -> pandas.DataFrame:
@@ -128,7 +125,7 @@ class Curves:
             self._value.append(row.value)
             self._time.append(row.time)
             for name, value in row.metrics.items():
-                if name not in COLUMNS:
+                if name not in CURVE_COLUMNS:
                     metric = self._metrics.get(name)
                     if metric is None:
                         metric = self._metrics[name] = _Metric()
