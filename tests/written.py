@@ -35,12 +35,12 @@ def params(number: int) -> dict[str, Any]:
 class Written:
     """One worker's journal and curves in ``path``; what is added is on disk at once."""
 
-    def __init__(self, path: Path, objectives: dict[str, str] | None = None) -> None:
+    def __init__(self, path: Path, objectives: dict[str, str] | None = None, seed: int = 0) -> None:
         self.path = path
         self.objectives = objectives or {"value": "minimize"}
         task = hpo.Task(SPACE, lambda trial: 0.0, objectives=self.objectives)
         write_identity(
-            path, {"task": "x:task", "options": {}, **task.describe(), "seed": 0, "created": BEGAN}
+            path, {"task": "x:task", "options": {}, **task.describe(), "seed": seed, "created": BEGAN}
         )
         self._journal = JournalWriter(
             journal_path(path, launch=1, island=0, worker=0),

@@ -10,9 +10,10 @@ from hpo.errors import CampaignError, HpoError
 from hpo.individual import FINAL, RUNNING, Individual
 from hpo.journal.curves import Point, Sample, curve_files, read_from
 from hpo.journal.directory import campaign_key
+from hpo.journal.lock import holder
 from hpo.loggers import registry
 from hpo.loggers.marks import Mark, Marks
-from hpo.loggers.sink import LoggedCampaign, Sink
+from hpo.loggers.sink import LoggedCampaign, Sink, results
 from hpo.results.follow import Follower
 from hpo.results.record import CampaignRecord
 from hpo.space.description import described_space
@@ -62,17 +63,17 @@ class CampaignLog:
         self._follower = Follower(directory)
         self._offsets: dict[Path, int] = {}
         self._record: CampaignRecord | None = None
+        self._alive = True
         self._individuals: dict[str, Individual] = {}
         self._early: list[Point | Sample] = []
         self._sink: Sink | None = None
-        self.campaign = self._logged()
-        self._marks = Marks(folder, self.campaign.key, patience_s=patience_s)
+        self._marks = Marks(folder, self._logged().key, patience_s=patience_s)
 
     @property
     def done(self) -> bool:
         """Whether the campaign, as it was last read, is complete and nothing more will come."""
-        record = self._record
-        return record is not None and not record.alive and record.ended is not None and record.ended[1] == 0
+        ended = None if self._record is None else self._record.ended
+        return not self._alive and ended is not None and ended[1] == 0
 
     def write(self) -> Written:
         """Write what is new.
@@ -84,7 +85,7 @@ class CampaignLog:
         self._read_journals()
         try:
             if self._sink is None:
-                self._sink = registry.make(self._name, self.campaign, self._folder)
+                self._sink = registry.make(self._name, self._logged(), self._folder)
             self._begin(written)
             self._measure(written)
             self._finish(written)
@@ -97,8 +98,8 @@ class CampaignLog:
             self._reset()
             reason = str(error).strip().splitlines()
             raise CampaignError(
-                f"the sink {self._name} failed ({type(error).__name__}{': ' + reason[0] if reason else ''}). What is "
-                f"missing there is written by `hpo log {self._directory} --to {self._name}`"
+                f"the sink {self._name} failed ({type(error).__name__}{': ' + reason[0] if reason else ''}). `hpo log` "
+                "writes what is missing there"
             ) from error
         return written
 
@@ -112,7 +113,7 @@ class CampaignLog:
             self._marks.close()
 
     def _logged(self) -> LoggedCampaign:
-        record = self._follower.record()
+        record = self._record or self._follower.record()
         identity = record.identity
         return LoggedCampaign(
             name=self._directory.resolve().name or "campaign",
@@ -121,6 +122,7 @@ class CampaignLog:
             created=float(identity.get("created") or 0.0),
             parameters=described_space(identity.get("space")).parameters,
             objectives=record.objectives,
+            results=tuple(dict.fromkeys(name for one in record.individuals for name in results(one))),
         )
 
     def _reset(self) -> None:
@@ -131,8 +133,8 @@ class CampaignLog:
 
     def _read_journals(self) -> None:
         changes = self._follower.poll()
-        if not changes and self._record is not None and not self._record.alive:
-            # The heartbeat ends after the last record.
+        self._alive = holder(self._directory) is not None
+        if not changes and self._record is not None:
             return
         while changes.more:
             changes = self._follower.poll()
@@ -168,7 +170,7 @@ class CampaignLog:
         samples: dict[str, list[Sample]] = {}
         for row in rows:
             mark = self._marks.by_id.get(row.id)
-            if mark is None:
+            if mark is None or row.id not in self._individuals:
                 if row.id:
                     self._early.append(row)  # its beginning is not read yet
             elif isinstance(row, Point) and row.time > mark.reported:

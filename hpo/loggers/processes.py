@@ -20,8 +20,9 @@ from hpo.loggers.log import sink_folder
 _LOOK_S = 1.0
 _SILENT_S = 120.0
 """After how long without a sign of life it is said that a sink hangs."""
-_FAREWELL_S = 10.0
-"""What all sinks together get to write the rest when the campaign has ended."""
+_FAREWELL_S, _LEAST_S = 30.0, 5.0
+"""What sinks get to write the rest when the campaign has ended: all of it those that showed life just then, or have
+just been started and import their library; the least those that were silent for longer."""
 _MOST_BYTES = 1 << 16
 
 
@@ -54,17 +55,12 @@ class SinkProcesses:
         base: Path | None,
         environment: Mapping[str, str],
         say: Callable[[str], None],
-        *,
-        silent_s: float = _SILENT_S,
-        farewell_s: float = _FAREWELL_S,
     ) -> None:
         self._directory = directory
         self._names = names
         self._base = base
         self._environment = dict(environment)
         self._say = say
-        self._silent_s = silent_s
-        self._farewell_s = farewell_s
         self._companions: list[_Companion] = []
         self._look_at = 0.0
 
@@ -108,10 +104,10 @@ class SinkProcesses:
                 self._companions.remove(one)
                 _release(one.process)
                 self._gone(one.name, one.last or f"its process {_ending(code)}")
-            elif now - one.alive_at >= self._silent_s and not one.silent:
+            elif now - one.alive_at >= _SILENT_S and not one.silent:
                 one.silent = True
                 self._say(
-                    f"the sink {one.name} has shown no life for {self._silent_s:.0f} s. The campaign goes on without it"
+                    f"the sink {one.name} has shown no life for {_SILENT_S:.0f} s. The campaign goes on without it"
                 )
 
     def close(self) -> None:
@@ -120,8 +116,10 @@ class SinkProcesses:
             if one.process.stdin is not None:
                 with suppress(OSError):
                     one.process.stdin.close()
-        end = time.monotonic() + self._farewell_s
+        closed = time.monotonic()
         for one in self._companions:
+            self._hear(one, closed)
+            end = max(closed + _LEAST_S, one.alive_at + _FAREWELL_S)
             try:
                 code = one.process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -129,9 +127,7 @@ class SinkProcesses:
                     os.killpg(one.process.pid, signal.SIGKILL)
                 with suppress(subprocess.TimeoutExpired):  # not even that ends it: it waits for a disk
                     one.process.wait(1.0)
-                self._gone(
-                    one.name, f"it had not written the rest after {self._farewell_s:.0f} s, and was ended"
-                )
+                self._gone(one.name, "it did not write the rest in time, and was ended")
             else:
                 self._hear(one, time.monotonic())
                 if code:

@@ -20,7 +20,7 @@ SYSTEM = "system/"
 @dataclass(frozen=True, kw_only=True)
 class LoggedCampaign:
     """What is the same for all individuals. ``key``: of this campaign and no other; ``objectives``: directions by
-    name; ``created``: Unix seconds."""
+    name; ``results``: names of the final numbers that are known by now; ``created``: Unix seconds."""
 
     name: str
     key: str
@@ -28,6 +28,7 @@ class LoggedCampaign:
     created: float
     parameters: Mapping[str, Parameter]
     objectives: Mapping[str, str]
+    results: tuple[str, ...] = ()
 
 
 class Sink(Protocol):

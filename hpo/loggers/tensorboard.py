@@ -53,7 +53,7 @@ class TensorBoardSink:
         self._campaign = campaign
         self._folder = folder
         self._runs: dict[str, _Run] = {}
-        self._metrics = {RESULT + name: None for name in campaign.objectives}  # in order
+        self._metrics = dict.fromkeys((*(RESULT + name for name in campaign.objectives), *campaign.results))
         self._experiment: bytes = b""
         self._write_experiment()
 

@@ -3,9 +3,9 @@ its own hold; without ``TRACKIO_DIR`` the runs lie in the sink's folder."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -70,7 +70,7 @@ class TrackioSink:
     def _run(self, one: Individual) -> Iterator[Any]:
         import trackio
 
-        with redirect_stdout(sys.stderr):  # it announces each
+        with redirect_stdout(io.StringIO()):  # it announces each
             run = trackio.init(
                 project=self._project,
                 name=one.id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sqlite3
 import warnings
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import pytest
 from written import BEGAN, SPACE, Written, params
@@ -162,3 +165,34 @@ def test_what_is_not_the_campaigns_is_left_as_it_is(written: Written, tmp_path: 
     for target in ("sqlite:///", "sqlite:///a.db?mode=ro"):
         with pytest.raises(UsageError, match="must be sqlite:///"):
             export(written.path, target)
+
+
+@pytest.mark.parametrize("target", ["a.journal", "sqlite:///a.db"])
+def test_optuna_dashboard_serves_every_trial(written: Written, target: str) -> None:
+    dashboard = pytest.importorskip("optuna_dashboard")
+    export(written.path, target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        served = dashboard.wsgi(_storage(target))
+        (study,) = _answer(served, "/api/studies")["study_summaries"]
+        found = _answer(served, f"/api/studies/{study['study_id']}", "after=0")
+    assert study["study_name"] == "digits" and found["directions"] == ["minimize"]
+    assert [{one["key"]: one["value"] for one in trial["user_attrs"]}["id"] for trial in found["trials"]] == [
+        f"0-0-{number}" for number in range(len(ENDS))
+    ]
+    assert [trial["state"] for trial in found["trials"]][:4] == ["Complete", "Complete", "Pruned", "Fail"]
+    assert [len(trial["intermediate_values"]) for trial in found["trials"]] == [3] * len(ENDS)
+
+
+def _answer(application: Any, path: str, query: str = "") -> Any:
+    statuses: list[str] = []
+    variables = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "wsgi.input": io.BytesIO(),
+    }
+    setup_testing_defaults(variables)
+    body = b"".join(application(variables, lambda status, headers, error=None: statuses.append(status)))
+    assert statuses == ["200 OK"], body
+    return json.loads(body)
