@@ -14,6 +14,7 @@ from typing import Any
 from wsgiref.util import setup_testing_defaults
 
 import pytest
+from cases import cases
 from written import BEGAN, SPACE, Written, params
 
 from hpo.errors import CampaignError, UsageError
@@ -99,7 +100,7 @@ def test_optuna_reads_what_the_campaign_found_and_gives_it_back(written: Written
     ]
 
 
-@pytest.mark.parametrize("target", ["a.journal", "sqlite:///a.db"])
+@pytest.mark.parametrize("target", cases(["a.journal"], ["sqlite:///a.db"]))
 def test_another_export_adds_what_has_ended_since_for_a_dashboard_that_looks_on(
     written: Written, target: str
 ) -> None:
@@ -167,7 +168,7 @@ def test_what_is_not_the_campaigns_is_left_as_it_is(written: Written, tmp_path: 
             export(written.path, target)
 
 
-@pytest.mark.parametrize("target", ["a.journal", "sqlite:///a.db"])
+@pytest.mark.parametrize("target", cases(["a.journal"], ["sqlite:///a.db"]))
 def test_optuna_dashboard_serves_every_trial(written: Written, target: str) -> None:
     dashboard = pytest.importorskip("optuna_dashboard")
     export(written.path, target)
