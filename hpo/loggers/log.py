@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from hpo.results.record import CampaignRecord
 from hpo.space.description import described_space
 
 _FOLDER = "logs"
+_SAVED_S = 10.0
+"""After how long what was written is put on record in the midst of a look."""
 
 
 def sink_folder(directory: Path, base: Path | None, name: str) -> Path:
@@ -64,6 +67,7 @@ class CampaignLog:
         self._offsets: dict[Path, int] = {}
         self._record: CampaignRecord | None = None
         self._alive = True
+        self._save_at = time.monotonic() + _SAVED_S
         self._individuals: dict[str, Individual] = {}
         self._early: list[Point | Sample] = []
         self._sink: Sink | None = None
@@ -90,8 +94,7 @@ class CampaignLog:
             self._measure(written)
             self._finish(written)
             if written:
-                self._sink.flush()
-                self._marks.save()
+                self._save()
         except HpoError:
             raise
         except Exception as error:  # the sink's library's: there is no end of kinds
@@ -141,56 +144,83 @@ class CampaignLog:
         self._record = self._follower.record()
         self._individuals = {one.id: one for one in self._record.individuals}
 
+    # Each individual is begun and ended as near to its rows as can be: a sink may hold a file or a connection for each
+    # that has begun and not ended.
+
     def _begin(self, written: Written) -> None:
-        assert self._sink is not None
+        """Those that go on, or that may."""
         for one in self._individuals.values():
-            mark = self._marks.by_id.get(one.id)
-            if mark is None or (mark.ended and one.status == RUNNING):
-                self._sink.started(one)
-                mark = self._marks.by_id.setdefault(one.id, Mark())
-                mark.ended = ""
-                written.started += 1
+            if one.status not in FINAL:
+                self._start(one, written)
+
+    def _start(self, one: Individual, written: Written) -> Mark:
+        assert self._sink is not None
+        mark = self._marks.by_id.get(one.id)
+        if mark is None or (mark.ended and one.status == RUNNING):
+            self._sink.started(one)
+            mark = self._marks.by_id.setdefault(one.id, Mark())
+            mark.ended = ""
+            written.started += 1
+        return mark
+
+    def _end(self, one: Individual, written: Written) -> None:
+        assert self._sink is not None
+        ended = f"{one.status} {one.finished!r}"
+        mark = self._start(one, written)
+        if mark.ended != ended:
+            self._sink.finished(one)
+            mark.ended = ended
+            written.ended += 1
+            if time.monotonic() >= self._save_at:
+                self._save()
+
+    def _save(self) -> None:
+        assert self._sink is not None
+        self._sink.flush()
+        self._marks.save()
+        self._save_at = time.monotonic() + _SAVED_S
 
     def _measure(self, written: Written) -> None:
         """Curves are read after the journals, so that an individual's rows are there before its end is written."""
         early, self._early = self._early, []
-        self._log_rows(early, written)
-        for _, path in curve_files(self._directory):
+        self._log_rows(early, None, written)
+        for place, path in curve_files(self._directory):
             while True:
                 offset = self._offsets.get(path, 0)
                 rows, end = read_from(path, offset)
-                self._log_rows(rows, written)
+                self._log_rows(rows, place.launch, written)
                 self._offsets[path] = end
                 if end == offset:
                     break
 
-    def _log_rows(self, rows: Iterable[Point | Sample], written: Written) -> None:
+    def _log_rows(self, rows: Iterable[Point | Sample], launch: int | None, written: Written) -> None:
+        """Log the rows of a piece of a file, and end those whose last rows these are. ``launch``: that wrote it."""
         assert self._sink is not None
-        points: dict[str, list[Point]] = {}
-        samples: dict[str, list[Sample]] = {}
+        found: dict[str, tuple[list[Point], list[Sample]]] = {}
+        last = ""
         for row in rows:
-            mark = self._marks.by_id.get(row.id)
-            if mark is None or row.id not in self._individuals:
-                if row.id:
-                    self._early.append(row)  # its beginning is not read yet
-            elif isinstance(row, Point) and row.time > mark.reported:
-                mark.reported = row.time
-                points.setdefault(row.id, []).append(row)
-            elif isinstance(row, Sample) and row.time > mark.sampled:
-                mark.sampled = row.time
-                samples.setdefault(row.id, []).append(row)
-        for identity, found in points.items():
-            self._sink.measured(self._individuals[identity], found)
-            written.rows += len(found)
-        for identity, taken in samples.items():
-            self._sink.sampled(self._individuals[identity], taken)
-            written.rows += len(taken)
+            if row.id in self._individuals:
+                points, samples = found.setdefault(row.id, ([], []))
+                points.append(row) if isinstance(row, Point) else samples.append(row)
+                last = row.id
+            elif row.id:
+                self._early.append(row)  # its beginning is not read yet
+        for identity, (points, samples) in found.items():
+            one = self._individuals[identity]
+            mark = self._start(one, written)
+            points = [point for point in points if point.time > mark.reported]
+            samples = [sample for sample in samples if sample.time > mark.sampled]
+            if points:
+                self._sink.measured(one, points)
+                mark.reported = max(point.time for point in points)
+            if samples:
+                self._sink.sampled(one, samples)
+                mark.sampled = max(sample.time for sample in samples)
+            written.rows += len(points) + len(samples)
+            if one.status in FINAL and one.launch == launch and identity != last:
+                self._end(one, written)
 
     def _finish(self, written: Written) -> None:
-        assert self._sink is not None
         for one in self._individuals.values():
-            ended = f"{one.status} {one.finished!r}"
-            if one.status in FINAL and self._marks.by_id[one.id].ended != ended:
-                self._sink.finished(one)
-                self._marks.by_id[one.id].ended = ended
-                written.ended += 1
+            if one.status in FINAL:
+                self._end(one, written)

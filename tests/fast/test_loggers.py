@@ -25,7 +25,7 @@ class Remembering:
         self.rows: dict[tuple[str, int], float] = {}
         self.begun: dict[str, dict[str, object]] = {}
         self.ended: dict[str, str] = {}
-        self.calls = 0
+        self.calls = self.most_open = 0
         self.fails = -1
 
     def _call(self) -> None:
@@ -37,6 +37,7 @@ class Remembering:
         self._call()
         self.begun[one.id] = dict(one.params)
         self.ended.pop(one.id, None)
+        self.most_open = max(self.most_open, len(self.begun) - len(self.ended))
 
     def measured(self, one: Individual, points: Sequence[Point]) -> None:
         assert one.id in self.begun
@@ -143,6 +144,18 @@ def test_where_a_sink_fails_at_any_call_it_gets_the_rest_later(
         log.close()
         assert failures == 1
         _whole(sink)
+
+
+def test_afterwards_individuals_are_begun_and_ended_one_after_the_other(
+    tmp_path: Path, sink: Remembering
+) -> None:
+    campaign = Written(tmp_path / "x")
+    for number in range(30):
+        campaign.evaluate(number, 1.0)
+    log = _log(campaign)
+    assert str(log.write()) == "30 individuals begun, 30 ended, 90 rows of curves"
+    log.close()
+    assert sink.most_open == 1 and len(sink.rows) == 90
 
 
 def test_a_folder_is_one_campaigns_and_one_processs(tmp_path: Path, sink: Remembering) -> None:
