@@ -29,7 +29,7 @@ class HostCopy:
         before, self._buffers = self._buffers, {}
         seen: dict[object, Tensor] = {}
         copied = self._copied(value, (), before, seen)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.current_stream().synchronize()
         return copied
 

@@ -157,7 +157,7 @@ class Channel:
                 work.wait(self.timeout)
             else:
                 # The host goes on at once: what waits is the stream, between these two events.
-                around = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                around = _timing_event(), _timing_event()
                 around[0].record(torch.cuda.current_stream(tensor.device))
                 # With a time-out NCCL's wait would hold up the host; its own watchdog ends a hung operation.
                 work.wait()
@@ -175,7 +175,7 @@ class Channel:
         waits = self._stream_waits
         waits.append(around)
         if len(waits) >= _MANY_WAITS:
-            done = next((index for index, (_, end) in enumerate(waits) if not end.query()), len(waits))
+            done = next((index for index, (_, end) in enumerate(waits) if not end.query()), len(waits))  # type: ignore[no-untyped-call]
             self._waited_s += sum(begin.elapsed_time(end) for begin, end in waits[:done]) / 1000
             del waits[:done]
 
@@ -185,6 +185,10 @@ class Channel:
             f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "
             f"printed. ({error})"
         )
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _sendable(tensor: Tensor) -> Tensor:
