@@ -109,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
     for command in (status, best, check):
         command.add_argument("--json", action="store_true", help="print JSON")
+    status.add_argument(
+        "--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C; not with --json"
+    )
     check.add_argument(
         "--repair",
         action="store_true",
@@ -357,6 +360,11 @@ def _said(sentence: str) -> int:
 def _status(options: argparse.Namespace) -> int:
     from hpo.results import overview, text
 
+    if options.watch:
+        from hpo.results.live import watch
+
+        with Signals(patience=1):
+            return watch(options.directory)
     found = overview.of(options.directory)
     if options.json:
         terminal.write_json(json.dumps(found.table(), indent=2))

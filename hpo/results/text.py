@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hpo.results.pareto import Hypervolume
     from hpo.results.record import CampaignRecord
     from hpo.results.repeated import Repeated
+    from hpo.results.running import Running
+
+_MOST_RUNNING = 10
 
 
 def status(directory: Path, overview: Overview) -> str:
@@ -28,6 +31,7 @@ def status(directory: Path, overview: Overview) -> str:
         ("state", _state(overview)),
         ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
         ("running", str(overview.running)),
+        *[("", line) for line in running(overview, time.time())],
         ("budget", _budget(overview)),
         ("islands, workers", f"{overview.islands}, {overview.workers}"),
         *[
@@ -46,6 +50,38 @@ def status(directory: Path, overview: Overview) -> str:
         lines += [("torn", f"the last line of {name} was cut off and is left out") for name in overview.torn]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def running(overview: Overview, now: float) -> list[str]:
+    """A line each for the individuals that run, those that run longest where there are many."""
+    everyone = overview.individuals
+    shown = everyone
+    if len(everyone) > _MOST_RUNNING:
+        shown = sorted(everyone, key=lambda one: one.started)[:_MOST_RUNNING]
+    rows = [
+        [
+            one.id,
+            f"worker {one.worker}",
+            one_line(one.host),
+            f"for {duration(now - one.started)}",
+            report(one, now),
+        ]
+        for one in shown
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths) if width), params(one.params)])
+        for row, one in zip(rows, shown)
+    ]
+    more = len(everyone) - len(shown)
+    return lines + ([f"and {more} more; `--json` lists all"] if more else [])
+
+
+def report(one: Running, now: float) -> str:
+    """The last report in words; empty before the first."""
+    if one.step is None or one.reported is None:
+        return ""
+    return f"step {one.step}: {short(one.value)}, {duration(now - one.reported)} ago"
 
 
 def nothing(record: CampaignRecord) -> str:
@@ -132,7 +168,7 @@ def _best(best: Best | None) -> str:
     value, of = best.value, f"by {best.id}: {params(best.params)}"
     if not isinstance(value, Mapping):
         return f"{value} {of}" + (f" ({best.mean})" if best.mean else "")
-    values = ", ".join(f"{one_line(name)} = {_short(one)}" for name, one in value.items())
+    values = ", ".join(f"{one_line(name)} = {short(one)}" for name, one in value.items())
     first = one_line(next(iter(value)))
     return f"{values} {of} (of {len(value)} objectives the best in {first}; `hpo best` shows the front)"
 
@@ -141,12 +177,26 @@ def _when(seconds: float | None) -> str:
     return "never" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
+def duration(seconds: float) -> str:
+    """A time in words, coarser the longer it is."""
+    whole = max(0, round(seconds))
+    minutes, hours = whole // 60, whole // 3600
+    if whole < 60:
+        return f"{whole} s"
+    if hours < 1:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes % 60:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
 def params(values: Mapping[str, object]) -> str:
     """A configuration on one line."""
-    return ", ".join(f"{one_line(name)}={_short(value)}" for name, value in values.items())
+    return ", ".join(f"{one_line(name)}={short(value)}" for name, value in values.items())
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value on one line, numbers to four digits."""
     return f"{value:.4g}" if isinstance(value, float) else one_line(value)
 
 
@@ -171,7 +221,7 @@ def schedule(line: Sequence[Individual], changed: Sequence[Mapping[str, object]]
     if len(line) < 2:
         return ""
     rows = [
-        [one.id, *(f"{one_line(name)} = {_short(value)}" for name, value in (one.objectives or {}).items())]
+        [one.id, *(f"{one_line(name)} = {short(value)}" for name, value in (one.objectives or {}).items())]
         for one in line
     ]
     widths = [
@@ -215,7 +265,7 @@ def front(
     head = ["", "id", *map(one_line, names), "configuration"]
     rows = [
         ["*" if one is knee else "", one.id]
-        + [_short((one.objectives or {})[name]) for name in names]
+        + [short((one.objectives or {})[name]) for name in names]
         + [params(one.params) + _source_of(one)]
         for one in individuals
     ]
@@ -227,7 +277,7 @@ def front(
     of = f"{len(individuals)} of {whole}" if len(individuals) < whole else str(whole)
     ways = ", ".join(f"{one_line(name)} ({way})" for name, way in objectives.items())
     half = volume.after((volume.evaluations or [0])[-1] // 2)
-    at = ", ".join(f"{one_line(name)} = {_short(value)}" for name, value in volume.reference.items())
+    at = ", ".join(f"{one_line(name)} = {short(value)}" for name, value in volume.reference.items())
     return "\n".join(
         [
             f"{len(objectives)} objectives, {ways}: front of {of} that no other dominates; * is its knee, the nearest "
