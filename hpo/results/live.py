@@ -15,8 +15,8 @@ from hpo.islands.coordinator.ending import LOST
 from hpo.journal import lock
 from hpo.results import overview as overviews
 from hpo.results import text
+from hpo.results.follow import Follower
 from hpo.results.overview import Overview
-from hpo.results.record import load
 from hpo.results.running import Tails
 from hpo.terminal import visible, write
 
@@ -39,6 +39,7 @@ class Source:
         self._directory = directory
         self._own = own
         self._tails = Tails(directory)
+        self._follower: Follower | None = None
         self._alive_since: float | None = None
         self.pause_s = LOOK_S
         """How long to wait before the next look."""
@@ -53,10 +54,16 @@ class Source:
         try:
             found = overviews.read(self._directory)
             if found is None and self._may_fold(begun):
-                found = overviews.folded(load(self._directory))
+                found = self._folded()
             return None if found is None else overviews.with_running(found, self._tails)
         finally:
             self.pause_s = min(max(LOOK_S, (time.monotonic() - begun) / _SHARE), _LONGEST_S)
+
+    def _folded(self) -> Overview:
+        self._follower = self._follower or Follower(self._directory)
+        while self._follower.poll().more:
+            pass
+        return overviews.folded(self._follower.record())
 
     def _may_fold(self, now: float) -> bool:
         if lock.holder(self._directory) is None:

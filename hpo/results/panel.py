@@ -139,9 +139,11 @@ def _value(overview: Overview) -> str:
 
 
 def _params(params: Mapping[str, Scalar], overview: Overview) -> str:
-    """On one line, what is not as in the task's default first: the end may be cut off."""
+    """On one line, of which the end may be cut off: first that in which the best differs from the task's default."""
+    best = overview.best.params if overview.best else {}
     default = overview.pace.default if overview.pace else {}
-    names = sorted(params, key=lambda name: name in default and default[name] == params[name])
+    order = sorted(best, key=lambda name: name in default and default[name] == best[name])
+    names = [*(name for name in order if name in params), *(name for name in params if name not in best)]
     return ", ".join(f"{one_line(name)}={short(params[name])}" for name in names)
 
 

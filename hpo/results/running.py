@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from hpo.individual import Scalar
+from hpo.journal.curves import Point, curve_path, read_from
 from hpo.journal.files import JournalName, journal_files, journal_name
 from hpo.journal.records import Finished, Header, NotWhole, Started, decode
 
@@ -73,11 +74,37 @@ class Tails:
                     seen[path] = self._look(path)
                     parts.setdefault((name.island, name.worker), []).append(seen[path])
         self._seen = seen
-        return _latest(
-            (f"{island}-{worker}", of_worker[0].host, last)
-            for (island, worker), of_worker in parts.items()
-            if isinstance(last := next((one.last for one in reversed(of_worker) if one.last), None), Started)
+        found: dict[str, tuple[JournalName, str, Started]] = {}
+        for (island, worker), of_worker in parts.items():
+            last = next((one.last for one in reversed(of_worker) if one.last), None)
+            if isinstance(last, Started):
+                other = found.get(last.id)
+                # Of an individual that several workers have begun, one after the other, the last.
+                if other is None or _order(other[2]) < _order(last):
+                    found[last.id] = JournalName(launch, island, worker), of_worker[0].host, last
+        return [self._running(*one) for one in found.values()]
+
+    def _running(self, place: JournalName, host: str, record: Started) -> Running:
+        point = self._last_report(place, record)
+        return Running(
+            id=record.id,
+            worker=_worker(place),
+            host=host,
+            started=record.time,
+            params=record.params,
+            step=None if point is None else point.step,
+            value=None if point is None else point.value,
+            reported=None if point is None else point.time,
         )
+
+    def _last_report(self, place: JournalName, record: Started) -> Point | None:
+        path = curve_path(self._directory, launch=place.launch, island=place.island, worker=place.worker)
+        with suppress(OSError):
+            begin = max(0, path.stat(follow_symlinks=False).st_size - _TAIL_BYTES)
+            rows, _ = read_from(path, begin)
+            of_it = (one for one in reversed(rows) if isinstance(one, Point) and one.id == record.id)
+            return next((one for one in of_it if one.time >= record.time), None)
+        return None
 
     def _look(self, path: Path) -> _Seen:
         known = self._seen.get(path)
@@ -104,19 +131,6 @@ def of(directory: Path, without: Collection[str] = ()) -> list[Running]:
 
 def _worker(name: JournalName) -> str:
     return f"{name.island}-{name.worker}"
-
-
-def _latest(found: Iterable[tuple[str, str, Started]]) -> list[Running]:
-    """Of an individual that several workers have begun, one after the other, the last."""
-    by_id: dict[str, tuple[str, str, Started]] = {}
-    for worker, host, record in found:
-        other = by_id.get(record.id)
-        if other is None or _order(other[2]) < _order(record):
-            by_id[record.id] = worker, host, record
-    return [
-        Running(id=record.id, worker=worker, host=host, started=record.time, params=record.params)
-        for worker, host, record in by_id.values()
-    ]
 
 
 def _order(record: Started) -> tuple[object, ...]:
