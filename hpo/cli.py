@@ -93,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
 
     status = add("status", _status, "How a campaign stands, running or not.", "hpo status runs/digits --json")
     best = add("best", _best, "The best configurations found so far.", "hpo best runs/digits --top 5")
+    show = add(
+        "show",
+        _show,
+        "All of one individual: configuration, values, error, history, learning curve, where it lies.",
+        "hpo show runs/digits 0-1-17      hpo show runs/digits known-3",
+    )
     export = add(
         "export",
         _export,
@@ -105,9 +111,10 @@ def _parser() -> argparse.ArgumentParser:
         "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
         "hpo check runs/digits      hpo check runs/digits --repair",
     )
-    for command in (status, best, export, check):
+    for command in (status, best, show, export, check):
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
-    for command in (status, best, check):
+    show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
+    for command in (status, best, show, check):
         command.add_argument("--json", action="store_true", help="print JSON")
     status.add_argument(
         "--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C; not with --json"
@@ -380,6 +387,14 @@ def _best(options: argparse.Namespace) -> int:
         terminal.write_json(best_report.best_json(options.directory, options.top))
     else:
         terminal.write(best_report.best(options.directory, options.top))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from hpo.results import show
+
+    printed = show.printed(options.directory, options.id, as_table=options.json)
+    (terminal.write_json if options.json else terminal.write)(printed)
     return 0
 
 

@@ -15,6 +15,8 @@ from hpo.results.repeated import in_words
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:
+    import pandas
+
     from hpo.results.pareto import Hypervolume
     from hpo.results.record import CampaignRecord
     from hpo.results.repeated import Repeated
@@ -43,8 +45,8 @@ def status(directory: Path, overview: Overview) -> str:
         *([("known points", str(overview.known))] if overview.known else []),
         *[("code", line) for line in _versions(directory, overview.codes)],
         *[("" if number else "errors", line) for number, line in enumerate(overview.errors)],
-        ("started", _when(overview.started)),
-        ("last record", _when(overview.updated)),
+        ("started", when(overview.started)),
+        ("last record", when(overview.updated)),
     ]
     if not overview.alive:  # else it is being written
         lines += [("torn", f"the last line of {name} was cut off and is left out") for name in overview.torn]
@@ -173,7 +175,8 @@ def _best(best: Best | None) -> str:
     return f"{values} {of} (of {len(value)} objectives the best in {first}; `hpo best` shows the front)"
 
 
-def _when(seconds: float | None) -> str:
+def when(seconds: float | None) -> str:
+    """A moment, in Unix seconds, by the local clock."""
     return "never" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
@@ -216,20 +219,43 @@ def _block(one: Individual, repeated: Repeated | None = None) -> str:
     return "\n".join(rows)
 
 
-def schedule(line: Sequence[Individual], changed: Sequence[Mapping[str, object]]) -> str:
-    """The intervals of training that led to an individual, a line each; empty where it went on from no other."""
+def step_ranges(curves: pandas.DataFrame) -> dict[str, tuple[int, int]]:
+    """By id the first and the last step in a table of learning curves."""
+    if not len(curves):
+        return {}
+    steps = curves.groupby("id")["step"].agg(["min", "max"])
+    return {name: (int(first), int(last)) for name, first, last in steps.itertuples()}
+
+
+def schedule(
+    line: Sequence[Individual],
+    changed: Sequence[Mapping[str, object]],
+    steps: Mapping[str, tuple[int, int]] | None = None,
+) -> str:
+    """The intervals of training that led to an individual, a line each; empty where it went on from no other.
+    ``steps``: the first and the last that was reported, by id."""
     if len(line) < 2:
         return ""
+    ranges = steps or {}
     rows = [
-        [one.id, *(f"{one_line(name)} = {short(value)}" for name, value in (one.objectives or {}).items())]
+        [
+            one.id,
+            *(
+                [f"steps {ranges[one.id][0]} to {ranges[one.id][1]}" if one.id in ranges else ""]
+                if ranges
+                else []
+            ),
+            *(f"{one_line(name)} = {short(value)}" for name, value in (one.objectives or {}).items()),
+        ]
         for one in line
     ]
     widths = [
-        max(len(row[place]) if place < len(row) else 0 for row in rows) for place in range(len(rows[-1]))
+        max(len(row[place]) if place < len(row) else 0 for row in rows)
+        for place in range(max(map(len, rows)))
     ]
     lines = [f"schedule of {line[-1].id}, {len(line)} intervals, with the parameters that change:"]
     for row, fresh in zip(rows, changed):
-        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths))
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip([*row, *[""] * len(widths)], widths))
         lines.append(f"    {cells}  {params(fresh) or 'goes on'}")
     return "\n".join(lines)
 
