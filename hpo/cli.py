@@ -114,11 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     for command in (status, best, show, export, check):
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
     show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
-    for command in (status, best, show, check):
+    shown = status.add_mutually_exclusive_group()
+    shown.add_argument("--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C")
+    for command in (shown, best, show, check):
         command.add_argument("--json", action="store_true", help="print JSON")
-    status.add_argument(
-        "--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C; not with --json"
-    )
     check.add_argument(
         "--repair",
         action="store_true",

@@ -226,7 +226,7 @@ class Painter:
         tail = self._above.tail
         made = panel.console(size.columns - 1)
         rows = max(1, size.lines - 2 - bool(tail))
-        lines = panel.lines(made, self._directory, self._looker.newest, rows, time.time())
+        lines = panel.lines(made, self._directory, self._looker.newest, rows, time.time(), own=True)
         self._screen.draw([*([panel.cropped(made, tail)] if tail else []), *lines], text)
 
     def _finish(self, *, in_order: bool) -> None:

@@ -131,6 +131,8 @@ def _until_the_end(directory: Path, found: Overview) -> Overview:
                 cut_off = time.monotonic()
             elif time.monotonic() - cut_off > _RESTART_S:
                 return found
+    except KeyboardInterrupt:
+        return found
     finally:
         looker.stop()
         close()

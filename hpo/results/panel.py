@@ -30,13 +30,15 @@ def console(width: int) -> Console:
     )
 
 
-def lines(made: Console, directory: Path, overview: Overview | None, rows: int, now: float) -> list[str]:
+def lines(
+    made: Console, directory: Path, overview: Overview | None, rows: int, now: float, *, own: bool = False
+) -> list[str]:
     """The lines, at most ``rows`` of them, with escape sequences for colours and no others. ``overview``: None before
-    anything is known; ``now``: Unix seconds."""
+    anything is known; ``now``: Unix seconds; ``own``: Ctrl-C stops the campaign."""
     parts: list[RenderableType] = [_title(made.width, directory, overview)]
     if overview is not None:
-        parts += _facts(overview, now)
-        room = rows - len(parts) - 2
+        parts += _facts(overview, now, own=own)
+        room = rows - 2 - sum(fact.row_count if isinstance(fact, Table) else 1 for fact in parts)
         if overview.individuals and room > 1:
             parts += ["", _running(overview, room, now)]
     with made.capture() as captured:
@@ -58,7 +60,7 @@ def line(overview: Overview, now: float) -> str:
     parts += [_rate(overview, now), _counts(overview)]
     if overview.alive:
         parts += [f"{overview.running}/{overview.workers} workers busy", _left(overview, now)]
-    return "  ".join([f"{overview.state}:", *filter(None, parts)])
+    return f"{overview.state}: {'  '.join(filter(None, parts))}"
 
 
 def _title(width: int, directory: Path, overview: Overview | None) -> Text:
@@ -77,19 +79,20 @@ def _title(width: int, directory: Path, overview: Overview | None) -> Text:
     )
 
 
-def _facts(overview: Overview, now: float) -> list[RenderableType]:
+def _facts(overview: Overview, now: float, *, own: bool) -> list[RenderableType]:
     found: list[RenderableType] = []
     pace = overview.pace
+    bars = _bars()
     if overview.budget is not None:
-        found.append(
-            _bar("evaluated", overview.final, overview.budget, _evaluated(overview), _left(overview, now))
-        )
+        _add(bars, "evaluated", overview.final, overview.budget, _evaluated(overview), _left(overview, now))
     else:
         found.append(_fact("evaluated", Text(_evaluated(overview))))
     if overview.deadline_s is not None and pace is not None and pace.ends_at is not None:
         spent = min(overview.deadline_s, max(0.0, now - pace.ends_at + overview.deadline_s))
         text = f"{duration(spent)} of {duration(overview.deadline_s)}"
-        found.append(_bar("deadline", spent, overview.deadline_s, text, ""))
+        _add(bars, "deadline", spent, overview.deadline_s, text, "")
+    if bars.row_count:
+        found.insert(0, bars)
     if overview.best is not None:
         best = Text.assemble((_value(overview), "bold green"), f" by {overview.best.id}")
         found.append(_fact("best", best.append(f"   {_params(overview.best.params, overview)}", "")))
@@ -104,7 +107,7 @@ def _facts(overview: Overview, now: float) -> list[RenderableType]:
         found.append(_fact("ended", Text(counts)))
     for number, error in enumerate(overview.errors):
         found.append(_fact("" if number else "failures", Text(error, "red" if not number else "")))
-    if note := _note(overview, now):
+    if note := _note(overview, now, own=own):
         found.append(_fact("note", Text(note, "yellow")))
     return found
 
@@ -113,17 +116,18 @@ def _fact(label: str, content: Text) -> Text:
     return Text.assemble((f" {label:<{_LABEL}}", _FAINT), content)
 
 
-def _bar(label: str, done: float, whole: float, text: str, aside: str) -> Table:
+def _bars() -> Table:
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    table.add_column(width=_LABEL)
+    table.add_column(width=_LABEL - 1)
     table.add_column(ratio=1, max_width=_WIDEST_BAR)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
-    bar = ProgressBar(
-        total=max(whole, 1e-9), completed=min(done, whole), finished_style="green", complete_style="cyan"
-    )
-    table.add_row(Text(f" {label}", _FAINT), bar, Text(text), Text(aside))
     return table
+
+
+def _add(bars: Table, label: str, done: float, whole: float, text: str, aside: str) -> None:
+    bar = ProgressBar(total=max(whole, 1e-9), completed=min(done, whole), complete_style="cyan")
+    bars.add_row(Text(f" {label}", _FAINT), bar, Text(text), Text(aside))
 
 
 def _evaluated(overview: Overview) -> str:
@@ -198,14 +202,15 @@ def _left(overview: Overview, now: float) -> str:
     return f"{duration(max(0.0, min(left)))} left" if left else ""
 
 
-def _note(overview: Overview, now: float) -> str:
+def _note(overview: Overview, now: float, *, own: bool) -> str:
     """What a person may want to act on."""
     if overview.state == "stopping":
         until = overview.pace.grace_until if overview.pace else None
         if not overview.running or until is None or until <= now:
             return f"stopping ({overview.stopping or 'stopped'})"
         them = f"{overview.running} running evaluation{'s' if overview.running > 1 else ''}"
-        return f"{them} may save for {duration(until - now)} more; a second Ctrl-C ends them at once"
+        at_once = "; a second Ctrl-C ends them at once" if own else ""
+        return f"{them} may save for {duration(until - now)} more{at_once}"
     if overview.storage is not None:
         error, since = overview.storage
         return f"storage: {one_line(error)}, waiting {duration(now - since)}"
@@ -217,7 +222,7 @@ def _note(overview: Overview, now: float) -> str:
 def _running(overview: Overview, room: int, now: float) -> Table:
     """A line each of what runs: all by worker, or where there is no room that which runs longest."""
     everyone = overview.individuals
-    shown = everyone if len(everyone) < room else sorted(everyone, key=lambda one: one.started)[: room - 2]
+    shown = everyone if len(everyone) <= room else sorted(everyone, key=lambda one: one.started)[: room - 1]
     hosts = len({one.host for one in everyone}) > 1
     reports = any(one.step is not None for one in everyone)
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
