@@ -359,7 +359,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     return "".join(
         " "
         if not math.isfinite(value)
-        else _BARS[min(7, int(8 * (value / 2 - low / 2) / span)) if span else 3]
+        else _BARS[min(7, int(8 * ((value / 2 - low / 2) / span))) if span else 3]
         for value in means
     )
 
@@ -413,7 +413,7 @@ def as_json(shown: Shown) -> str:
         "default": _point(shown.default),
         "runs": [vars(run) for run in shown.runs],
         "events": [{"time": at, "what": what} for at, what in shown.events],
-        "curve": json.loads(shown.curve.drop(columns="id").to_json(orient="records")),
+        "curve": [_row(row) for row in shown.curve.drop(columns="id").to_dict("records")],
         "directory": None if shown.directory is None else str(shown.directory),
         "output": [str(path) for path in shown.output],
     }
@@ -428,6 +428,11 @@ def as_json(shown: Shown) -> str:
             for each, changed in zip(shown.schedule, results.changed(shown.schedule))
         ]
     return json.dumps(storable(table), indent=2)
+
+
+def _row(row: Mapping[str, object]) -> dict[str, object]:
+    """A report, without metrics that it lacks."""
+    return {name: value for name, value in row.items() if name == "value" or value == value is not None}
 
 
 def _point(one: Individual | None) -> dict[str, object] | None:
