@@ -116,7 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
     shown = status.add_mutually_exclusive_group()
     shown.add_argument("--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C")
-    for command in (shown, best, show, check):
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    for command in (best, show, check):
         command.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument(
         "--repair",

@@ -432,7 +432,7 @@ def as_json(shown: Shown) -> str:
 
 def _row(row: Mapping[str, object]) -> dict[str, object]:
     """A report, without metrics that it lacks."""
-    return {name: value for name, value in row.items() if name == "value" or value == value is not None}
+    return {name: value for name, value in row.items() if name == "value" or not (value is None or value != value)}
 
 
 def _point(one: Individual | None) -> dict[str, object] | None:

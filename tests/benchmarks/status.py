@@ -4,9 +4,9 @@
 
 The journals of ten launches are written by hand; then a launch on one rank goes on with evaluations of 50 ms. Seconds
 of the command, the start of Python included: beside the launch that is at work, after its end, and with `status.json`
-removed, which folds the journals. Of the first two the median of five. Then what it takes to list what runs on a thousand
-workers, from the ends of their journals, at first and when a tenth of them have begun something else. Ends in one line
-of JSON."""
+removed, which folds the journals. Of the first two the median of five. Then what it takes to list what runs on a
+thousand workers, from the ends of their journals, at first and when a tenth of them have begun something else. Ends in
+one line of JSON."""
 
 from __future__ import annotations
 
