@@ -147,7 +147,9 @@ def test_known_points_and_runs_of_a_real_campaign(tmp_path: Path, capsys: pytest
     text = shown(capsys, home, "known-1")
     assert "known-1" in text and "source" in text and "0.25" in text
     text = shown(capsys, home, "0-0-0")
-    assert "operator" in text and "default" in text and "seen  é" in text and "curve: steps 1 to 1" in text
+    assert (
+        "operator" in text and "default" in text and "seen  é" in text and "curve: step 1, 1 report," in text
+    )
     with pytest.raises(SystemExit):
         cli.main(["show", str(home)])
     assert cli.main(["show", str(home), "known-2"]) == 2
