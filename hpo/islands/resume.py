@@ -258,7 +258,9 @@ class _Fold:
             state.resting.add(identity)
         loss = _loss(record, self._losses)
         state.tally.add(_end(record, loss))
-        population = self._born.setdefault(record.island, Population(best=KEPT))
+        population = self._born.get(record.island)
+        if population is None:
+            population = self._born[record.island] = Population(best=KEPT)
         progress = _progress(record, self._losses)
         member = Member(identity, (), loss, record.status, (), progress, record.operator)
         population.add(member)

@@ -34,6 +34,10 @@ class _Open(NamedTuple):
     order: tuple[_Run, int, int, float]
     record: Started | Finished
 
+    @classmethod
+    def of(cls, launch: int, record: Started | Finished) -> _Open:
+        return cls((record.run, record.retries, launch, record.at), record)
+
 
 class Unfinished(NamedTuple):
     """An individual to be evaluated: its latest record, with its launch. ``reopened``: how often it has been; more
@@ -50,6 +54,8 @@ class CurrentEvaluations:
     def __init__(self) -> None:
         # By id, the run that ended, and its status.
         self._ended: dict[str, tuple[_Run, str]] = {}
+        # There are few different ones of these for millions of individuals.
+        self._ends: dict[tuple[_Run, str], tuple[_Run, str]] = {}
         self._open: dict[str, _Open] = {}
         self._failures: dict[str, _Open] = {}
         self._reopened: dict[str, int] = {}
@@ -102,16 +108,17 @@ class CurrentEvaluations:
         if (ended is not None and run <= ended[0]) or (open_ is not None and run < open_.order[0]):
             return Change(counts=False)
         before = None if ended is None else ended[1]
-        found = _Open((run, record.retries, self._launch, record.at), record)
         self._failures.pop(identity, None)
         if isinstance(record, Finished) and record.status in FINAL:
             failure = record.status not in (COMPLETED, PRUNED)
             if not failure or self._reopened.get(identity, 0) <= record.reopened:
-                self._ended[identity] = run, record.status
+                end = run, record.status
+                self._ended[identity] = self._ends.setdefault(end, end)
                 self._open.pop(identity, None)
                 if failure:
-                    self._failures[identity] = found
+                    self._failures[identity] = _Open.of(self._launch, record)
                 return Change(counts=True, ends=True, reopens=before)
+        found = _Open.of(self._launch, record)
         if open_ is None or found.order >= open_.order:
             self._open[identity] = found
         self._ended.pop(identity, None)

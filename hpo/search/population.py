@@ -55,9 +55,9 @@ class Population:
     ) -> None:
         self._reference = reference
         self.best: list[Member] = []
-        # What is searched of the best, in their order: lists of plain values are searched without a call.
+        # Of the best, in their order: a list of plain values is searched without a call.
         self._ranks: list[float] = []
-        self._ids: list[str] = []
+        self._ids: set[str] = set()
         self._best_limit = best
         self._recent_limit = self._recent_least = recent
         self._failure_limit = failures
@@ -153,7 +153,7 @@ class Population:
         self._pruned.pop(identity, None)
         self._failures.pop(identity, None)
         if identity in self._ids:
-            index = self._ids.index(identity)
+            index = next(index for index, one in enumerate(self.best) if one.id == identity)
             member = self.best[index]
             self._remove(index)
             if member.losses is not None and len(member.losses) > 1:
@@ -164,10 +164,11 @@ class Population:
     def _insert(self, index: int, member: Member) -> None:
         self.best.insert(index, member)
         self._ranks.insert(index, member.rank)
-        self._ids.insert(index, member.id)
+        self._ids.add(member.id)
 
     def _remove(self, index: int) -> None:
-        del self.best[index], self._ranks[index], self._ids[index]
+        self._ids.remove(self.best[index].id)
+        del self.best[index], self._ranks[index]
 
     def _add_by_domination(self, member: Member) -> None:
         member.dominators = 0
@@ -199,7 +200,6 @@ class Population:
                 member.rank = dominators + _BEYOND * beyond + place / len(members)
             self.best += members
         self._ranks = [member.rank for member in self.best]
-        self._ids = [member.id for member in self.best]
 
     def _is_beyond(self, member: Member) -> bool:
         if self._reference is None or member.losses is None:

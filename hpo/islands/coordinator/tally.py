@@ -75,7 +75,10 @@ class Tally:
 
     def enter(self, completed: Best) -> None:
         """One that may be the best."""
-        if self.best is None or completed.losses < self.best.losses or completed.order < self.best.order:
+        best = self.best
+        if best is None or completed.losses < best.losses:
+            self.best = completed
+        elif completed.losses == best.losses and completed.order < best.order:
             self.best = completed
 
     def reopen(self, status: str = PRUNED, number: int = 1, identity: str | None = None) -> None:
