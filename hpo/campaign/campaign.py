@@ -31,14 +31,14 @@ from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Scalar
-from hpo.islands import resume
+from hpo.islands import resume, snapshot
 from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.commands import clear_stop, stop_pending
-from hpo.journal.files import journal_files, journal_name, last_launch, read_directory, read_file
+from hpo.journal.files import journal_files, journal_name, last_launch, read_file
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Entered, Known, Record
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
@@ -397,14 +397,13 @@ class Campaign:
                     )
                 launch = last_launch(settings.directory) + 1
                 with resume.located(settings.directory):
-                    torn: list[Path] = []
-                    earlier = resume.fold(
-                        read_directory(settings.directory, torn),
+                    earlier = resume.fold_directory(
+                        settings.directory,
                         space=self.task.space,
                         islands=layout.islands,
                         losses=self.task.losses,
+                        take_snapshot=True,
                     )
-                    earlier.torn = [path.name for path in torn]
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
@@ -425,6 +424,9 @@ class Campaign:
             )
             for rank in others:
                 transport.send(rank, encode(starts[rank]))
+            if earlier.snapshot:
+                held.callback(snapshot.write_beside(settings.directory, earlier.snapshot))
+                earlier.snapshot = b""
             return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
         finally:
             held.close()

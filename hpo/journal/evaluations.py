@@ -48,10 +48,21 @@ class Unfinished(NamedTuple):
     reopened: int
 
 
+class EvaluationsState(NamedTuple):
+    """What ``CurrentEvaluations`` holds, as data. ``ended``: run, status and the ids of those; ``open``, ``failures``:
+    records with their launches; ``reopened``: by id how often."""
+
+    launch: int
+    ended: list[tuple[_Run, str, list[str]]]
+    open: list[tuple[int, Started | Finished]]
+    failures: list[tuple[int, Started | Finished]]
+    reopened: dict[str, int]
+
+
 class CurrentEvaluations:
     """Takes records as they are read, and keeps those of unfinished individuals."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: EvaluationsState | None = None) -> None:
         # By id, the run that ended, and its status.
         self._ended: dict[str, tuple[_Run, str]] = {}
         # There are few different ones of these for millions of individuals.
@@ -60,6 +71,26 @@ class CurrentEvaluations:
         self._failures: dict[str, _Open] = {}
         self._reopened: dict[str, int] = {}
         self._launch = 0
+        if state is not None:
+            self._launch, ended, open_, failures, self._reopened = state
+            for run, status, identities in ended:
+                self._ended.update(dict.fromkeys(identities, (run, status)))
+            self._open = {record.id: _Open.of(launch, record) for launch, record in open_}
+            self._failures = {record.id: _Open.of(launch, record) for launch, record in failures}
+
+    @property
+    def state(self) -> EvaluationsState:
+        """What goes on from here is a ``CurrentEvaluations`` of this."""
+        ended: dict[tuple[_Run, str], list[str]] = {}
+        for identity, end in self._ended.items():
+            ended.setdefault(end, []).append(identity)
+        return EvaluationsState(
+            self._launch,
+            [(run, status, identities) for (run, status), identities in ended.items()],
+            [(one.order[2], one.record) for one in self._open.values()],
+            [(one.order[2], one.record) for one in self._failures.values()],
+            self._reopened,
+        )
 
     @property
     def ended(self) -> int:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpo.individual import COMPLETED, PRUNED
 from hpo.search.models.pareto import crowding, dominates
@@ -35,6 +36,20 @@ class Member:
     age: int = 0
     rank: float = 0.0
     dominators: int = 0
+
+
+class PopulationState(NamedTuple):
+    """The members of a ``Population``, each kind in its order, and what it has counted."""
+
+    best: list[Member]
+    recent: list[Member]
+    failures: list[Member]
+    pruned: list[Member]
+    recent_limit: int
+    completed: int
+    native: int
+    judged: int
+    seen: int
 
 
 class Population:
@@ -71,6 +86,24 @@ class Population:
         self.judged = 0
         """How many have come that completed, or were pruned as worse than others."""
         self.seen = 0
+
+    @property
+    def state(self) -> PopulationState:
+        """What ``restore`` takes."""
+        members = (self.best, self.recent, self.failures, self.pruned)
+        return PopulationState(
+            *members, self._recent_limit, self.completed, self.native, self.judged, self.seen
+        )
+
+    def restore(self, state: PopulationState) -> None:
+        """Be what the population of ``state`` was, whose bounds this one has."""
+        self.best, recent, failures, pruned, *numbers = state
+        self._recent_limit, self.completed, self.native, self.judged, self.seen = numbers
+        self._ranks = [member.rank for member in self.best]
+        self._ids = {member.id for member in self.best}
+        self._recent, self._failures, self._pruned = (
+            OrderedDict((member.id, member) for member in members) for members in (recent, failures, pruned)
+        )
 
     def __iter__(self) -> Iterator[Member]:
         """The best first, then the recent ones that are not among them."""

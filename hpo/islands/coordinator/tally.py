@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, is_known
 from hpo.islands.messages import EvaluationEnd
+from hpo.journal.records import Number
+
+_RECENT = 64
 
 
 class Best(NamedTuple):
@@ -18,7 +20,7 @@ class Best(NamedTuple):
     id: str
     started: float = 0.0
     params: dict[str, Scalar] | None = None
-    objectives: dict[str, float] | None = None
+    objectives: dict[str, Number] | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -49,7 +51,7 @@ class Tally:
     counts: dict[str, int] = field(default_factory=dict)
     best: Best | None = None
     busy_s: float = 0.0
-    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    recent_s: list[float] = field(default_factory=list)
     unfinished: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     exact: bool = True
@@ -65,6 +67,7 @@ class Tally:
         self.unfinished.pop(end.id, None)
         if status == COMPLETED:
             self.recent_s.append(end.seconds)
+            del self.recent_s[:-_RECENT]
             if end.losses:
                 params, objectives = end.result or (None, None)
                 self.enter(Best(end.losses, end.id, end.started, params, objectives))
@@ -76,9 +79,7 @@ class Tally:
     def enter(self, completed: Best) -> None:
         """One that may be the best."""
         best = self.best
-        if best is None or completed.losses < best.losses:
-            self.best = completed
-        elif completed.losses == best.losses and completed.order < best.order:
+        if best is None or (completed.losses <= best.losses and completed.order < best.order):
             self.best = completed
 
     def reopen(self, status: str = PRUNED, number: int = 1, identity: str | None = None) -> None:

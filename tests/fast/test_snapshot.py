@@ -1,0 +1,268 @@
+"""What a launch goes on with is the same with a snapshot as without, whatever becomes of the journals and of the
+snapshot meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import pytest
+from simulation import MemoryInbox
+from simulation.campaigns import SPACE, ask, disturb, fail_storage, hang, losses, make, slow
+from simulation.pruned import pruned_campaign
+
+from hpo.errors import CampaignError
+from hpo.islands import resume, snapshot
+from hpo.journal.commands import Stop
+from hpo.journal.directory import write_identity
+from hpo.journal.files import (
+    JournalWriter,
+    fence,
+    journal_files,
+    journal_name,
+    journal_part,
+    journal_path,
+    read_directory,
+    read_file,
+)
+from hpo.journal.inspection import repair
+from hpo.journal.records import Finished, Header, Known, Launched, Record, Reopened
+from hpo.search.population import Population
+
+SEEDS, LAUNCHES = 25, 5
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "_LEAST_BYTES", 1)
+
+
+def folded(directory: Path, islands: int, *, take_snapshot: bool = False) -> resume.ResumeState:
+    return resume.fold_directory(
+        directory, space=SPACE, islands=islands, losses=losses, take_snapshot=take_snapshot
+    )
+
+
+def folded_anew(directory: Path, islands: int) -> resume.ResumeState:
+    path = directory / "snapshot"
+    hidden = path.rename(directory / "hidden") if os.path.lexists(path) else None
+    try:
+        return folded(directory, islands)
+    finally:
+        if hidden is not None:
+            hidden.rename(path)
+
+
+def described(state: resume.ResumeState) -> str:
+    """All of it, with types: 1 is not 1.0."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, Population):
+            return value.state
+        return list(value) if isinstance(value, deque) else sorted(value)  # type: ignore[call-overload]
+
+    state.snapshot = b""
+    return repr(msgspec.to_builtins(state, enc_hook=plain, order="deterministic"))
+
+
+def fits(directory: Path, islands: int) -> bool:
+    return snapshot.read(directory, snapshot.stamps(journal_files(directory)), islands) is not None
+
+
+def write(directory: Path, place: tuple[int, int, int], records: list[Record], part: int = 0) -> None:
+    launch, island, worker = place
+    header = Header(version=1, launch=launch, island=island, worker=worker, time=10.0 * launch)
+    path = journal_path(directory, launch=launch, island=island, worker=worker)
+    with JournalWriter(journal_part(path, part), header) as journal:
+        for record in records:
+            journal.append(record)
+
+
+def run_launch(
+    directory: Path, launch: int, earlier: resume.ResumeState, islands: int, seed: int, inbox: MemoryInbox
+) -> None:
+    rng = random.Random(f"snapshot/{seed}/{launch}")
+    workers, budget = rng.randint(islands, 6), 8 * launch
+    of = {"workers": workers, "islands": islands, "evaluations": budget, "earlier": earlier, "inbox": inbox}
+    of["recorded"] = list(read_directory(directory))
+    if seed % 3:
+        simulation, _ = make(seed * LAUNCHES + launch, hang_timeout=1.0, first_failures=4, **of, **slow(rng))
+    else:
+        simulation, _ = pruned_campaign(seed * LAUNCHES + launch, **of)
+    until = disturb(simulation, rng, workers)
+    hang(simulation, rng, workers)
+    fail_storage(simulation, rng, workers)
+    ask(simulation, rng, inbox, workers)
+    inbox.forget(Stop)
+    simulation.run(until=min(until, 60.0))
+    began = Launched(
+        evaluations=budget,
+        deadline_s=None,
+        islands=islands,
+        workers=workers,
+        time=10.0 * launch,
+        code="0a" * 6,
+    )
+    points = [
+        Known(
+            number=launch * 3 + number,
+            params={"x": rng.uniform(-5, 5), "y": 0.5, "kind": "a"},
+            status="completed",
+            objectives={"value": rng.random()},
+            source="elsewhere",
+            origin=str(number),
+            time=10.0 * launch,
+        )
+        for number in range(rng.choice([0, 3]))
+    ]
+    for index, (leader, journal) in enumerate(zip(simulation.leaders, simulation.journals, strict=True)):
+        place = leader.place
+        first = [] if index else [began, *points]
+        write(directory, (launch, place.island, place.worker), [*first, *journal.committed])
+
+
+def change(directory: Path, rng: random.Random) -> None:
+    """Something that may become of journals and snapshot between two launches."""
+    path, kind = rng.choice(journal_files(directory)), rng.randrange(12)
+    name, data = journal_name(path), path.read_bytes()
+    assert name is not None
+    records = list(read_file(path, []))
+    taken = directory / "snapshot"
+    if kind == 0:  # as a power cut leaves it
+        path.write_bytes(data[: rng.randrange(len(data) // 2, len(data))])
+    elif kind == 1:
+        at = rng.randrange(len(data))
+        path.write_bytes(data[:at] + b"#" + data[at + 1 :])
+        repair(directory)
+    elif kind == 2 and data.endswith(b"\n"):  # by a writer that was given up, or an earlier hpo
+        ends = [one for one in records if isinstance(one, Finished)] or [None]
+        end = rng.choice(ends)
+        if end is not None:
+            again = Reopened(id=end.id, number=end.reopened + 1, reason="r", time=1.0)
+            other = msgspec.structs.replace(end, reopened=end.reopened + 1, status="failed", objectives=None)
+            with journal_part(path, 5).open("xb"):
+                journal_part(path, 5).unlink()
+            writer = JournalWriter(journal_part(path, 5), records[0])  # type: ignore[arg-type]
+            writer.append(rng.choice([again, other]))
+            writer.close()
+    elif kind == 3:
+        fence(path)
+    elif kind == 4 and not name.part:  # written twice, after a write that failed
+        write(directory, name[:3], records[len(records) // 2 :], part=7 + rng.randrange(10**6))
+    elif kind == 5:  # of an overlapping launch
+        write(directory, (name.launch, name.island, 1000 + rng.randrange(1000)), records[1:])
+    elif kind == 6 and len(journal_files(directory)) > 3:
+        path.unlink()
+    elif kind == 7 and data.endswith(b"\n"):
+        path.write_bytes(data + data[data.rfind(b"\n", 0, -1) + 1 :])
+    elif kind == 8 and taken.exists():
+        found = bytearray(taken.read_bytes())
+        found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
+        taken.write_bytes(found)
+    elif kind == 9 and taken.exists():
+        taken.write_bytes(taken.read_bytes()[: rng.randrange(taken.stat().st_size)])
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_launch_goes_on_with_the_same_whether_there_is_a_snapshot_or_not(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(f"snapshot/{seed}")
+    task = {"task": "a:b", "objectives": {"value": "minimize"}, "space": SPACE.describe(), "seed": 0}
+    write_identity(tmp_path, task)
+    (tmp_path / "journal").mkdir()
+    islands = rng.randint(1, 3)
+    used, inbox = 0, MemoryInbox()
+    for launch in range(1, LAUNCHES + 1):
+        used += fits(tmp_path, islands)
+        taken = folded(tmp_path, islands, take_snapshot=True)
+        if taken.snapshot and rng.random() < 0.8:
+            snapshot.write_beside(tmp_path, taken.snapshot)()
+            assert fits(tmp_path, islands)
+        expected = described(folded_anew(tmp_path, islands))
+        assert described(taken) == expected
+        assert described(folded(tmp_path, islands)) == expected, "from the snapshot alone"
+        run_launch(tmp_path, launch, taken, islands, seed, inbox)
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            change(tmp_path, rng)
+        if rng.random() < 0.2:
+            islands = rng.randint(1, 3)
+    assert used or seed % 5, "no launch has gone on from a snapshot"
+
+
+def three_launches(directory: Path) -> None:
+    write_identity(directory, {"task": "a:b", "objectives": {"value": "minimize"}, "seed": 0})
+    state, inbox = resume.ResumeState(), MemoryInbox()
+    for launch in (1, 2):
+        run_launch(directory, launch, state, 2, 1, inbox)
+        state = folded(directory, 2)
+    snapshot.write_beside(directory, folded(directory, 2, take_snapshot=True).snapshot)()
+    run_launch(directory, 3, state, 2, 1, inbox)
+
+
+def test_damage_in_a_journal_is_found_whatever_the_snapshot_says(tmp_path: Path) -> None:
+    three_launches(tmp_path)
+    assert fits(tmp_path, 2)
+    path = journal_files(tmp_path)[0]
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"header"', b'"Header"', 1))
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(CampaignError):
+        folded(tmp_path, 2)
+
+
+def test_only_a_plain_file_made_for_this_campaign_and_by_this_code_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_launches(tmp_path)
+    path, expected = tmp_path / "snapshot", described(folded_anew(tmp_path, 2))
+    good = path.read_bytes()
+    assert fits(tmp_path, 2) and not fits(tmp_path, 1)
+    kept = path.rename(tmp_path / "kept")
+    path.symlink_to(kept)
+    assert not fits(tmp_path, 2)
+    path.unlink()
+    path.mkdir()
+    assert not fits(tmp_path, 2)
+    path.rmdir()
+    os.mkfifo(path)
+    assert not fits(tmp_path, 2) and described(folded(tmp_path, 2)) == expected
+    path.unlink()
+    with path.open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    assert not fits(tmp_path, 2)
+    path.write_bytes(good)
+    with monkeypatch.context() as other:
+        other.setattr(snapshot, "_code", lambda: b"another version's")
+        assert not fits(tmp_path, 2)
+    assert fits(tmp_path, 2)
+    write_identity(tmp_path, {"task": "another", "objectives": {"value": "minimize"}, "seed": 0})
+    assert not fits(tmp_path, 2)
+
+
+def test_ids_and_configurations_of_a_snapshot_are_checked_like_those_of_journals(tmp_path: Path) -> None:
+    three_launches(tmp_path)
+    journals = snapshot.stamps(journal_files(tmp_path))
+    expected = described(folded_anew(tmp_path, 2))
+
+    def forged(wrong: str) -> None:
+        found = snapshot.read(tmp_path, journals, 2)
+        assert found is not None
+        members = next(iter(found.born.values()))
+        member = members.best[0]
+        if wrong == "id":
+            found.configurations["../../home"] = found.configurations[member.id]
+            member.id = "../../home"
+        elif wrong == "resting":
+            found.resting.add("../..")
+        else:
+            found.configurations[member.id] = {"x": 1e9}
+        data = snapshot.encode(tmp_path, journals[: found.journals], 2, found)
+        (tmp_path / "snapshot").write_bytes(data)
+        assert described(folded(tmp_path, 2)) == expected
+        (tmp_path / "snapshot").write_bytes(good)
+
+    good = (tmp_path / "snapshot").read_bytes()
+    for wrong in ("id", "resting", "params"):
+        forged(wrong)
