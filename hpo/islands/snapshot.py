@@ -1,4 +1,4 @@
-"""``DIR/snapshot``: what the journals of earlier launches come to, so that the next launch reads only what came after.
+"""``DIR/journal/snapshot``: what the journals of earlier launches come to, so that the next reads only what came after.
 
 It is a cache, and the journals are the truth. It names those that it was folded from, with their sizes and times of
 change, and counts where these are the first of all journals and unchanged, and campaign, islands and hpo's own code are
@@ -25,7 +25,7 @@ from hpo.journal.evaluations import EvaluationsState
 from hpo.journal.records import Hash, Id, Known, Migrated
 from hpo.search.population import Member, PopulationState
 
-_NAME = "snapshot"
+_NAME = "journal/snapshot"
 _LEAST_BYTES = 1 << 20
 """Of journals that are not in a snapshot yet: fewer are read in a fraction of a second."""
 _LEAST_SHARE = 0.1
@@ -51,7 +51,7 @@ class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sequences: dict[tuple[int, int], int]
     reports: dict[int, list[tuple[str, int, float]]]
     resting: set[Id]
-    continued: set[Id]
+    continued: set[str]
     saves: bool
     repeats: bool
     commands: Standing
@@ -125,9 +125,10 @@ def encode(directory: Path, journals: list[Stamp], islands: int, state: FoldStat
         file = _File(_context(directory, islands), journals, msgspec.Raw(_encoder.encode(state)))
     except (OSError, ValueError, OverflowError, TypeError):
         return b""
-    data = _encoder.encode(file)
-    data = hashlib.blake2b(data, digest_size=_DIGEST).digest() + data
-    return data if len(data) <= _bytes(journals) else b""
+    data = bytearray(_DIGEST)
+    _encoder.encode_into(file, data, _DIGEST)
+    data[:_DIGEST] = _digest(memoryview(data)[_DIGEST:])
+    return bytes(data) if len(data) <= _bytes(journals) else b""
 
 
 def write_beside(directory: Path, data: bytes) -> Callable[[], None]:
@@ -135,10 +136,12 @@ def write_beside(directory: Path, data: bytes) -> Callable[[], None]:
     for it, for a few seconds. Without it the next launch reads more."""
 
     def write() -> None:
+        path = directory / _NAME
         with suppress(OSError):
-            for left in directory.glob(f".{_NAME}.*"):  # by a process that was killed here
+            # By a process that was killed while it wrote.
+            for left in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 32}"):
                 left.unlink()
-            write_atomically(directory / _NAME, data)
+            write_atomically(path, data)
 
     thread = threading.Thread(target=write, name="snapshot", daemon=True)
     thread.start()
@@ -153,10 +156,14 @@ def _content(path: Path, limit: int) -> memoryview:
         # It is never larger than the journals.
         if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
             raise ValueError(f"{path} is no file of ours")
-        data = memoryview(file.read(limit))
-    if hashlib.blake2b(data[_DIGEST:], digest_size=_DIGEST).digest() != data[:_DIGEST]:
+        data = memoryview(file.read(found.st_size))
+    if _digest(data[_DIGEST:]) != data[:_DIGEST]:
         raise ValueError(f"{path} is damaged")
     return data[_DIGEST:]
+
+
+def _digest(data: memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
 
 
 def _bytes(journals: Sequence[Stamp]) -> int:

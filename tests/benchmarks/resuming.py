@@ -27,7 +27,7 @@ from hpo.islands import resume, snapshot
 from hpo.journal.files import JournalWriter, journal_files, journal_path
 from hpo.journal.records import Finished, Header, Launched, Migrated, Started
 
-LAUNCHES, WORKERS, ISLANDS, FLOATS, BATCH = 10, 4, 2, 10, 1000
+LAUNCHES, WORKERS, ISLANDS, FLOATS, BATCH = 10, 4, 2, 10, 10_000
 SPACE = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
 
 
@@ -116,7 +116,7 @@ def measure(evaluations: int, repeat: int) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory(prefix="resuming-") as scratch:
         directory = Path(scratch)
         (directory / "campaign.json").write_text("{}")
-        taken = directory / "snapshot"
+        taken = directory / "journal/snapshot"
         for launch in range(1, LAUNCHES + 1):
             if launch == LAUNCHES:
                 started(directory, "--take")

@@ -88,6 +88,7 @@ KEYS = {
         "one_island",
         "seconds_to_simulate",
     },
+    "resuming": {"again", "eleventh", "journals", "sizes", "to_fold"},
     "status": {"after_s", "folded_s", "resume_s", "working_s"},
 }
 
