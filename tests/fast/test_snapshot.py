@@ -7,6 +7,7 @@ import os
 import random
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from simulation import MemoryInbox
 from simulation.campaigns import SPACE, ask, disturb, fail_storage, hang, losses, make, slow
 from simulation.pruned import pruned_campaign
 
+import hpo
 from hpo.errors import CampaignError
 from hpo.islands import resume, snapshot
 from hpo.journal.commands import Stop
@@ -35,8 +37,11 @@ SEEDS, LAUNCHES = 12, 5
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "_LEAST_BYTES", 1)
+def larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes journals for a megabyte larger than they are: as large as those that are worth a snapshot."""
+    monkeypatch.setattr(
+        snapshot, "_bytes", lambda journals: bool(journals) * (1 << 20) + sum(size for _, size, _ in journals)
+    )
 
 
 def folded(directory: Path, islands: int, *, take_snapshot: bool = False) -> resume.ResumeState:
@@ -259,3 +264,26 @@ def test_ids_and_configurations_of_a_snapshot_are_checked_like_those_of_journals
     good = (tmp_path / "journal/snapshot").read_bytes()
     for wrong in ("id", "resting", "params"):
         forged(wrong)
+
+
+def test_a_campaign_takes_snapshots_and_goes_on_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, used = snapshot.read, []
+
+    def noted(*arguments: Any) -> object:
+        found = read(*arguments)
+        used.append(0 if found is None else found.journals)
+        return found
+
+    monkeypatch.setattr(snapshot, "read", noted)
+    task = hpo.Task(SPACE, lambda trial: float(trial.params["x"]))
+    for launch in range(1, 5):
+        campaign = hpo.Campaign(
+            task, directory=tmp_path, evaluations=20 * launch, isolation="inline", kind="random"
+        )
+        result = campaign.run()
+        assert [one.status for one in result.individuals] == ["completed"] * 20 * launch
+    assert used == [0, 0, 1, 2]
+    assert len({SPACE.key(one.params) for one in result.individuals}) == 80
+    assert [path.name for path in (tmp_path / "journal").iterdir() if not journal_name(path)] == ["snapshot"]
