@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from simulation import MemoryInbox
-from simulation.campaigns import SPACE, ask, disturb, fail_storage, hang, losses, make, slow
+from simulation.campaigns import SPACE, ask, disturb, fail_storage, fall_sick, hang, losses, make, slow
 from simulation.pruned import pruned_campaign
 
 import hpo
@@ -51,13 +51,10 @@ def folded(directory: Path, islands: int, *, take_snapshot: bool = False) -> res
 
 
 def folded_anew(directory: Path, islands: int) -> resume.ResumeState:
-    path = directory / "journal/snapshot"
-    hidden = path.rename(directory / "hidden") if os.path.lexists(path) else None
-    try:
-        return folded(directory, islands)
-    finally:
-        if hidden is not None:
-            hidden.rename(path)
+    torn: list[Path] = []
+    state = resume.fold(read_directory(directory, torn), space=SPACE, islands=islands, losses=losses)
+    state.torn = [path.name for path in torn]
+    return state
 
 
 def described(state: resume.ResumeState) -> str:
@@ -91,13 +88,15 @@ def run_launch(
     rng = random.Random(f"snapshot/{seed}/{launch}")
     workers, budget = rng.randint(islands, 6), 8 * launch
     of = {"workers": workers, "islands": islands, "evaluations": budget, "earlier": earlier, "inbox": inbox}
-    of["recorded"] = list(read_directory(directory))
+    recorded = of["recorded"] = list(read_directory(directory))
     if seed % 3:
-        simulation, _ = make(seed * LAUNCHES + launch, hang_timeout=1.0, first_failures=4, **of, **slow(rng))
+        simulation, _ = make(seed * LAUNCHES + launch, hang_timeout=1.0, first_failures=30, **of, **slow(rng))
     else:
         simulation, _ = pruned_campaign(seed * LAUNCHES + launch, **of)
     until = disturb(simulation, rng, workers)
     hang(simulation, rng, workers)
+    for rank in rng.sample(range(workers), workers // 2):
+        fall_sick(simulation, rank, rng.uniform(0, 4))
     fail_storage(simulation, rng, workers)
     ask(simulation, rng, inbox, workers)
     inbox.forget(Stop)
@@ -110,6 +109,11 @@ def run_launch(
         time=10.0 * launch,
         code="0a" * 6,
     )
+    reopened = [
+        Reopened(id=again.id, number=again.reopened, reason="r", time=10.0 * launch)
+        for _, again in resume.failures(recorded, space=SPACE)
+        if again.id and rng.random() < 0.3
+    ]
     points = [
         Known(
             number=launch * 3 + number,
@@ -124,15 +128,15 @@ def run_launch(
     ]
     for index, (leader, journal) in enumerate(zip(simulation.leaders, simulation.journals, strict=True)):
         place = leader.place
-        first = [] if index else [began, *points]
+        first: list[Record] = [] if index else [began, *points, *reopened]
         write(directory, (launch, place.island, place.worker), [*first, *journal.committed])
 
 
 def change(directory: Path, rng: random.Random) -> None:
     """Something that may become of journals and snapshot between two launches."""
-    path, kind = rng.choice(journal_files(directory)), rng.randrange(12)
-    name, data = journal_name(path), path.read_bytes()
-    assert name is not None
+    files, kind = journal_files(directory), rng.randrange(11)
+    path, names = rng.choice(files), [name for name in map(journal_name, files) if name]
+    name, data = names[files.index(path)], path.read_bytes()
     records = list(read_file(path, []))
     taken = directory / "journal/snapshot"
     if kind == 0:  # as a power cut leaves it
@@ -141,20 +145,20 @@ def change(directory: Path, rng: random.Random) -> None:
         at = rng.randrange(len(data))
         path.write_bytes(data[:at] + b"#" + data[at + 1 :])
         repair(directory)
-    elif kind == 2:  # by a writer that was given up, or an earlier hpo
-        ends = [one for one in records if isinstance(one, Finished)] or [None]
-        end = rng.choice(ends)
-        if end is not None:
+    elif kind in (2, 10):  # by a writer that was given up, or an earlier hpo; or in a launch that did no more
+        ends = [one for one in records if isinstance(one, Finished)]
+        for end in rng.sample(ends, min(3, len(ends))):
             again = Reopened(id=end.id, number=end.reopened + 1, reason="r", time=1.0)
             other = msgspec.structs.replace(end, reopened=end.reopened + 1, status="failed", objectives=None)
-            write(directory, name[:3], [rng.choice([again, other])], part=rng.randrange(2, 10**6))
+            launch = name.launch if kind == 2 else max(one.launch for one in names)
+            write(directory, (launch, *name[1:3]), [rng.choice([again, other])], part=rng.randrange(2, 10**6))
     elif kind == 3:
         fence(path)
     elif kind == 4 and not name.part:  # written twice, after a write that failed
         write(directory, name[:3], records[len(records) // 2 :], part=rng.randrange(2, 10**6))
     elif kind == 5:  # of an overlapping launch
         write(directory, (name.launch, name.island, 1000 + rng.randrange(1000)), records[1:])
-    elif kind == 6 and len(journal_files(directory)) > 3:
+    elif kind == 6 and len(files) > 3:
         path.unlink()
     elif kind == 7 and data.endswith(b"\n"):
         path.write_bytes(data + data[data.rfind(b"\n", 0, -1) + 1 :])
