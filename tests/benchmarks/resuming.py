@@ -157,9 +157,13 @@ def main() -> None:
     row = measure(options.evaluations, options.repeat)
     for name in ("journals", "eleventh", "again"):
         print(f"{name:10s}" + "".join(f"  {key} {value:.2f}" for key, value in row[name].items()), flush=True)
-    ratio = row["eleventh"]["s"] / row["journals"]["s"]
-    print(f"eleventh launch over all journals: {ratio:.3f}", flush=True)
-    print(json.dumps({"benchmark": "resuming", "to_fold": ratio, **row}))
+    ratios = {f"to_fold_{key}": row["eleventh"][key] / row["journals"][key] for key in ("s", "cpu_s")}
+    print(
+        "eleventh launch over all journals: {to_fold_s:.3f}, processor time {to_fold_cpu_s:.3f}".format(
+            **ratios
+        )
+    )
+    print(json.dumps({"benchmark": "resuming", **ratios, **row}))
 
 
 if __name__ == "__main__":
