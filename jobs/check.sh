@@ -97,7 +97,7 @@ else
     fi
     if [[ $tier == nightly ]]; then
         run_pytest "tests/nightly" tests/nightly
-        check "100 000 simulated campaigns" python tests/many_seeds.py --seeds 100000
+        check "10 000 simulated campaigns" python tests/many_seeds.py --seeds 10000
     fi
 fi
 

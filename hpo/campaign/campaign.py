@@ -38,7 +38,13 @@ from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.commands import clear_stop, stop_pending
-from hpo.journal.files import journal_files, journal_name, last_launch, read_file
+from hpo.journal.files import (
+    fence_launch,
+    journal_files,
+    journal_name,
+    last_launch,
+    read_file,
+)
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Entered, Known, Record
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
@@ -124,6 +130,12 @@ class Campaign:
             third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
         interface (str; default None): network interface between the hosts of a worker; None: found.
+        log_curves (bool; default True): whether what trials report is kept, for ``Result.curves()``.
+        log_every (duration or 0; default 1.0): of a trial's reports at most one in this time is kept, besides the first
+            and the last; 0: each.
+        log_sinks (list of str; default []): "tensorboard", "mlflow", "wandb", "trackio".
+        log_directory (path; default None): where sinks write; None: ``logs`` in ``directory``.
+        log_system (duration, from 1 s, or "off"; default None): how often use of processor, memory and GPU is kept.
 
     Raises:
         UsageError: a keyword is unknown or its value is not allowed; all such mistakes together.
@@ -396,6 +408,8 @@ class Campaign:
                         flush=True,
                     )
                 launch = last_launch(settings.directory) + 1
+                if lock.contested:
+                    self._fence(launch - 1)
                 with resume.located(settings.directory):
                     earlier = resume.fold_directory(
                         settings.directory,
@@ -404,6 +418,8 @@ class Campaign:
                         losses=self.task.losses,
                         take_snapshot=True,
                     )
+                if lock.contested:
+                    earlier.contest()
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
@@ -430,6 +446,14 @@ class Campaign:
             return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
         finally:
             held.close()
+
+    def _fence(self, launch: int) -> None:
+        """The lock was that of ``launch``, which was silent for long, and may go on: what its ranks still write does
+        not count. CampaignError where that cannot be made sure."""
+        try:
+            fence_launch(self.settings.directory, launch)
+        except OSError as error:
+            raise directory.unwritable(self.settings.directory, error) from error
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))

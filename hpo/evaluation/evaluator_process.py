@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 from hpo.evaluation.conversation import Answer, Hello, Order, answer_of, to_line
 from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.environment import child_environment, count_cores, thread_share
+from hpo.evaluation.process_tree import descendants
 
 if TYPE_CHECKING:
+    from hpo.journal.curves import CurveFile
     from hpo.task.task import TaskSource
 
 _READ_BYTES = 1 << 16
@@ -42,7 +44,7 @@ class RankContext:
     """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host.
 
     ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user
-    named one.
+    named one. ``curve``: where reports are kept, if here.
     """
 
     worker_rank: int
@@ -52,6 +54,7 @@ class RankContext:
     hosts: tuple[str, ...]
     source: TaskSource
     interface: str | None = None
+    curve: CurveFile | None = None
 
     @property
     def host(self) -> str:
@@ -127,8 +130,14 @@ class EvaluatorProcess:
                 interface=context.interface,
                 source=context.source,
                 device=index,
+                curve=context.curve,
             )
         )
+
+    @property
+    def label(self) -> str:
+        """How errors name the child."""
+        return self.context.label
 
     def filenos(self) -> list[int]:
         """What becomes readable when the child says something or ends."""
@@ -202,7 +211,7 @@ class EvaluatorProcess:
         """Kill the child and all that it started; does not wait. ``ended`` says when it is gone."""
         if self._process.returncode is not None:
             return
-        started = _descendants(self.pid)
+        started = descendants(self.pid)
         _signal_group(self.pid)
         for pid in started:  # those that left the group
             try:
@@ -240,9 +249,9 @@ class Guard:
     def __init__(self) -> None:
         self._shell: subprocess.Popen[bytes] | None = None
 
-    def watch(self, children: Iterable[EvaluatorProcess]) -> None:
+    def watch(self, pids: Iterable[int]) -> None:
         """From now on these, and no others, are to be killed."""
-        line = " ".join(str(child.pid) for child in children).encode() + b"\n"
+        line = " ".join(map(str, pids)).encode() + b"\n"
         try:
             if self._shell is None or self._shell.stdin is None:
                 self._shell = subprocess.Popen(
@@ -319,19 +328,3 @@ def _signal_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def _descendants(pid: int) -> list[int]:
-    """Processes that ``pid`` started, and those that they started, as far as the kernel lists them."""
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        current = waiting.pop()
-        try:
-            for thread in os.scandir(f"/proc/{current}/task"):
-                listed = Path(thread.path, "children").read_bytes().split()
-                waiting += (children := [int(number) for number in listed])
-                found += children
-        except OSError:  # it ended meanwhile
-            continue
-    return found

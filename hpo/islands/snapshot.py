@@ -63,6 +63,8 @@ class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     configurations: dict[Id, dict[str, Scalar]]
     known: dict[int, Known]
     enqueued: dict[str, dict[str, Scalar]]
+    first_number: int
+    contested: int
 
 
 class _File(msgspec.Struct):

@@ -20,6 +20,7 @@ from hpo.errors import CampaignError
 from hpo.islands import resume, snapshot
 from hpo.journal.commands import Stop
 from hpo.journal.directory import write_identity
+from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import (
     fence,
     journal_files,
@@ -60,13 +61,32 @@ def folded_anew(directory: Path, islands: int) -> resume.ResumeState:
 def described(state: resume.ResumeState) -> str:
     """All of it, with types: 1 is not 1.0."""
 
-    def plain(value: object) -> object:
-        if isinstance(value, Population):
-            return value.state
-        return list(value) if isinstance(value, deque) else sorted(value)  # type: ignore[call-overload]
-
     state.snapshot = b""
     return repr(msgspec.to_builtins(state, enc_hook=plain, order="deterministic"))
+
+
+def plain(value: object) -> object:
+    if isinstance(value, Population):
+        return value.state
+    if isinstance(value, CurrentEvaluations):
+        return {name: held for name, held in vars(value).items() if name != "_ends"}
+    return list(value) if isinstance(value, deque) else sorted(value)  # type: ignore[call-overload]
+
+
+def check_that_all_is_kept(directory: Path, islands: int) -> None:
+    """Each attribute of what folds is in its state, also those that are new."""
+    of = {"space": SPACE, "islands": islands, "losses": losses}
+    folding = resume._Fold(**of)
+    folding.add(read_directory(directory, []))
+    data = msgspec.msgpack.encode(folding.state)
+    restored = resume._Fold(**of, state=msgspec.msgpack.decode(data, type=snapshot.FoldState))
+    for name, value in vars(folding).items():
+        if name not in ("_space", "_losses"):
+            pair = [
+                msgspec.to_builtins(one, enc_hook=plain, order="deterministic")
+                for one in (value, vars(restored)[name])
+            ]
+            assert repr(pair[0]) == repr(pair[1]), name
 
 
 def fits(directory: Path, islands: int) -> bool:
@@ -108,6 +128,7 @@ def run_launch(
         workers=workers,
         time=10.0 * launch,
         code="0a" * 6,
+        contested=rng.random() < 0.3,
     )
     reopened = [
         Reopened(id=again.id, number=again.reopened, reason="r", time=10.0 * launch)
@@ -186,6 +207,7 @@ def test_a_launch_goes_on_with_the_same_whether_there_is_a_snapshot_or_not(seed:
         expected = described(folded_anew(tmp_path, islands))
         assert described(taken) == expected
         assert described(folded(tmp_path, islands)) == expected, "from the snapshot alone"
+        check_that_all_is_kept(tmp_path, islands)
         run_launch(tmp_path, launch, taken, islands, seed, inbox)
         for _ in range(rng.choice([0, 0, 1, 2])):
             change(tmp_path, rng)
