@@ -237,9 +237,10 @@ class Assembly:
                 )
 
         def journal_totals() -> resume.ResumeState:
-            records = read_directory(settings.directory)
             with at_work(settings.directory), resume.located(settings.directory):
-                found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
+                found = resume.fold_directory(
+                    settings.directory, space=space, islands=layout.islands, losses=self.task.losses
+                )
             found.avoid(EvaluationDirectories(settings.directory).taken())
             return found
 
