@@ -53,10 +53,10 @@ from hpo.journal.records import Entered, Known, Record
 from hpo.loggers import registry
 from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
-from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
 from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation
+from hpo.search.models.pareto import reference_losses
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.task.code_version import CodeVersion, code_of
@@ -398,7 +398,7 @@ class Campaign:
             if transport.size > 1:
                 raise
             raise UsageError(
-                f"{error} This process was started as one rank: start as many by run(ranks=N), by mpirun -n N python …, "
+                f"{error} This process was started as one rank: start as many by run(ranks=N), mpirun -n N python …, "
                 "or by `hpo run`."
             ) from None
         if settings.evaluation.isolation != "inline":

@@ -51,8 +51,8 @@ from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
 from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import wanted
-from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
+from hpo.search.models.pareto import reference_losses
 from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted

@@ -1,4 +1,4 @@
-"""``Campaign.run(ranks=…)`` from a script and from a notebook: the task is defined there, and the ranks do not run it."""
+"""``Campaign.run(ranks=…)`` from a script and from a notebook: the task is defined there, and ranks do not run that."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_script_starts_ranks_which_do_not_run_it(terminal: Terminal) -> None:
     # What is kept is the code of the script, not of the module that the ranks run.
     assert "SCALE = 2.0" in (next((terminal.directory / "run" / "code").rglob("__main__.py"))).read_text()
     # It goes on from its directory, on another number of ranks.
-    write(terminal, ranks=1, keywords="evaluations=10")
+    write(terminal, seconds=0.02, ranks=1, keywords="evaluations=10")
     done = terminal.python("script.py").wait()
     assert done.stdout.split() == ["done", "10", "0"], done.stderr
     assert "changed" not in done.stderr
@@ -168,6 +168,6 @@ def test_a_notebook_runs_its_own_function_on_ranks_and_shows_a_bar(terminal: Ter
         assert f'<progress value="{budget}" max="{budget}"' in bar["text/html"]
         assert bar["text/plain"].startswith(f"done: {budget} of {budget}")
         assert outputs[-1]["data"]["text/plain"] == "'done'"
-    assert "a flood" not in str(book)
+    assert "a flood" not in str([several, one])
     assert workers(terminal) == {0, 1}
     assert terminal.processes() == []
