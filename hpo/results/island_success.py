@@ -47,7 +47,7 @@ def good(record: CampaignRecord, share: float = SHARE) -> set[str]:
         ranks = pareto_rank(losses)
         counts = numpy.cumsum(numpy.bincount(ranks))
         last = max(0, int(numpy.searchsorted(counts, most, side="right")) - 1)
-        chosen = numpy.flatnonzero(ranks <= max(last, int(ranks.min())))
+        chosen = numpy.flatnonzero(ranks <= last)
     return {pairs[place][1].id for place in chosen}
 
 
