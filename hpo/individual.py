@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 MOST_STEPS = 2**53
 """The largest number of steps that a task may report: all libraries that read a journal keep it exactly."""
 
+CURVE_COLUMNS = ("id", "step", "value", "time")
+"""Of a table of learning curves, before those of the metrics, which are called otherwise."""
+
 Scalar = str | int | float | bool | None
 
 Metric = Scalar | list[int | float]

@@ -155,7 +155,7 @@ class ForecastTask(hpo.Task):
             device=trial.device,
             # An individual that goes on with another number of ranks begins anew.
             checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-            report=lambda epoch, metrics: trial.report(epoch, metrics["validation_loss"]),
+            report=lambda epoch, metrics: trial.report(epoch, metrics["validation_loss"], **metrics),
             interrupt=trial.should_checkpoint,
         )
         return {

@@ -207,7 +207,7 @@ def make_task(
             checkpoint_every=sys.maxsize if small else None,
             # An individual that goes on with another number of ranks begins anew.
             checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-            report=lambda epoch, metrics: trial.report(epoch, metrics["micro_f1"]),
+            report=lambda epoch, metrics: trial.report(epoch, metrics["micro_f1"], **metrics),
             interrupt=trial.should_checkpoint,
         )
         # NaN is no result: the campaign counts it as invalid and goes on.

@@ -137,7 +137,7 @@ def make_task(
             # An individual that goes on with another number of ranks begins anew.
             checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
             parent=None if parent is None else parent / f"checkpoint-{trial.size}-ranks",
-            report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
+            report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"], **metrics),
             interrupt=trial.should_checkpoint,
             group=None if fold is None else fold.group,
         )

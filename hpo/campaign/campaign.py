@@ -124,6 +124,12 @@ class Campaign:
             third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
         interface (str; default None): network interface between the hosts of a worker; None: found.
+        log_curves (bool; default True): whether what trials report is kept, for ``Result.curves()``.
+        log_every (duration or 0; default 1.0): of a trial's reports at most one in this time is kept, besides the first
+            and the last; 0: each.
+        log_sinks (list of str; default []): "tensorboard", "mlflow", "wandb", "trackio".
+        log_directory (path; default None): where sinks write; None: ``logs`` in ``directory``.
+        log_system (duration, from 1 s, or "off"; default None): how often use of processor, memory and GPU is kept.
 
     Raises:
         UsageError: a keyword is unknown or its value is not allowed; all such mistakes together.

@@ -17,6 +17,7 @@ from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.messages import Surroundings, WorkerMessage, encode
 from hpo.islands.transport import Transport
+from hpo.journal.curves import CurveFile, curve_path
 from hpo.search.protocols import Candidate
 from hpo.task.trial import Job
 from hpo.terminal import write
@@ -91,11 +92,25 @@ def trial_seed(seed: int, identity: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{identity}".encode(), digest_size=4).digest(), "big") >> 1
 
 
+def curve_file(settings: Settings, place: WorkerPlacement, launch: int) -> CurveFile | None:
+    """Where the worker at ``place`` keeps what its evaluations report in this launch; None where nothing is kept."""
+    logging = settings.logging
+    if not logging.curves and logging.system_s is None:
+        return None
+    path = curve_path(settings.directory, launch=launch, island=place.island, worker=place.worker)
+    return CurveFile(
+        path=str(path.absolute()),  # a task may change the working directory
+        every_s=logging.every_s if logging.curves else None,
+        system_s=logging.system_s,
+    )
+
+
 def make_crew(
     settings: Settings,
     *,
     transport: Transport,
     place: WorkerPlacement,
+    launch: int,
     surroundings: Surroundings,
     source: TaskSource,
     objectives: tuple[str, ...],
@@ -107,7 +122,7 @@ def make_crew(
 
     crew = ProcessCrew(
         size=len(place.ranks),
-        child_factory=child_factory(settings, surroundings, 0, source),
+        child_factory=child_factory(settings, surroundings, 0, source, curve_file(settings, place, launch)),
         send=send,
         objectives=objectives,
         settings=settings.evaluation,
@@ -140,9 +155,11 @@ def make_evaluator_host(
 
 
 def make_inline_crew(
+    settings: Settings,
     *,
     transport: Transport,
     place: WorkerPlacement,
+    launch: int,
     surroundings: Surroundings,
     task: Task,
     stopping: Callable[[], bool],
@@ -162,6 +179,7 @@ def make_inline_crew(
         stopping=stopping,
         on_warning=_warner(place),
         device=_inline_device(surroundings, 0, place),
+        curve=curve_file(settings, place, launch),
     )
 
 
@@ -189,7 +207,11 @@ def _inline_device(surroundings: Surroundings, worker_rank: int, place: WorkerPl
 
 
 def child_factory(
-    settings: Settings, surroundings: Surroundings, worker_rank: int, source: TaskSource
+    settings: Settings,
+    surroundings: Surroundings,
+    worker_rank: int,
+    source: TaskSource,
+    curve: CurveFile | None = None,
 ) -> Callable[[], EvaluatorProcess]:
     """Starts the evaluator of worker rank ``worker_rank``, which runs in ``surroundings``."""
     context = RankContext(
@@ -200,5 +222,6 @@ def child_factory(
         hosts=surroundings.hosts,
         source=source,
         interface=settings.evaluation.interface,
+        curve=curve,
     )
     return lambda: EvaluatorProcess(context, config.environment())

@@ -121,8 +121,10 @@ class Assembly:
         crew: ProcessCrew | InlineCrew
         if inline:
             crew = make_inline_crew(
+                settings,
                 transport=transport,
                 place=place,
+                launch=start.launch,
                 surroundings=start.surroundings,
                 task=self.task,
                 stopping=lambda: signals.count > 0,
@@ -132,6 +134,7 @@ class Assembly:
                 settings,
                 transport=transport,
                 place=place,
+                launch=start.launch,
                 surroundings=start.surroundings,
                 source=self._source,
                 objectives=tuple(self.task.objectives),

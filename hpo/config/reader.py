@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 
-from hpo.config.settings import EvaluationSettings, LayoutSettings, SearchSettings, Section, Settings
+from hpo.config.settings import (
+    EvaluationSettings,
+    LayoutSettings,
+    LoggingSettings,
+    SearchSettings,
+    Section,
+    Settings,
+)
 from hpo.errors import UsageError
 from hpo.spelling import nearest, suggestion
 from hpo.text import cut, excerpt
@@ -38,6 +45,7 @@ __all__ = [
     "EvaluationSettings",
     "Launcher",
     "LayoutSettings",
+    "LoggingSettings",
     "SearchSettings",
     "Settings",
     "SlurmAttempt",
@@ -71,7 +79,10 @@ _SECTIONS: dict[str, type[Section]] = {
     "layout": LayoutSettings,
     "search": SearchSettings,
     "evaluation": EvaluationSettings,
+    "logging": LoggingSettings,
 }
+_PREFIX = {"logging": "log_"}
+"""By section, how its keys begin where they are keywords: else they would be unclear, or another section's."""
 
 
 def _rules(section: type[Section]) -> dict[str, str]:
@@ -84,7 +95,11 @@ def _rules(section: type[Section]) -> dict[str, str]:
 
 _RULES = {name: _rules(section) for name, section in _SECTIONS.items()}
 """By section, the keys as a file writes them, with the rule of each."""
-_SECTION_OF = {key: section for section, rules in _RULES.items() for key in rules}
+_SECTION_OF = {key: section for section in reversed(_RULES) for key in _RULES[section]}
+_KEYWORDS = {
+    _PREFIX.get(section, "") + key: (section, key) for section, rules in _RULES.items() for key in rules
+}
+"""By keyword, section and key."""
 
 
 _MOST_NESTED = 50
@@ -336,12 +351,11 @@ class _Reader:
         for key, value in flat.items():
             if key == "island":
                 top[key] = self._islands(value)
-            elif key not in _SECTION_OF:
-                self._note("", key, value, f"there is no such keyword. {suggestion(key, _SECTION_OF)}")
-            elif _SECTION_OF[key] == _TOP:
-                top[key] = value
+            elif key not in _KEYWORDS:
+                self._note("", key, value, f"there is no such keyword. {suggestion(key, _KEYWORDS)}")
             else:
-                sections.setdefault(_SECTION_OF[key], {})[key] = value
+                section, name = _KEYWORDS[key]
+                (top if section == _TOP else sections.setdefault(section, {}))[name] = value
         return {**top, **sections}
 
     def _islands(self, tables: object) -> list[dict[str, object]]:
@@ -389,6 +403,8 @@ class _Reader:
             else ""  # the rule names them all
         )
         shown_key = ".".join(map(str, place[:2])) if key == "task_options" else key
+        if self._path is None:
+            shown_key = _PREFIX.get(section, "") + shown_key
         self._note(self._start(section, island), shown_key, detail["input"], f"must be {rule}.{near}")
 
 
@@ -407,9 +423,12 @@ def _home(section: str) -> str:
 
 
 def _choices(section: str, key: str) -> tuple[str, ...]:
-    """The names that a key takes, if it takes names only."""
+    """The names that a key takes, if it takes names only, or a list of them."""
     field = _SECTIONS[section].model_fields.get(key)
-    return get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+    kind = None if field is None else field.annotation
+    if get_origin(kind) is list:
+        (kind,) = get_args(kind)
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _syntax(path: Path, message: str) -> str:

@@ -98,6 +98,12 @@ def _lists(value: object) -> object:
     return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def _names(value: object) -> object:
+    """Names, each once."""
+    value = _lists(value)
+    return list(dict.fromkeys(value)) if isinstance(value, list) and {*map(type, value)} == {str} else value
+
+
 def _known(value: object) -> object:
     """An entry of ``known``: a source alone, a table, or what ``hpo.known_points`` gave."""
     if isinstance(value, (str, os.PathLike)):
@@ -121,6 +127,10 @@ def _off(value: object) -> object:
     return None if value == "off" else value
 
 
+def _zero(value: object) -> object:
+    return 0.0 if isinstance(value, str) and value.strip() == "0" else value
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(le=_LONGEST_S)]
 From0 = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_MOST)]
 From1 = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=_MOST)]
@@ -136,6 +146,8 @@ Initial = Literal["random", "sobol", "latin-hypercube"]
 Exchange = Literal["migration", "pollination"]
 Pruner = Literal["none", "halving", "median"]
 Isolation = Literal["warm", "fresh", "inline"]
+Sink = Literal["tensorboard", "mlflow", "wandb", "trackio"]
+"""Where ``hpo.loggers`` can write."""
 
 
 class Section(BaseModel):
@@ -243,6 +255,27 @@ class EvaluationSettings(Section):
         return self
 
 
+class LoggingSettings(Section):
+    """What is kept of running evaluations, and where else it goes. As keywords, these keys begin with ``log_``.
+
+    ``every_s``: of a trial's reports at most one in so many seconds is kept, 0: each; ``directory``: where sinks write,
+    None for ``logs`` in the campaign's; ``system_s``: between samples of processor, memory and GPU, None for "off"."""
+
+    curves: bool = Field(default=True, description="true or false")
+    every_s: Annotated[Seconds, BeforeValidator(_zero)] = Field(
+        default=1.0, ge=0, validation_alias="every", description=f"0, or {_DURATION_RULE}"
+    )
+    sinks: Annotated[list[Sink], BeforeValidator(_names)] = Field(
+        default_factory=list, description=f"a list of names, each {_one_of(Sink)}"
+    )
+    directory: Annotated[Path | None, BeforeValidator(_path)] = Field(
+        default=None, description="the path of a directory"
+    )
+    system_s: Annotated[Seconds | None, BeforeValidator(_off)] = Field(
+        default=None, ge=1, validation_alias="system", description=f'"off", or {_DURATION_RULE}, at least 1 s'
+    )
+
+
 class KnownSettings(Section):
     """An entry of ``known``: a ``source`` of points (see ``hpo.prior_results.points``), or one point: its ``params``,
     and its ``value`` or ``objectives``; without these it failed."""
@@ -305,9 +338,15 @@ class Settings(Section):
         default=(), strict=False, description="one [[island]] table an island"
     )
     evaluation: EvaluationSettings = EvaluationSettings()
+    logging: LoggingSettings = LoggingSettings()
     task_options: Annotated[dict[str, JsonValue], BeforeValidator(_writable)] = Field(
         default_factory=dict, description="strings, numbers, true, false, and lists and tables of these"
     )
+
+    @property
+    def log_directory(self) -> Path:
+        """Where sinks write."""
+        return self.logging.directory or self.directory / "logs"
 
     def search_of(self, island: int) -> SearchSettings:
         """[search] with what the island's own [[island]] table says instead."""

@@ -12,6 +12,7 @@ from typing import Any, Union
 
 import msgspec
 
+from hpo.journal.curves import CurveFile
 from hpo.search.protocols import Verdict
 from hpo.task.outcome import Outcome
 from hpo.task.task import TaskSource
@@ -28,7 +29,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 class Hello(Order, frozen=True, kw_only=True):
     """The first order to an evaluator: where it stands. ``hosts``: names by worker rank; ``local_rank`` and
-    ``local_size``: of the worker on this host; ``device``: the index of its own among those that it may see."""
+    ``local_size``: of the worker on this host; ``device``: the index of its own among those that it may see; ``curve``:
+    where it keeps what trials report, if it does."""
 
     worker_rank: int
     size: int
@@ -39,6 +41,7 @@ class Hello(Order, frozen=True, kw_only=True):
     interface: str | None
     source: TaskSource
     device: int | None
+    curve: CurveFile | None = None
 
 
 class Spawn(Order, frozen=True):

@@ -20,6 +20,7 @@ from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.environment import child_environment, count_cores, thread_share
 
 if TYPE_CHECKING:
+    from hpo.journal.curves import CurveFile
     from hpo.task.task import TaskSource
 
 _READ_BYTES = 1 << 16
@@ -42,7 +43,7 @@ class RankContext:
     """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host.
 
     ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user
-    named one.
+    named one. ``curve``: where reports are kept, if here.
     """
 
     worker_rank: int
@@ -52,6 +53,7 @@ class RankContext:
     hosts: tuple[str, ...]
     source: TaskSource
     interface: str | None = None
+    curve: CurveFile | None = None
 
     @property
     def host(self) -> str:
@@ -127,6 +129,7 @@ class EvaluatorProcess:
                 interface=context.interface,
                 source=context.source,
                 device=index,
+                curve=context.curve,
             )
         )
 

@@ -25,7 +25,9 @@ from hpo.evaluation.conversation import (
     unpack_order,
 )
 from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.recording import Recording
 from hpo.individual import FAILED
+from hpo.journal.curves import CurveFile
 from hpo.search.protocols import GO, PAUSE, STOP, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job, Trial, attempt
@@ -114,7 +116,7 @@ class InlineCrew:
 
     ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
     content)`` to the InlineHost of another rank. ``stopping``: whether this process knows already that the campaign
-    wants to stop.
+    wants to stop. ``curve``: where reports are kept.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class InlineCrew:
         stopping: Callable[[], bool] = lambda: False,
         on_warning: Callable[[str], None] = lambda text: None,
         device: OwnDevice | None = None,
+        curve: CurveFile | None = None,
     ) -> None:
         if size > 1 and (comm is None or send is None):
             raise ValueError(f"a worker of {size} ranks needs comm and send")
@@ -148,6 +151,7 @@ class InlineCrew:
             stopping=lambda: self._stop_asked or stopping(),
             on_warning=on_warning,
         )
+        self._recording = Recording(curve)
         self._turn = 0
         self._finished: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
@@ -193,7 +197,14 @@ class InlineCrew:
         if self._send is not None and several:
             for worker_rank in range(1, self._size):
                 self._send(worker_rank, pack_order(0, Evaluate(self._turn, job)))
-        self._own = Trial(self._link, job, size=self._size, stale=self._size == 1 and not job.resumed)
+        self._own = Trial(
+            self._link,
+            job,
+            size=self._size,
+            stale=self._size == 1 and not job.resumed,
+            curve=self._recording.curve,
+        )
+        self._recording.begin(job)
 
     @property
     def pending(self) -> bool:
@@ -204,6 +215,7 @@ class InlineCrew:
         """Evaluate what was started, here and now, without the lock."""
         assert self._own is not None
         outcome, unusable = self._link.attempt(self._evaluate, self._own, self._objectives)
+        outcome = self._recording.finish(outcome)
         with self.lock:
             self._own = None
             if self.busy:

@@ -285,13 +285,26 @@ def encode(record: Record) -> bytes:
     because a strange metric must not cost the result it came with."""
     for name in ("metrics", "objectives"):
         values = getattr(record, name, None)
-        if values and not all(map(_fits_json, values.values())):
+        if values and not all(map(fits_json, values.values())):
             record = msgspec.structs.replace(record, **{name: storable(values)})
     try:
         body = _encoder.encode(record)[:-1]
     except UnicodeEncodeError:
         body = _encoder.encode(storable(msgspec.to_builtins(record, enc_hook=storable)))[:-1]
+    return with_checksum(body)
+
+
+def with_checksum(body: bytes) -> bytes:
+    """The line of a JSON object. ``body``: its bytes but for the closing brace."""
     return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def check_line(line: bytes) -> None:
+    """NotWhole where ``line`` is cut off, or does not fit its checksum."""
+    if line[-3:] != b'"}\n' or line[-TAIL_BYTES : 8 - TAIL_BYTES] != CRC_KEY:
+        raise NotWhole("this is not a whole record")
+    if line[-11:-3] != b"%08x" % zlib.crc32(line[:-TAIL_BYTES]):
+        raise NotWhole("the checksum does not fit")
 
 
 def decode(line: bytes) -> Record | None:
@@ -302,10 +315,7 @@ def decode(line: bytes) -> Record | None:
         ValueError: it is whole and no record: somebody has edited it. A checksum tells damage from data, and not who
             wrote it.
     """
-    if line[-3:] != b'"}\n' or line[-TAIL_BYTES : 8 - TAIL_BYTES] != CRC_KEY:
-        raise NotWhole("this is not a whole record")
-    if line[-11:-3] != b"%08x" % zlib.crc32(line[:-TAIL_BYTES]):
-        raise NotWhole("the checksum does not fit")
+    check_line(line)
     try:
         record: Record = _decoder.decode(line)
     except (ValueError, RecursionError) as error:
@@ -316,7 +326,7 @@ def decode(line: bytes) -> Record | None:
         for name in ("metrics", "objectives"):
             values = getattr(record, name, None)
             if values:
-                setattr(record, name, {key: _numbers(value) for key, value in values.items()})
+                setattr(record, name, {key: numbers_in(value) for key, value in values.items()})
     return record
 
 
@@ -327,15 +337,17 @@ def _type_of(line: bytes) -> str:
         raise ValueError(f"the record has no type ({error})") from error
 
 
-def _numbers(value: Any) -> Any:
+def numbers_in(value: Any) -> Any:
+    """``value`` with the numbers for which words stand in JSON."""
     if isinstance(value, list):
-        return [_numbers(one) for one in value]
+        return [numbers_in(one) for one in value]
     return _NONFINITE.get(value, value) if isinstance(value, str) else value
 
 
-def _fits_json(value: object) -> bool:
+def fits_json(value: object) -> bool:
+    """Whether ``value``, which may be a metric, is in JSON what it is."""
     if isinstance(value, list):
-        return all(map(_fits_json, value))
+        return all(map(fits_json, value))
     if isinstance(value, float):
         return isfinite(value)
     return not isinstance(value, int) or -(2**63) <= value < 2**64
@@ -352,7 +364,7 @@ def storable(value: object) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value) if _fits_json(value) else str(value)
+        return int(value) if fits_json(value) else str(value)
     if isinstance(value, float):
         return float(value) if isfinite(value) else _spelt(value)
     item = getattr(value, "item", None)

@@ -14,6 +14,7 @@ import msgspec
 
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, STATUSES, Individual, Scalar
+from hpo.journal.directory import read_identity
 from hpo.journal.durable import write_atomically
 from hpo.journal.records import storable
 from hpo.results.overview import folded
@@ -380,6 +381,18 @@ class Result:
         writes.
         """
         return dataframe(table_rows(self.record), list(self.record.objectives))
+
+    def curves(self) -> pandas.DataFrame:
+        """A pandas DataFrame with what trials reported, read anew at each call: one row per individual and step, with
+        the columns ``id``, ``step``, ``value``, ``time`` (Unix seconds), and one for each metric.
+
+        Raises:
+            CampaignError: there is no campaign in the directory, or the curves cannot be read.
+        """
+        from hpo.results import curves
+
+        read_identity(self.directory)
+        return curves.load(self.directory)
 
     @property
     def status(self) -> dict[str, object]:

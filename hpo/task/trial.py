@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
@@ -12,7 +13,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpo.errors import Interrupted, Pruned, UsageError
-from hpo.individual import COMPLETED, FAILED, INTERRUPTED, MOST_STEPS, PRUNED, Metric, Scalar
+from hpo.individual import (
+    COMPLETED,
+    CURVE_COLUMNS,
+    FAILED,
+    INTERRUPTED,
+    MOST_STEPS,
+    PRUNED,
+    Metric,
+    Scalar,
+)
 from hpo.spelling import suggestion
 from hpo.task.metrics import as_number, keep
 from hpo.task.outcome import Outcome, describe_exception, judge
@@ -54,6 +64,34 @@ class Link(Protocol):
     def should_checkpoint(self) -> bool: ...
 
 
+class Curve(Protocol):
+    """Keeps what a trial reports."""
+
+    def add(self, step: int, value: float, metrics: dict[str, Metric]) -> None: ...
+
+
+class _Report(Protocol):
+    def __call__(self, trial: Trial, /, step: int, value: object, **metrics: object) -> None: ...
+
+
+def _refusing_taken_names(report: _Report) -> _Report:
+    """Have ``trial.report`` say which metrics need another name, where Python would speak of arguments."""
+
+    @functools.wraps(report)
+    def checked(trial: Trial, /, *arguments: Any, **named: Any) -> None:
+        if named:
+            own = ("step", "value")[len(arguments) :]
+            taken = [name for name in CURVE_COLUMNS if name in named and name not in own]
+            if taken:
+                raise UsageError(
+                    f"trial.report: {taken[0]} = {excerpt(named[taken[0]])}: no metric may be called "
+                    f"{', '.join(CURVE_COLUMNS)}, as columns of the curves are. Give it another name."
+                )
+        report(trial, *arguments, **named)
+
+    return checked
+
+
 class Trial:
     """One evaluation, as seen by one rank of the worker. A campaign makes it and passes it to ``evaluate``.
 
@@ -71,6 +109,7 @@ class Trial:
 
     __slots__ = (
         "_asked_to_save",
+        "_curve",
         "_directory",
         "_last_step",
         "_link",
@@ -97,8 +136,10 @@ class Trial:
         size: int = 1,
         local_rank: int = 0,
         stale: bool = False,
+        curve: Curve | None = None,
     ) -> None:
-        """``stale``: what the directory holds, except printed output, is removed at its first use."""
+        """``stale``: what the directory holds, except printed output, is removed at its first use. ``curve``: where
+        this rank's reports are kept; None on all but worker rank 0."""
         self.params: dict[str, Scalar] = dict(job.params)
         self.id = job.id
         self.seed = job.seed
@@ -109,6 +150,7 @@ class Trial:
         self.remarks: dict[str, str] = {}
         self.last_report: tuple[int, float] | None = None
         self._link = link
+        self._curve = curve
         self._last_step: int | None = None
         self._asked_to_save = False
         self._directory = job.directory
@@ -201,16 +243,20 @@ class Trial:
             )
         return comm
 
-    def report(self, step: int, value: object) -> None:
-        """Report an intermediate value of the objective. Every rank must call it; worker rank 0's value counts.
+    @_refusing_taken_names
+    def report(self, /, step: int, value: object, **metrics: object) -> None:
+        """Report an intermediate value of the objective, for the learning curves and early stopping. Every rank must
+        call it; worker rank 0's value and metrics count.
 
         Args:
             step (int): how far the training is, in steps or epochs of your choice, at most 2**53.
             value (float): of the objective; NaN ranks last.
+            **metrics (as of ``log``): further values at this step, columns of ``Result.curves()``; ``id`` and
+                ``time`` are no names of metrics.
 
         Raises:
             Pruned: on all ranks at once, where the trial should stop.
-            UsageError: ``step`` is no whole number, or ``value`` no number.
+            UsageError: ``step`` is no whole number, ``value`` no number, or a metric's name is taken.
         """
         number = as_number(value)
         if number is None:
@@ -223,6 +269,11 @@ class Trial:
         if abs(step) > MOST_STEPS:  # a journal's numbers have 64 bits
             raise UsageError(f"trial.report: step {excerpt(step)} must be a number of steps, at most 2**53.")
         self.last_report = (step, number)
+        if self._curve is not None:
+            kept: dict[str, Metric] = {}
+            for name, metric in metrics.items():
+                keep(name, metric, kept, self.remarks)
+            self._curve.add(step, number, kept)
         if self._link.report(step, number, self._last_step):
             raise Pruned(f"pruned at step {step} with value {number!r}")
 
@@ -253,7 +304,7 @@ class Trial:
         cannot go on from it), ``interrupt`` and ``report``.
 
         Args:
-            value (str): the metric of the training that is reported after each epoch.
+            value (str): the metric of the training that is reported after each epoch; the others go with it.
         """
         return {
             "seed": self.seed,
@@ -267,7 +318,7 @@ class Trial:
 
 
 class _EpochReport:
-    """``report`` of ``trainers.train`` for ``trial``: one metric after each epoch."""
+    """``report`` of ``trainers.train`` for ``trial``: after each epoch one metric as the value, with all others."""
 
     def __init__(self, trial: Trial, value: str) -> None:
         self._trial = trial
@@ -283,7 +334,12 @@ class _EpochReport:
                 f"trial.training(value={self._value!r}): the training records no such metric. "
                 f"{suggestion(self._value, metrics)}"
             )
-        self._trial.report(epoch, metrics[self._value])
+        named = {name: metric for name, metric in metrics.items() if name not in CURVE_COLUMNS}
+        for name in metrics.keys() - named.keys() - {self._value}:
+            self._trial.remarks[name] = (
+                f"metric {name!r} of the training is not in the curves, where {name} is another"
+            )
+        self._trial.report(epoch, metrics[self._value], **named)
 
 
 def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> Outcome:

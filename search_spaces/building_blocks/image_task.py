@@ -192,7 +192,7 @@ class ImageTask(hpo.Task):
             device=trial.device,
             # An individual that goes on with another number of ranks begins anew.
             checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-            report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"]),
+            report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"], **metrics),
             interrupt=trial.should_checkpoint,
             group=group,
         )

@@ -68,7 +68,7 @@ def train(number: int) -> Curve:
     accuracy: list[float] = []
 
     class Watched(Trial):
-        def report(self, step: int, value: object) -> None:
+        def report(self, step: int, value: object, **metrics: object) -> None:
             accuracy.append(float(value))  # type: ignore[arg-type]
 
     with tempfile.TemporaryDirectory() as directory:

@@ -97,12 +97,13 @@ def surface() -> dict[str, object]:
         "layout.": settings.layout,
         "search.": settings.search,
         "evaluation.": settings.evaluation,
+        "logging.": settings.logging,
     }
     keys = {}
     for section, model in sections.items():
         for name, field in type(model).model_fields.items():
             key = field.validation_alias if isinstance(field.validation_alias, str) else name
-            if section + key not in ("layout", "search", "evaluation"):
+            if section + key not in ("layout", "search", "evaluation", "logging"):
                 keys[section + key] = repr(getattr(model, name))
     commands = _parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     return {

@@ -15,7 +15,7 @@ import pytest
 
 import hpo
 import trainers
-from hpo.config.settings import EvaluationSettings, LayoutSettings, SearchSettings, Settings
+from hpo.config.settings import Section, Settings
 
 REQUIRED = inspect.Parameter.empty
 MADE_ELSEWHERE = {hpo.Trial, trainers.Method, trainers.Strategy}
@@ -64,14 +64,21 @@ def campaign_keywords() -> dict[str, object]:
     """The keys of all sections of a campaign file; ``task`` is the first argument."""
     settings = Settings(directory=Path("."), evaluations=1)
     found: dict[str, object] = {"task": REQUIRED, "directory": REQUIRED}
-    sections = (settings, settings.layout, settings.search, settings.evaluation)
-    for model in sections:
+    sections = {
+        "": settings,
+        "layout": settings.layout,
+        "search": settings.search,
+        "evaluation": settings.evaluation,
+        "logging": settings.logging,
+    }
+    for section, model in sections.items():
         for name, field in type(model).model_fields.items():
             key = field.validation_alias if isinstance(field.validation_alias, str) else name
-            if isinstance(getattr(model, name), (LayoutSettings, SearchSettings, EvaluationSettings)):
+            if isinstance(getattr(model, name), Section):
                 continue
-            if key not in ("task", "directory", "task_options"):
-                found[key] = None if key == "evaluations" else getattr(model, name)
+            if section or key not in ("task", "directory", "task_options"):
+                prefix = "log_" if section == "logging" else ""
+                found[prefix + key] = None if key == "evaluations" else getattr(model, name)
     return found
 
 

@@ -40,6 +40,7 @@ from hpo.evaluation.network import interface_of, open_sockets, own_address, shut
 from hpo.evaluation.process.control_socket import ControlSocket
 from hpo.evaluation.process.global_seeds import Seeder
 from hpo.evaluation.process.output_capture import OutputCapture
+from hpo.evaluation.recording import Recording
 from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import Outcome, describe_exception
@@ -236,6 +237,7 @@ class Evaluator:
         self._local_rank = hello.local_rank
         self._label = hello.label
         self._output = OutputCapture()
+        self._recording = Recording(hello.curve)
         self._seeder = Seeder()
         self._device = evaluator_device(os.environ, hello.device, self._label)
         self._group = Group(hello, self._device) if self._size > 1 else None
@@ -320,11 +322,19 @@ class Evaluator:
             self._clean()
 
     def _attempt(self, job: Job, timeout_s: float | None) -> Outcome:
-        trial = Trial(self._link, job, rank=self._rank, size=self._size, local_rank=self._local_rank)
+        trial = Trial(
+            self._link,
+            job,
+            rank=self._rank,
+            size=self._size,
+            local_rank=self._local_rank,
+            curve=self._recording.curve,
+        )
+        self._recording.begin(job)
         if timeout_s is not None:
             faulthandler.dump_traceback_later(timeout_s - min(_DUMP_LEAD_S, timeout_s / 2), file=2)
         try:
-            return attempt(self._call, trial, self._objectives)
+            return self._recording.finish(attempt(self._call, trial, self._objectives))
         finally:
             faulthandler.cancel_dump_traceback_later()
 

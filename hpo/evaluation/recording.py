@@ -1,0 +1,35 @@
+"""What the evaluator of worker rank 0, or the rank itself where it evaluates, keeps of evaluations while they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hpo.journal.curves import CurveFile, CurveWriter
+from hpo.task.outcome import Outcome
+from hpo.task.trial import Curve, Job
+
+_REMARK = "DIR/curves"
+"""No name of a metric, as remarks have."""
+
+
+class Recording:
+    """Learning curves of one evaluation after the other. ``file``: None where nothing is kept."""
+
+    def __init__(self, file: CurveFile | None) -> None:
+        self._writer = None if file is None else CurveWriter(Path(file.path), file.every_s or 0.0)
+        self.curve: Curve | None = None if file is None or file.every_s is None else self._writer
+        """For the trials."""
+
+    def begin(self, job: Job) -> None:
+        """The evaluation of ``job`` begins."""
+        if self._writer is not None:
+            self._writer.begin(job.id, resumed=job.resumed)
+
+    def finish(self, outcome: Outcome) -> Outcome:
+        """It has ended: its last report is written. ``outcome``, with a remark where reports could not be kept."""
+        error = None if self._writer is None else self._writer.finish()
+        if error is None:
+            return outcome
+        remark = f"learning curves have gaps, as they could not be written ({error}); evaluations go on"
+        return replace(outcome, remarks={**outcome.remarks, _REMARK: remark})

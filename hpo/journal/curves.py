@@ -1,0 +1,314 @@
+"""Learning curves on disk: what trials reported, and samples of what their hosts did meanwhile.
+
+``DIR/curves/0001-i000-w0003.jsonl`` is what the evaluators of worker 3 of island 0 wrote in the first launch, one after
+the other: a line of JSON for each row, with a checksum as the journal's lines have. Unlike these, rows are not synced,
+and none of them counts: a curve may lack rows, and a campaign is whole without any. What an evaluator that was killed
+left of a line is ended by the next one, and skipped by readers.
+
+One run of an individual's evaluation, here an *attempt*, is known by when it began: an individual has several where it
+was retried, reopened, interrupted or paused. ``hpo.results.curves`` makes one curve of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+
+from hpo.errors import CampaignError, describe_os_error
+from hpo.individual import Metric, Scalar
+from hpo.journal.files import JournalName, journal_name
+from hpo.journal.records import (
+    Id,
+    NotWhole,
+    Number,
+    check_line,
+    fits_json,
+    numbers_in,
+    storable,
+    with_checksum,
+)
+
+_FOLDER = "curves"
+_PIECE_BYTES = 1 << 24
+"""How much of a file is looked at together. A line is never as long: what has no end in a piece is no curve."""
+_RETRY_S = 60.0
+"""After how long a file that could not be written is tried again."""
+_FOREIGN = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO)
+"""Of a symbolic link, or something else that is neither directory nor file."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=str.lower):
+    """What all rows have: ``type``, the name of the class in lower case. Times are Unix seconds."""
+
+
+class Point(Row, frozen=True, kw_only=True):
+    """A report of an individual's attempt that began at ``began``. ``resumed``: that one went on from what an earlier
+    one had saved."""
+
+    id: Id
+    step: int
+    value: Number
+    time: float
+    began: float
+    resumed: bool = False
+    metrics: dict[str, Scalar | list[Number]] = {}
+
+
+class Sample(Row, frozen=True, kw_only=True):
+    """What the evaluator of worker rank 0, with all processes that it started, used. ``id``: of the individual under
+    evaluation, "" between two; ``cpu``: cores in use since the last sample; ``memory``: resident bytes; ``gpu``: share
+    of the time in which its GPU was at work; ``gpu_memory``, ``gpu_memory_total``: bytes of that GPU in use by all
+    processes, and there are. None where it cannot be known."""
+
+    time: float
+    host: str
+    id: str = ""
+    cpu: float | None = None
+    memory: int | None = None
+    gpu: float | None = None
+    gpu_memory: int | None = None
+    gpu_memory_total: int | None = None
+
+
+class CurveFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the evaluator of a worker writes, and what. ``every_s``: as of :class:`CurveWriter`, None: no reports;
+    ``system_s``: between two samples, None: no samples."""
+
+    path: str
+    every_s: float | None
+    system_s: float | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Point | Sample] = msgspec.json.Decoder(Point | Sample)
+
+
+def curve_path(directory: Path, *, launch: int, island: int, worker: int) -> Path:
+    """The file of the given worker in the given launch of the campaign in ``directory``."""
+    return directory / _FOLDER / f"{launch:04d}-i{island:03d}-w{worker:04d}.jsonl"
+
+
+def encode(row: Row) -> bytes:
+    """``row`` as a line, newline included; numbers that JSON does not have become words, as in the journal."""
+    plain = not isinstance(row, Point) or (isfinite(row.value) and all(map(fits_json, row.metrics.values())))
+    if plain:
+        with suppress(UnicodeEncodeError):  # of a metric's name
+            return with_checksum(_encoder.encode(row)[:-1])
+    return with_checksum(_encoder.encode(storable(msgspec.to_builtins(row)))[:-1])
+
+
+def decode(line: bytes) -> Point | Sample | None:
+    """The row in ``line``; None where it is damaged, or of a type that this version does not know."""
+    try:
+        check_line(line)
+        row = _decoder.decode(line)
+    except (NotWhole, ValueError, RecursionError):
+        return None
+    if not isinstance(row, Point) or (b'"nan"' not in line and b'inf"' not in line):
+        return row
+    metrics = {name: numbers_in(value) for name, value in row.metrics.items()}
+    return msgspec.structs.replace(row, value=numbers_in(row.value), metrics=metrics)
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+class CurveWriter:
+    """Appends rows to a worker's file. It is made when first needed; its directory too, and none above that.
+
+    No error passes: a curve is not worth an evaluation. Threads may share it.
+
+    Args:
+        path: from :func:`curve_path`.
+        every_s: of the reports of an attempt at most one in so many seconds is written, besides the first and the last;
+            0: each.
+    """
+
+    def __init__(self, path: Path, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._every_s = every_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._retry_at = -float("inf")
+        self._error: str | None = None
+        self._id = ""
+        self._began = 0.0
+        self._resumed = False
+        self._due = -float("inf")
+        self._pending: Point | None = None
+
+    @property
+    def id(self) -> str:
+        """Of the individual whose attempt goes on; "" between two."""
+        return self._id
+
+    def begin(self, identity: str, *, resumed: bool) -> None:
+        """An attempt at this individual begins."""
+        self._id, self._resumed = identity, resumed
+        self._began = time.time()
+        self._due = -float("inf")
+        self._pending = None
+
+    def add(self, step: int, value: float, metrics: dict[str, Metric]) -> None:
+        """The attempt reports."""
+        point = Point(
+            id=self._id,
+            step=step,
+            value=value,
+            time=time.time(),
+            began=self._began,
+            resumed=self._resumed,
+            metrics=metrics,
+        )
+        now = self._clock()
+        if now < self._due:
+            self._pending = point
+            return
+        self._due = now + self._every_s
+        self._pending = None
+        self.write(point)
+
+    def finish(self) -> str | None:
+        """The attempt is over: its last report is written. Why rows are missing, None where none is."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self.write(pending)
+        self._id = ""
+        error, self._error = self._error, None
+        return error
+
+    def write(self, row: Row) -> None:
+        """Append ``row``, in one piece."""
+        with self._lock:
+            if self._file is None and self._clock() < self._retry_at:
+                return
+            try:
+                if self._file is None:
+                    self._file = _open(self._path)
+                line = encode(row)
+                if os.write(self._file, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                self._error = describe_os_error(error, self._path)
+                self._retry_at = self._clock() + _RETRY_S
+                self._close()
+
+    def close(self) -> None:
+        """Close the file; what is added afterwards opens it again."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.close(file)
+
+
+def _open(path: Path) -> int:
+    """The file at ``path``, to append whole lines to."""
+    with suppress(FileExistsError):
+        os.mkdir(path.parent)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(path.name, flags, 0o666, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.ENXIO, "is no file")
+        if found.st_size and os.pread(file, 1, found.st_size - 1) != b"\n":
+            os.write(file, b"\n")  # behind what the one before left of a line
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def curve_files(directory: Path) -> list[tuple[JournalName, Path]]:
+    """The files of the campaign in ``directory`` by launch, island and worker; others are left out.
+
+    Raises:
+        CampaignError: they cannot be listed.
+    """
+    found = []
+    try:
+        folder = os.open(directory / _FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            names = os.listdir(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno == errno.ENOENT or error.errno in _FOREIGN:
+            return []
+        raise _unreadable(directory / _FOLDER, error) from error
+    for name in names:
+        path = directory / _FOLDER / name
+        place = journal_name(path)
+        if place is not None and place.part == 0:
+            found.append((place, path))
+    return sorted(found)
+
+
+def read_from(path: Path, offset: int) -> tuple[list[Point | Sample], int]:
+    """The whole rows of a file from byte ``offset`` on, and the offset to go on from: that of the first line which has
+    no end yet. One call reads 16 MiB at most, so what is there has been read when the offset stays.
+
+    Damaged lines are skipped. A symbolic link, and what else is no file, holds nothing, nor does a file that is gone.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENOENT or error.errno in _FOREIGN:
+            return [], offset
+        raise
+    try:
+        found = os.fstat(file)
+        left = found.st_size - offset
+        if not stat.S_ISREG(found.st_mode) or left <= 0:
+            return [], offset
+        data = os.pread(file, min(left, _PIECE_BYTES), offset)
+    finally:
+        os.close(file)
+    end = data.rfind(b"\n") + 1
+    if end == 0:  # the rest of a piece that is no line is damage, too
+        return [], offset + (len(data) if len(data) == _PIECE_BYTES else 0)
+    rows = (decode(line) for line in data[:end].splitlines(keepends=True))
+    return [row for row in rows if row is not None], offset + end
+
+
+def read_rows(path: Path) -> Iterable[Point | Sample]:
+    """All rows of a file, as of :func:`read_from`; CampaignError where it cannot be read."""
+    offset = 0
+    while True:
+        try:
+            rows, end = read_from(path, offset)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        yield from rows
+        if end == offset:
+            return
+        offset = end
+
+
+def _unreadable(path: Path, error: OSError) -> CampaignError:
+    return CampaignError(
+        f"{path} cannot be read ({error.strerror or error}). Give read access, or name another directory."
+    )
