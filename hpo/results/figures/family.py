@@ -14,9 +14,10 @@ import plotly.graph_objects as go
 
 from hpo.results.ancestry import Ancestor, Family, changes, family
 from hpo.results.figures import theme
-from hpo.results.figures.labels import configuration, written
+from hpo.results.figures.labels import configuration, shortened, written
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.value_range import ValueRange, value_range
+from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.individual import Individual, Scalar
@@ -139,6 +140,7 @@ class _Drawing:
                 "opacity": 1,
             },
             text=[self._box(one.individual) for one in here],
+            customdata=[one.individual.id for one in here],
             hovertemplate="%{text}<extra></extra>",
         )
 
@@ -146,7 +148,7 @@ class _Drawing:
         individual = one.individual
         value = self.source.value(individual)
         first = f"<b>{'no value' if value is None else theme.number(value)}</b> {theme.label(individual.operator, 14)}"
-        return f"{first}<br><span style='font-size:11px;color:{theme.MUTED}'>{self._origin(one)}</span>"
+        return f"{first}<br><span style='font-size:11px;fill-opacity:0.65'>{self._origin(one)}</span>"
 
     def _origin(self, one: Ancestor) -> str:
         """What it changed of its nearest parent."""
@@ -165,5 +167,5 @@ class _Drawing:
 
 
 def _change(name: str, after: Scalar) -> str:
-    shown = theme.label(name, 14)
+    shown = theme.label(shortened(one_line(name), 14))
     return f"no {shown}" if after is None else f"{shown} {written(after, 10)}"

@@ -133,6 +133,7 @@ def _traces(
             legendgroup=name,
             marker=marker,
             text=[_box(one, directions) for one in ones],
+            customdata=[one.id for one in ones],
             hovertemplate="%{text}<extra></extra>",
             **{"mode": "markers", **more},
         )

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from hpo.results.figures import theme
+from hpo.results.figures.labels import shortened
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.importance import Importance
+from hpo.terminal import one_line
 
 _MOST = 15
 _ROW, _BAR = 12, 13
@@ -28,7 +30,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     figure = go.Figure()
     for (title, found), colour in zip(groups, theme.SERIES * len(groups)):
         shares = [found.shares.get(name) for name in shown]
-        bar = {"orientation": "h", "y": [theme.label(name, 24) for name in shown]}
+        bar = {"orientation": "h", "y": [theme.label(shortened(one_line(name), 24)) for name in shown]}
         figure.add_bar(
             **bar,
             name=title if several else "with interactions",

@@ -18,6 +18,14 @@ def short(value: float) -> str:
     return number(float(f"{value:.3g}"))
 
 
+def shortened(text: str, most: int) -> str:
+    """``text`` with its middle left out where it is longer: names of a family differ at their ends."""
+    if len(text) <= most:
+        return text
+    head = (most - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
 def written(value: Scalar, most: int = 24) -> str:
     """A parameter's value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

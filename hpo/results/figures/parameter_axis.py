@@ -7,12 +7,15 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpo.results.figures.labels import short, written
+from hpo.results.figures.labels import short, shortened
+from hpo.terminal import one_line
+from hpo.results.figures.theme import label
 from hpo.space.parameters import Categorical, Float, Int
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
-    from hpo.space.parameters import Parameter
+    from hpo.results.figures.theme import label
+from hpo.space.parameters import Parameter
 
 _TICKS = 5
 _WIDTH = 0.6
@@ -56,7 +59,7 @@ class Axis:
         parameter = self.parameter
         if isinstance(parameter, Categorical):
             count = len(parameter.choices)
-            ticks = [(place * count - 0.5, text) for place, text in self.ticks()]
+            ticks = [(place * count - 0.5, label(text)) for place, text in self.ticks()]
             return {
                 "type": "linear",
                 "range": [-0.6, count - 0.4],
@@ -75,14 +78,22 @@ class Axis:
             "ticktext": [text for _, text in ticks],
         }
 
+    def condition(self) -> str:
+        """Under which the parameter exists, as plain text; empty where it always does."""
+        found = []
+        for parent, allowed in self.parameter.when.items():
+            values = " or ".join(shortened(one_line(one), 10) for one in allowed[:2])
+            found.append(f"{shortened(one_line(parent), 14)} {values}{' …' if len(allowed) > 2 else ''}")
+        return f"where {', '.join(found[:2])}" if found else ""
+
     def ticks(self, most: int = _TICKS) -> list[tuple[float, str]]:
-        """Places and texts, ascending."""
+        """Places and plain texts, ascending."""
         parameter = self.parameter
         if isinstance(parameter, Categorical):
             choices = parameter.choices
             step = max(1, math.ceil(len(choices) / (2 * most)))
             return [
-                ((index + 0.5) / len(choices), written(choice, 14)) for index, choice in enumerate(choices)
+                ((index + 0.5) / len(choices), _choice(choice)) for index, choice in enumerate(choices)
             ][::step]
         encode = parameter.encoder()
         whole = isinstance(parameter, Int)
@@ -97,8 +108,13 @@ class Axis:
         elif parameter.log:
             numbers = _decades(low, high, most)
         else:
-            numbers = _rounds(low, high, most, whole=isinstance(parameter, Int))
+            numbers = rounds(low, high, most, whole=isinstance(parameter, Int))
         return [(one, short(one)) for one in numbers]
+
+
+def _choice(choice: Scalar) -> str:
+    number = isinstance(choice, (int, float)) and not isinstance(choice, bool)
+    return short(choice) if number else shortened(one_line(choice), 14)  # type: ignore[arg-type]
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
@@ -113,7 +129,7 @@ def _decades(low: float, high: float, most: int) -> list[float]:
     return fine[:most] if len(fine) > 1 else [low, high]
 
 
-def _rounds(low: float, high: float, most: int, *, whole: bool) -> list[float]:
+def rounds(low: float, high: float, most: int, *, whole: bool) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough))

@@ -12,12 +12,13 @@ from plotly.subplots import make_subplots
 from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT
 from hpo.results.figures import theme
 from hpo.results.figures.parameter_axis import Axis
-from hpo.results.figures.labels import written
+from hpo.results.figures.labels import shortened, written
 from hpo.results.figures.ordering import important
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.subplots import placed
 from hpo.results.figures.thinning import best_and_spread
 from hpo.results.figures.value_range import ValueRange, value_range
+from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.individual import Individual
@@ -90,6 +91,7 @@ class _Panel:
             legendgroup=title,
             marker=marker,
             text=[self._box(one) for one in ones],
+            customdata=[one.id for one in ones],
             hovertemplate="%{text}<extra></extra>",
             cliponaxis=False,
         )
@@ -152,10 +154,5 @@ def draw(sources: Sequence[Source]) -> go.Figure:
 
 def _title(name: str, axis: Axis) -> str:
     """With the condition under which the parameter exists."""
-    conditions = []
-    for parent, allowed in axis.parameter.when.items():
-        values = " or ".join(written(one, 10) for one in allowed[:2]) + (" …" if len(allowed) > 2 else "")
-        conditions.append(f"{theme.label(parent, 14)} {values}")
-    if not conditions:
-        return theme.label(name, 32)
-    return f"{theme.label(name, 32)}<br><span style='font-size:11px'>where {', '.join(conditions[:2])}</span>"
+    shown, condition = theme.label(shortened(one_line(name), 32)), axis.condition()
+    return f"{shown}<br><span style='font-size:11px'>{theme.label(condition, 80)}</span>" if condition else shown
