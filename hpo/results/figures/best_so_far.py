@@ -66,7 +66,7 @@ def draw(
         drawn = _single if single else _overlaid
         traces += drawn(sources, objective, along, place, legend=row == 0)
         if note := shown.note(way):
-            notes.append(_note(note, top))
+            notes.append(theme.note(note, top))
         if single:
             shapes += _default(first, objective, place, shown)
     if failed:
@@ -304,20 +304,6 @@ def _default(source: Source, objective: str, place: str, shown: Scale) -> list[d
         "yanchor": "bottom",
     }
     return [{"type": "line", "line": line, **ends, "label": words}]
-
-
-def _note(text: str, top: float) -> dict[str, Any]:
-    return {
-        "text": text,
-        "xref": "paper",
-        "yref": "paper",
-        "x": 1,
-        "y": top,
-        "xanchor": "right",
-        "yanchor": "top",
-        "showarrow": False,
-        "font": {"size": 11, "color": theme.MUTED},
-    }
 
 
 def _vertical(at: float) -> dict[str, Any]:

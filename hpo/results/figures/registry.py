@@ -17,7 +17,9 @@ Draw = Callable[[Sequence[Source]], "go.Figure"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One figure: the module of its name in this package has ``draw``. ``caption``: a sentence on how to read it;
+    """One figure: the module of its name in this package has ``draw``. Where it also has ``content(sources)``, a page
+    hands the JSON-able value of that to ``hpo.drawers.NAME`` of ``report/assets/NAME.js`` instead of drawing what
+    ``draw`` returns. ``caption``: a sentence on how to read it;
     ``overlaid``: several campaigns are drawn in one figure, else each has its own; ``size``: 1 for half a row of a wide
     page, 2 for the whole row."""
 
@@ -49,6 +51,18 @@ FIGURES: tuple[Entry, ...] = (
         caption="The same over wall-clock hours, without the time between launches; dotted lines are later launches.",
         overlaid=True,
         size=1,
+    ),
+    Entry(
+        name="curves",
+        title="Learning curves",
+        caption="What trials reported at each step. Those that were pruned are grey; dotted lines are the rungs at "
+        "which a pruner compares.",
+    ),
+    Entry(
+        name="timeline",
+        title="Workers over time",
+        caption="A row is a worker, named island-worker; a bar is an evaluation. Hatched bars were lost with their "
+        "rank or launch; a triangle begins what was resumed.",
     ),
 )
 """Add a figure here, and its module beside this one."""

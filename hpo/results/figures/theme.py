@@ -136,6 +136,21 @@ def layout(title: str, **changes: Any) -> dict[str, Any]:
     return base
 
 
+def note(text: str, top: float = 1.0) -> dict[str, Any]:
+    """An annotation at the right end of the plot, above the height ``top`` (1: that of the whole)."""
+    return {
+        "text": text,
+        "xref": "paper",
+        "yref": "paper",
+        "x": 1,
+        "y": top,
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 11, "color": MUTED},
+    }
+
+
 def label(text: object, most: int = 48) -> str:
     """A name or value from outside as plotly shows it: on one line, cut where it is long, and none of it obeyed as
     markup."""
