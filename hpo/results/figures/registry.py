@@ -40,15 +40,15 @@ FIGURES: tuple[Entry, ...] = (
     Entry(
         name="history",
         title="Best so far, over evaluations",
-        caption="Each mark is an evaluation, the line the best result so far; what ended without a result stands in the "
-        "strip below. Dotted lines are later launches.",
+        caption="Each mark is an evaluation, the line the best result so far; what ended without a result stands in "
+        "the strip below. Dotted lines are later launches.",
         overlaid=True,
         size=1,
     ),
     Entry(
         name="hours",
         title="Best so far, over hours at work",
-        caption="The same over wall-clock hours, without the time between launches.",
+        caption="The same over wall-clock hours, all launches together, without the time between them.",
         overlaid=True,
         size=1,
     ),
@@ -57,17 +57,19 @@ FIGURES: tuple[Entry, ...] = (
         title="Pareto front",
         caption="The evaluations that no other dominates, before all others; the knee is nearest to the best of each "
         "objective.",
+        size=1,
     ),
     Entry(
         name="hypervolume",
         title="Hypervolume",
         caption="The volume that the front dominates, up to the reference: it grows as the front improves.",
+        size=1,
     ),
     Entry(
         name="importance",
         title="Importance of parameters",
-        caption="The share of the variance over the whole space that would be gone if the parameter were fixed, with its "
-        "spread between forests; the darker part without interactions.",
+        caption="The share of the variance over the whole space that would be gone if the parameter were fixed, with "
+        "its spread between forests; the darker part without interactions.",
         size=1,
     ),
     Entry(
@@ -79,8 +81,7 @@ FIGURES: tuple[Entry, ...] = (
     Entry(
         name="parallel",
         title="Parallel coordinates",
-        caption="A line is an evaluation, a gap a parameter that it does not have. Drag along an axis to select, click "
-        "on it to take that back.",
+        caption="A line is an evaluation; it has a gap where a parameter does not exist.",
     ),
     Entry(
         name="slices",
@@ -90,7 +91,8 @@ FIGURES: tuple[Entry, ...] = (
     Entry(
         name="family",
         title="Family of the best",
-        caption="From whom the best individual was bred: each row an ancestor, with what proposed it and what it changed.",
+        caption="From whom the best individual was bred: each row an ancestor, with what proposed it and what it "
+        "changed.",
     ),
     Entry(
         name="curves",
