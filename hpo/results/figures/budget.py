@@ -45,11 +45,16 @@ def draw(sources: Sequence[Source]) -> go.Figure:
                 x=min(stopped), line={"color": theme.MUTED, "dash": "dot", "width": 1}, row=row, col=1
             )
         figure.add_annotation(
-            x=min(stopped), xref="x", y=0.02, yref="y domain", yanchor="bottom", xanchor="left", showarrow=False, xshift=4,
+            x=min(stopped), xref="x", y=0.02, yref="y domain", yanchor="bottom", xanchor="left", xshift=4,
+            showarrow=False,
             text=f"stopped from step {min(stopped)} on", font={"color": theme.MUTED, "size": 12},
         )  # fmt: skip
     headed(figure, "", "Rank correlation of the value at a step with the final one")
-    headed(figure, "2", f"Of the best tenth in the end, kept by halving (reduction {_REDUCTION}) from this step on")
+    headed(
+        figure,
+        "2",
+        f"Of the best tenth in the end, kept by halving (reduction {_REDUCTION}) from this step on",
+    )
     steps = found.steps
     axes: dict[str, dict[str, Any]] = {
         "xaxis": {"showticklabels": False, "range": [0, steps[-1]]},

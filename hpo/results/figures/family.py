@@ -135,7 +135,7 @@ class _Drawing:
             marker={
                 "color": colour,
                 "size": [20 if one is self.tree.last else 13 if one.direct else 9 for one in here],
-                "symbol": ["star" if one is self.tree.last else "circle" if one.individual.parents else "square" for one in here],
+                "symbol": [self._symbol(one) for one in here],
                 "line": {"width": 2, "color": theme.PAPER},
                 "opacity": 1,
             },
@@ -143,6 +143,11 @@ class _Drawing:
             customdata=[one.individual.id for one in here],
             hovertemplate="%{text}<extra></extra>",
         )
+
+    def _symbol(self, one: Ancestor) -> str:
+        if one is self.tree.last:
+            return "star"
+        return "circle" if one.individual.parents else "square"
 
     def _row(self, one: Ancestor) -> str:
         individual = one.individual

@@ -35,7 +35,10 @@ def written(value: Scalar, most: int = 24) -> str:
 
 def configuration(params: Mapping[str, Scalar], first: Sequence[str] = (), most: int = 12) -> str:
     """A line a parameter for a box beside the pointer, those of ``first`` before the others."""
-    names = [*[name for name in first if name in params], *[name for name in params if name not in set(first)]]
+    names = [
+        *[name for name in first if name in params],
+        *[name for name in params if name not in set(first)],
+    ]
     lines = [f"{label(name, 28)} {written(params[name])}" for name in names[:most]]
     if len(names) > most:
         lines.append(f"and {len(names) - most} more")

@@ -24,7 +24,11 @@ _MOST_LINES = 1200
 _MOST_AXES = 60
 SHOWN = 10
 """Axes at first; a page shows the others when it is asked to."""
-_BANDS = ((0.1, "best tenth", theme.BLUE, 0.75), (0.35, "next quarter", theme.SKY, 0.5), (1.0, "others", theme.GREY, 0.35))
+_BANDS = (
+    (0.1, "best tenth", theme.BLUE, 0.75),
+    (0.35, "next quarter", theme.SKY, 0.5),
+    (1.0, "others", theme.GREY, 0.35),
+)
 
 
 class Band(msgspec.Struct, kw_only=True):
@@ -65,7 +69,8 @@ def content(sources: Sequence[Source]) -> Lines:
     sign = source.sign()
     ended = [one for one in source.completed if source.value(one) is not None]
     extent = value_range(
-        [value for one in ended if (value := source.value(one)) is not None], source.objectives[source.objective]
+        [value for one in ended if (value := source.value(one)) is not None],
+        source.objectives[source.objective],
     )
     names = important(source)[:_MOST_AXES]
     if extent is None or len(ended) < 2:
@@ -86,7 +91,10 @@ def content(sources: Sequence[Source]) -> Lines:
                 name=one_line(name),
                 note=axis.condition(),
                 ticks=[(round(place, 4), text) for place, text in axis.ticks()],
-                places=[None if name not in one.params else _rounded(axis.place(one.params[name])) for one in lines],
+                places=[
+                    None if name not in one.params else _rounded(axis.place(one.params[name]))
+                    for one in lines
+                ],
             )
         )
     low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))
@@ -99,7 +107,10 @@ def content(sources: Sequence[Source]) -> Lines:
                 (round((at - low) / width, 4), short(extent.value_at(at)))
                 for at in rounds(low, low + width, 6, whole=extent.log and width > 2)
             ],
-            places=[_rounded((extent.place(extent.inside(source.value(one) or 0.0)) - low) / width) for one in lines],
+            places=[
+                _rounded((extent.place(extent.inside(source.value(one) or 0.0)) - low) / width)
+                for one in lines
+            ],
         )
     )
     return Lines(
@@ -145,11 +156,19 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     star = {"color": theme.ORANGE, "size": 6}
     line = {"color": theme.ORANGE, "width": 3}
     figure.add_scatter(
-        x=list(range(len(axes))), y=best, mode="lines+markers", name="best", line=line, marker=star, hoverinfo="skip"
+        x=list(range(len(axes))),
+        y=best,
+        mode="lines+markers",
+        name="best",
+        line=line,
+        marker=star,
+        hoverinfo="skip",
     )
-    for number, axis in enumerate(axes):
-        figure.add_shape(type="line", x0=number, x1=number, y0=0, y1=1, line={"color": theme.MUTED, "width": 1})
-        for place, text in axis.ticks:
+    for number, coordinate in enumerate(axes):
+        figure.add_shape(
+            type="line", x0=number, x1=number, y0=0, y1=1, line={"color": theme.MUTED, "width": 1}
+        )
+        for place, text in coordinate.ticks:
             figure.add_annotation(
                 x=number, y=place, text=theme.label(text, 14), xanchor="left", xshift=3, showarrow=False,
                 font={"size": 11, "color": theme.MUTED}, bgcolor=theme.faint(theme.PAPER, 0.7), borderpad=0,

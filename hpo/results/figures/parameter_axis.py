@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpo.results.figures.labels import short, shortened
-from hpo.terminal import one_line
 from hpo.results.figures.theme import label
 from hpo.space.parameters import Categorical, Float, Int
+from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
@@ -92,9 +92,9 @@ class Axis:
         if isinstance(parameter, Categorical):
             choices = parameter.choices
             step = max(1, math.ceil(len(choices) / (2 * most)))
-            return [
-                ((index + 0.5) / len(choices), _choice(choice)) for index, choice in enumerate(choices)
-            ][::step]
+            return [((index + 0.5) / len(choices), _choice(choice)) for index, choice in enumerate(choices)][
+                ::step
+            ]
         encode = parameter.encoder()
         whole = isinstance(parameter, Int)
         return [(encode(int(one) if whole else one), text) for one, text in self._numbers(most)]
@@ -123,9 +123,8 @@ def _decades(low: float, high: float, most: int) -> list[float]:
     if last - first >= 1:
         step = max(1, math.ceil((last - first) / (most - 1)))
         return [min(high, max(low, 10.0**power)) for power in range(first, last + 1, step)]
-    fine = [
-        mantissa * 10.0**power for power in range(first - 1, last + 1) for mantissa in (1, 2, 5) if low <= mantissa * 10.0**power <= high
-    ]
+    powers = [10.0**power for power in range(first - 1, last + 1)]
+    fine = [factor * power for power in powers for factor in (1, 2, 5) if low <= factor * power <= high]
     return fine[:most] if len(fine) > 1 else [low, high]
 
 
@@ -137,5 +136,6 @@ def rounds(low: float, high: float, most: int, *, whole: bool) -> list[float]:
     if whole:
         step = max(1.0, step)
     first = math.ceil(low / step - 1e-9)
-    found = [min(high, max(low, float(f"{index * step:.12g}"))) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+    places = range(first, math.floor(high / step + 1e-9) + 1)
+    found = [min(high, max(low, float(f"{place * step:.12g}"))) for place in places]
     return found if len(found) > 1 else [low, high]
