@@ -122,17 +122,17 @@ def _operators(
         customdata=boxes,
         texttemplate="%{text}",
         hovertemplate="%{y}, island %{x}: %{customdata}<extra></extra>",
-        textfont={"size": 12},
+        textfont={"size": 12, "color": theme.INK},
         zmin=0,
-        zmax=max(0.3, *(one or 0.0 for row in rates for one in row)),
-        colorscale=[[0, theme.faint(theme.BLUE, 0.04)], [1, theme.faint(theme.BLUE, 0.75)]],
+        zmax=max([0.3, *(one or 0.0 for row in rates for one in row)]),
+        colorscale=[[0, theme.faint(theme.BLUE, 0.04)], [1, theme.faint(theme.BLUE, 0.5)]],
         showscale=False,
         xgap=2,
         ygap=2,
         row=2,
         col=1,
     )
-    headed(figure, "2", f"Evaluations among the best {SHARE:.0%}")
+    headed(figure, "2", "In the best tenth")
     return {
         "xaxis2": {"title": "island", "type": "category", "ticks": "", "showline": False},
         "yaxis2": {"autorange": "reversed", "showgrid": False, "type": "category"},
@@ -151,17 +151,17 @@ def _moves(
         text=[[str(count) if count else "" for count in row] for row in counts],
         texttemplate="%{text}",
         hovertemplate="%{z} from island %{y} to island %{x}<extra></extra>",
-        textfont={"size": 12},
+        textfont={"size": 12, "color": theme.INK},
         zmin=0,
-        zmax=max(1, *(max(row) for row in counts)),
-        colorscale=[[0, theme.faint(theme.GREEN, 0.04)], [1, theme.faint(theme.GREEN, 0.6)]],
+        zmax=max([1, *(max(row) for row in counts)]),
+        colorscale=[[0, theme.faint(theme.GREEN, 0.04)], [1, theme.faint(theme.GREEN, 0.5)]],
         showscale=False,
         xgap=2,
         ygap=2,
         row=2,
         col=2,
     )
-    headed(figure, "3", "Moves between islands")
+    headed(figure, "3", "Moves")
     if not any(map(any, counts)):
         figure.add_annotation(
             text="no migration", xref="x3 domain", yref="y3 domain", x=0.5, y=0.5, showarrow=False,

@@ -22,6 +22,8 @@ from hpo.terminal import one_line
 
 _MOST_LINES = 1200
 _MOST_AXES = 60
+_GAP = 0.3
+"""Of the space between two axes, what a line leaves open on either side of one on which it has no place."""
 SHOWN = 10
 """Axes at first; a page shows the others when it is asked to."""
 _BANDS = (
@@ -129,6 +131,25 @@ def _rounded(place: float | None) -> float | None:
     return None if place is None else round(place, 4)
 
 
+def _path(places: Sequence[float | None]) -> list[tuple[float | None, float | None]]:
+    """Straight from each axis to the next on which the line has a place, open around those on which it has none."""
+    found: list[tuple[float | None, float | None]] = []
+    before: tuple[int, float] | None = None
+    for axis, place in enumerate(places):
+        if place is None:
+            continue
+        if before is not None:
+            start, origin = before
+            slope = (place - origin) / (axis - start)
+            for without in range(start + 1, axis):
+                ends = (without - _GAP, without + _GAP)
+                left, right = ((at, origin + slope * (at - start)) for at in ends)
+                found += [left, (None, None), right]
+        found.append((axis, place))
+        before = axis, place
+    return found
+
+
 def draw(sources: Sequence[Source]) -> go.Figure:
     """The first ten axes and the objective."""
     found = content(sources)
@@ -140,9 +161,10 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         texts: list[str | None] = []
         for line in (place for place, one in enumerate(found.band) if one == number):
             box = f"{theme.label(found.ids[line])}: {theme.label(found.objective, 24)} {found.values[line]}"
-            x += [*range(len(axes)), None]
-            y += [*(one.places[line] for one in axes), None]
-            texts += [box] * (len(axes) + 1)
+            path = _path([one.places[line] for one in axes])
+            x += [*(at for at, _ in path), None]
+            y += [*(place for _, place in path), None]
+            texts += [box] * (len(path) + 1)
         figure.add_scatter(
             x=x,
             y=y,
@@ -152,16 +174,14 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             line={"color": theme.faint(band.colour, band.opacity), "width": 1.2},
             hovertemplate="%{text}<extra></extra>",
         )
-    best = [one.places[-1] for one in axes]
-    star = {"color": theme.ORANGE, "size": 6}
+    best = _path([one.places[-1] for one in axes])
     line = {"color": theme.ORANGE, "width": 3}
     figure.add_scatter(
-        x=list(range(len(axes))),
-        y=best,
-        mode="lines+markers",
+        x=[at for at, _ in best],
+        y=[place for _, place in best],
+        mode="lines",
         name="best",
         line=line,
-        marker=star,
         hoverinfo="skip",
     )
     for number, coordinate in enumerate(axes):

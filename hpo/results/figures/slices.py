@@ -115,8 +115,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     extent = value_range(values, source.objectives[source.objective])
     if extent is None:
         raise NotDrawn("no evaluation has completed")
-    every = important(source)
-    names = every[:_PANELS]
+    names = important(source)[:_PANELS]
     if not names or source.space is None:
         raise NotDrawn("no parameter has more than one value")
     rows = -(-len(names) // _COLUMNS)
@@ -149,12 +148,6 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             "nticks": 5,
         }
     figure.update_layout(theme.layout("Slices", height=whole + 160, **placed(figure, axes)))
-    if len(every) > len(names):
-        figure.add_annotation(
-            text=f"{len(every) - len(names)} other parameters matter less",
-            xref="paper", yref="paper", x=1, y=1.0, xanchor="right", yanchor="bottom", showarrow=False,
-            font={"color": theme.MUTED, "size": 12},
-        )  # fmt: skip
     return figure
 
 
