@@ -19,7 +19,8 @@ Along = Callable[[Source, Sequence[Individual]], NDArray[Any]]
 """Where individuals that ended stand on the horizontal axis."""
 
 _MOST_OPERATORS = 5
-_COLOURS = (theme.BLUE, theme.SKY, theme.GREEN, theme.PURPLE, theme.YELLOW)
+_COLOURS = {"surrogate": theme.BLUE, "evolution": theme.GREEN, "random": theme.SKY}
+_OTHER_COLOURS = (theme.PURPLE, theme.YELLOW, theme.VERMILION, theme.BLUE, theme.GREEN)
 _GIVEN = ("default", "given", "enqueued")
 _MOST_ROWS = 4
 _ROW = 250
@@ -198,7 +199,9 @@ def _single(
     completed = [one for one in shown if one.status == COMPLETED]
     counts = Counter(one.operator for one in source.completed if one.operator not in _GIVEN)
     names = [name for name, _ in counts.most_common(_MOST_OPERATORS)]
-    for number, name in enumerate([*names, None]):
+    others = iter(_OTHER_COLOURS)
+    for name in [*names, None]:
+        colour = theme.MUTED if name is None else _COLOURS.get(name) or next(others)
         own = [one for one in completed if (one.operator == name if name else one.operator not in names)]
         if own:
             operator = theme.label(name) if name else "others"
@@ -212,7 +215,7 @@ def _single(
                     legendgroup=operator,
                     showlegend=legend,
                     marker={
-                        "color": _COLOURS[number] if name else theme.MUTED,
+                        "color": colour,
                         "size": 6,
                         "opacity": 0.6,
                     },

@@ -55,69 +55,17 @@ FIGURES: tuple[Entry, ...] = (
     Entry(
         name="front",
         title="Pareto front",
-        caption="The evaluations that no other dominates, before all others; the knee is nearest to the best of each "
-        "objective.",
+        caption="No other evaluation is better than one of the front in one objective and worse in none; the star is "
+        "its knee, the nearest to the best of each. Results far worse than the others lie on the border.",
+        overlaid=True,
         size=1,
     ),
     Entry(
         name="hypervolume",
         title="Hypervolume",
-        caption="The volume that the front dominates, up to the reference: it grows as the front improves.",
+        caption="The volume that the front dominates up to the reference point: it grows while the front improves.",
+        overlaid=True,
         size=1,
-    ),
-    Entry(
-        name="importance",
-        title="Importance of parameters",
-        caption="The share of the variance over the whole space that would be gone if the parameter were fixed, with "
-        "its spread between forests; the darker part without interactions.",
-        size=1,
-    ),
-    Entry(
-        name="islands",
-        title="Islands",
-        caption="The best of each island, where good evaluations come from, and who moved where.",
-        size=1,
-    ),
-    Entry(
-        name="parallel",
-        title="Parallel coordinates",
-        caption="A line is an evaluation; it has a gap where a parameter does not exist.",
-    ),
-    Entry(
-        name="slices",
-        title="Results by parameter",
-        caption="Each parameter that matters against the result, and pairs of them.",
-    ),
-    Entry(
-        name="family",
-        title="Family of the best",
-        caption="From whom the best individual was bred: each row an ancestor, with what proposed it and what it "
-        "changed.",
-    ),
-    Entry(
-        name="curves",
-        title="Learning curves",
-        caption="What trials reported at each step. Those that were pruned are grey; dotted lines are the rungs at "
-        "which a pruner compares.",
-    ),
-    Entry(
-        name="budget",
-        title="Early stopping",
-        caption="How well what is reported early says what comes out in the end: where the two agree, comparing early "
-        "is safe.",
-        size=1,
-    ),
-    Entry(
-        name="noise",
-        title="Noise",
-        caption="Configurations that were evaluated more than once: each result, their mean and its standard error.",
-        size=1,
-    ),
-    Entry(
-        name="timeline",
-        title="Workers over time",
-        caption="A row is a worker, named island-worker; a bar is an evaluation. Hatched bars were lost with their "
-        "rank or launch; a triangle begins what was resumed.",
     ),
     Entry(
         name="importance",
@@ -125,6 +73,12 @@ FIGURES: tuple[Entry, ...] = (
         caption="The share of the variance over the whole space that would vanish if a parameter were fixed (fANOVA), "
         "and its spread over eight forests. Interactions count for each that takes part, so shares may exceed 100 %.",
         overlaid=True,
+    ),
+    Entry(
+        name="islands",
+        title="Islands",
+        caption="The best result of each island, the share of each operator's evaluations that are among the best "
+        "tenth of the campaign, and how many individuals moved.",
     ),
     Entry(
         name="parallel",
@@ -139,16 +93,16 @@ FIGURES: tuple[Entry, ...] = (
         "border; results far worse than the others lie on it.",
     ),
     Entry(
-        name="islands",
-        title="Islands",
-        caption="The best result of each island, the share of each operator's evaluations that are among the best "
-        "tenth of the campaign, and how many individuals moved.",
-    ),
-    Entry(
         name="family",
         title="Family of the best",
         caption="From the earliest ancestor shown to the best, each at its result; the thick line leads along the "
         "parents whose configurations are nearest. Beside each: what bred it, and what it changed of that parent.",
+    ),
+    Entry(
+        name="curves",
+        title="Learning curves",
+        caption="What trials reported at each step. Those that were pruned are grey; dotted lines are the rungs at "
+        "which a pruner compares.",
     ),
     Entry(
         name="budget",
@@ -165,19 +119,10 @@ FIGURES: tuple[Entry, ...] = (
         size=1,
     ),
     Entry(
-        name="front",
-        title="Pareto front",
-        caption="No other evaluation is better than one of the front in one objective and worse in none; the star is "
-        "its knee, the nearest to the best of each. Results far worse than the others lie on the border.",
-        overlaid=True,
-        size=1,
-    ),
-    Entry(
-        name="hypervolume",
-        title="Hypervolume",
-        caption="The volume that the front dominates up to the reference point: it grows while the front improves.",
-        overlaid=True,
-        size=1,
+        name="timeline",
+        title="Workers over time",
+        caption="A row is a worker, named island-worker; a bar is an evaluation. Hatched bars were lost with their "
+        "rank or launch; a triangle begins what was resumed.",
     ),
 )
 """Add a figure here, and its module beside this one."""
