@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hpo import __version__
+from hpo.individual import Individual
 from hpo.results.figures import theme
 from hpo.results.figures.registry import FIGURES, Entry
 from hpo.results.figures.source import NotDrawn, Source, thinned
@@ -19,7 +20,9 @@ from hpo.results.report.summary import Missing, Summary, Table, compared, summar
 from hpo.terminal import one_line
 
 _MOST_DETAILS = 10_000
-_LONGEST_ERROR = 400
+_MOST_ERRORS = 500
+_LONGEST_ERROR = 600
+"""Characters, the last ones: there is what was raised."""
 
 
 class Drawn(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -36,11 +39,13 @@ class Drawn(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Details(msgspec.Struct, kw_only=True):
-    """The individuals of one campaign by column, for who points at a mark."""
+    """The individuals of one campaign by column, for who points at a mark. ``status``, ``operator``: places in
+    ``words``."""
 
     ids: list[str]
-    status: list[str]
-    operator: list[str]
+    words: list[str]
+    status: list[int]
+    operator: list[int]
     seconds: list[float | None]
     objectives: dict[str, list[float | None]]
     params: dict[str, list[Any]]
@@ -121,22 +126,31 @@ def _details(source: Source) -> Details:
     best = source.best
     keep = [index for index, one in enumerate(everyone) if best is not None and one.id == best.id]
     found = [everyone[index] for index in thinned(len(everyone), _MOST_DETAILS, keep)]
+    words = {
+        word: place
+        for place, word in enumerate(dict.fromkeys(w for one in found for w in (one.status, one.operator)))
+    }
     names = list(dict.fromkeys(name for one in found for name in one.params))
     return Details(
         ids=[one.id for one in found],
-        status=[one.status for one in found],
-        operator=[one.operator for one in found],
+        words=[one_line(word) for word in words],
+        status=[words[one.status] for one in found],
+        operator=[words[one.operator] for one in found],
         seconds=[_short(one.seconds) for one in found],
         objectives={name: [_short(source.value(one, name)) for one in found] for name in source.objectives},
         params={one_line(name): [_short(one.params.get(name)) for one in found] for name in names},
-        errors={one.id: one.error[:_LONGEST_ERROR] for one in found if one.error},
+        errors={one.id: one.error[-_LONGEST_ERROR:] for one in _spread([o for o in found if o.error])},
     )
+
+
+def _spread(failed: list[Individual]) -> list[Individual]:
+    return [failed[index] for index in thinned(len(failed), _MOST_ERRORS)]
 
 
 def _short(value: Any) -> Any:
     """A float with the digits that a page shows; what JSON lacks as a word."""
     if isinstance(value, float):
-        return float(f"{value:.6g}") if value - value == 0 else str(value)
+        return float(f"{value:.5g}") if value - value == 0 else str(value)
     return value
 
 

@@ -112,7 +112,7 @@ const hpo = (() => {
   }
 
   function table(found) {
-    const cell = (tag, text, place) => make(tag, { class: found.numeric[place] ? "right" : place ? null : "id" }, text);
+    const cell = (tag, text, place) => make(tag, { class: found.numeric[place] ? "right" : place || tag === "th" ? null : "id" }, text);
     return make("div", { class: "wide" }, make("table", {},
       make("thead", {}, make("tr", {}, found.columns.map((text, place) => cell("th", text, place)))),
       make("tbody", {}, found.rows.map((row) => make("tr", {}, row.map((text, place) => cell("td", text, place))))),
@@ -156,7 +156,7 @@ const hpo = (() => {
       facts(one.facts),
       make("div", { class: one.comparison && one.comparison.heads.length > 2 ? "columns stacked" : "columns" },
         make("div", {}, make("h2", {}, "What to know"), health(one.health)),
-        one.comparison ? make("div", {}, make("h2", {}, one.comparison.heads.length > 1 ? one.comparison.heads.join(" and ").replace(/^./, (c) => c.toUpperCase()) : "The best"),
+        one.comparison ? make("div", {}, make("h2", {}, one.comparison.title),
           comparison(one.comparison)) : null),
       one.top ? make("details", {}, make("summary", {}, `The ${one.top.rows.length} best`), table(one.top)) : null,
     );
@@ -222,7 +222,7 @@ const hpo = (() => {
           if (name[0] === "x" && axis.nticks === undefined) axis.nticks = 6;
         }
       }
-      if (layout.legend) layout.legend = { ...layout.legend, font: { ...layout.legend.font, size: 11 } };
+      if (layout.legend) layout.legend = { ...layout.legend, font: { ...layout.legend.font, size: 11 }, y: Math.max(layout.legend.y, 1.01) + 12 / layout.height };
     }
     return layout;
   }
@@ -287,7 +287,7 @@ const hpo = (() => {
     const seconds = details.seconds[row];
     const found = make("aside", { class: "panel" },
       make("div", { class: "top" }, make("h3", { class: "id" }, id), close),
-      make("p", { class: "muted" }, [details.status[row], details.operator[row], seconds === null ? "" : `${Number(seconds.toPrecision(4))} s`].filter(Boolean).join(" · ")),
+      make("p", { class: "muted" }, [details.words[details.status[row]], details.words[details.operator[row]], seconds === null ? "" : `${Number(seconds.toPrecision(4))} s`].filter(Boolean).join(" · ")),
       make("table", {}, make("tbody", {},
         Object.entries(details.objectives).map(([name, column]) => line(name, column[row])),
         params.map(([name, column]) => line(name, column[row])))),
