@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from hpo.evaluation.conversation import Answer, Hello, Order, answer_of, to_line
 from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.environment import child_environment, count_cores, thread_share
+from hpo.evaluation.process_tree import descendants
 
 if TYPE_CHECKING:
     from hpo.journal.curves import CurveFile
@@ -205,7 +206,7 @@ class EvaluatorProcess:
         """Kill the child and all that it started; does not wait. ``ended`` says when it is gone."""
         if self._process.returncode is not None:
             return
-        started = _descendants(self.pid)
+        started = descendants(self.pid)
         _signal_group(self.pid)
         for pid in started:  # those that left the group
             try:
@@ -322,19 +323,3 @@ def _signal_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def _descendants(pid: int) -> list[int]:
-    """Processes that ``pid`` started, and those that they started, as far as the kernel lists them."""
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        current = waiting.pop()
-        try:
-            for thread in os.scandir(f"/proc/{current}/task"):
-                listed = Path(thread.path, "children").read_bytes().split()
-                waiting += (children := [int(number) for number in listed])
-                found += children
-        except OSError:  # it ended meanwhile
-            continue
-    return found

@@ -151,7 +151,7 @@ class InlineCrew:
             stopping=lambda: self._stop_asked or stopping(),
             on_warning=on_warning,
         )
-        self._recording = Recording(curve)
+        self._recording = Recording(curve, 0 if device is None else device.index)
         self._turn = 0
         self._finished: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
@@ -269,7 +269,8 @@ class InlineCrew:
         return None
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """There is nothing to close."""
+        """Keep no reports any more; there is nothing else to close."""
+        self._recording.close()
 
     def _finish(self, worker_rank: int, outcome: Outcome, unusable: bool) -> None:
         self._finished[worker_rank] = outcome

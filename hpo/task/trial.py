@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol
 
 from hpo.errors import Interrupted, Pruned, UsageError
 from hpo.individual import (
@@ -28,6 +28,9 @@ from hpo.task.metrics import as_number, keep
 from hpo.task.outcome import Outcome, describe_exception, judge
 from hpo.task.trial_directory import clear_directory, make_directory, not_begun
 from hpo.text import excerpt
+
+_Given = ParamSpec("_Given")
+_TAKEN = frozenset(CURVE_COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,24 +73,20 @@ class Curve(Protocol):
     def add(self, step: int, value: float, metrics: dict[str, Metric]) -> None: ...
 
 
-class _Report(Protocol):
-    def __call__(self, trial: Trial, /, step: int, value: object, **metrics: object) -> None: ...
-
-
-def _refusing_taken_names(report: _Report) -> _Report:
+def _refusing_taken_names(report: Callable[_Given, None]) -> Callable[_Given, None]:
     """Have ``trial.report`` say which metrics need another name, where Python would speak of arguments."""
 
     @functools.wraps(report)
-    def checked(trial: Trial, /, *arguments: Any, **named: Any) -> None:
-        if named:
-            own = ("step", "value")[len(arguments) :]
+    def checked(*arguments: _Given.args, **named: _Given.kwargs) -> None:
+        if not _TAKEN.isdisjoint(named):
+            own = ("trial", "step", "value")[len(arguments) :]
             taken = [name for name in CURVE_COLUMNS if name in named and name not in own]
             if taken:
                 raise UsageError(
                     f"trial.report: {taken[0]} = {excerpt(named[taken[0]])}: no metric may be called "
                     f"{', '.join(CURVE_COLUMNS)}, as columns of the curves are. Give it another name."
                 )
-        report(trial, *arguments, **named)
+        report(*arguments, **named)
 
     return checked
 

@@ -109,14 +109,17 @@ KEYS = [(section, key) for section, rules in config._RULES.items() for key in ru
 def harmless(settings: config.Settings) -> None:
     """It can be sent and written, its numbers are such as can be, and nothing lasts for ever."""
     msgspec.json.encode(settings.model_dump(mode="json"))
-    layout, evaluation = settings.layout, settings.evaluation
+    layout, evaluation, logging = settings.layout, settings.evaluation, settings.logging
     assert layout.islands <= 10**6 and layout.ranks_per_worker <= 10**6
     assert settings.search.grid_points <= 100_000
-    for seconds in settings.deadline_s, evaluation.timeout_s, evaluation.grace_s, evaluation.start_timeout_s:
+    for seconds in (
+        *(settings.deadline_s, evaluation.timeout_s, evaluation.grace_s, evaluation.start_timeout_s),
+        *(logging.every_s, logging.system_s),
+    ):
         assert seconds is None or 0 <= seconds <= TEN_YEARS_S
 
 
-@pytest.mark.parametrize("key", [key for _, key in KEYS])
+@pytest.mark.parametrize("key", config._KEYWORDS)
 def test_every_keyword(key: str) -> None:
     sweep(lambda value: harmless(config.from_keywords(**{"directory": "run", "evaluations": 5, key: value})))
 
@@ -132,7 +135,7 @@ def test_every_key_of_a_file(tmp_path: Path, section: str, key: str) -> None:
 
     def read(text: object) -> None:
         least = {"task": '"task.py:task"', "directory": '"run"', "evaluations": "5"}
-        least.pop(key, None)
+        least.pop("" if section else key, None)
         lines = [f"{name} = {value}" for name, value in least.items()]
         own = [f"{key} = {text}"]
         path.write_text("\n".join([*lines, f"[{section}]", *own] if section else [*own, *lines]))

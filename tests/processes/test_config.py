@@ -74,6 +74,13 @@ FULL = """
     interface = "ib0"
     checkpoints = true
 
+    [logging]
+    curves = false
+    every = "0"
+    sinks = ["wandb", "tensorboard", "wandb"]
+    directory = "logs"
+    system = "1min"
+
     [task_options]
     epochs = 10
     widths = [32, 64]
@@ -127,6 +134,11 @@ FLAT: dict[str, object] = {
     "first_failures": "off",
     "interface": "ib0",
     "checkpoints": True,
+    "log_curves": False,
+    "log_every": 0,
+    "log_sinks": ("wandb", "tensorboard"),
+    "log_directory": Path("logs"),
+    "log_system": 60,
     "task_options": {"epochs": 10, "widths": [32, 64], "nested": {"a": [True, "x"]}},
 }
 
@@ -155,6 +167,8 @@ def test_a_full_file(tmp_path: Path) -> None:
     assert settings.layout.topology == [[0, 2], [1, 0]]
     assert (settings.evaluation.timeout_s, settings.evaluation.grace_s) == (1800.0, 5.0)
     assert settings.evaluation.start_timeout_s == 90.0
+    assert (settings.logging.every_s, settings.logging.sinks) == (0.0, ["wandb", "tensorboard"])
+    assert settings.log_directory == Path("logs")
     assert settings.task_options == {"epochs": 10, "widths": [32, 64], "nested": {"a": [True, "x"]}}
 
 
@@ -165,12 +179,18 @@ def test_a_file_and_keywords_give_the_same_settings(tmp_path: Path) -> None:
 
 def test_every_key_has_a_name_of_its_own() -> None:
     """Keywords are flat: FLAT names every key of every section, and none twice."""
-    sections = [Settings, config.LayoutSettings, config.SearchSettings, config.EvaluationSettings]
+    sections = {
+        Settings: "",
+        config.LayoutSettings: "",
+        config.SearchSettings: "",
+        config.EvaluationSettings: "",
+        config.LoggingSettings: "log_",
+    }
     names = [
-        str(one.validation_alias or name)
-        for section in sections
+        prefix + str(one.validation_alias or name)
+        for section, prefix in sections.items()
         for name, one in section.model_fields.items()
-        if name not in ("layout", "search", "evaluation")
+        if name not in ("layout", "search", "evaluation", "logging")
     ]
     assert sorted(names) == sorted(FLAT)
 
@@ -548,3 +568,19 @@ def test_space_layout_and_task_import_neither_pydantic_nor_numpy_nor_torch() -> 
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_keys_of_logging_are_named_as_they_were_written(tmp_path: Path) -> None:
+    """As keywords they have a prefix, as ``directory`` is another there."""
+    path = file(tmp_path, f'{LEAST}[logging]\nsinks = ["tensorbord"]\nevery = -1\nlog_system = 1\n')
+    assert [problem.partition(": ")[0] for problem in problems(path)] == [
+        "[logging] log_system = 1",
+        "[logging] every = -1",
+        '[logging] sinks = "tensorbord"',
+    ]
+    assert 'Did you mean "tensorboard"?' in problems(path)[2]
+    with pytest.raises(UsageError, match=r"^log_every = -1: must be 0, or a duration"):
+        from_keywords(directory="x", evaluations=1, log_every=-1)
+    with pytest.raises(UsageError, match=r'curves = True: .*Did you mean "log_curves"'):
+        from_keywords(directory="x", evaluations=1, curves=True)
+    assert from_keywords(directory="x", evaluations=1).log_directory == Path("x/logs")

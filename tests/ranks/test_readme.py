@@ -237,9 +237,10 @@ def test_every_key_of_a_campaign_file_is_explained(folder):
             ("layout", config.LayoutSettings, settings.layout),
             ("search", config.SearchSettings, settings.search),
             ("evaluation", config.EvaluationSettings, settings.evaluation),
+            ("logging", config.LoggingSettings, settings.logging),
         ]
     }
-    assert left_out == {"top": [], "layout": [], "search": [], "evaluation": []}
+    assert left_out == {"top": [], "layout": [], "search": [], "evaluation": [], "logging": []}
     assert settings.island[0].model_fields_set
 
 

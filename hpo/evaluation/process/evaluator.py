@@ -237,9 +237,9 @@ class Evaluator:
         self._local_rank = hello.local_rank
         self._label = hello.label
         self._output = OutputCapture()
-        self._recording = Recording(hello.curve)
         self._seeder = Seeder()
         self._device = evaluator_device(os.environ, hello.device, self._label)
+        self._recording = Recording(hello.curve, self._device.index)
         self._group = Group(hello, self._device) if self._size > 1 else None
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
         self._task = hello.source.load()

@@ -47,8 +47,8 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         "pruned": {"color": theme.GREY, "width": 1},
         "completed": {"color": theme.SKY, "width": 1},
         "running": {"color": theme.GREEN, "width": 1.5},
-        "default": {"color": theme.ORANGE, "width": 2.5},
-        "best": {"color": theme.INK, "width": 2.5},
+        "default": {"color": theme.INK, "width": 2, "dash": "dash"},
+        "best": {"color": theme.ORANGE, "width": 3},
     }
     by_id = dict(list(table.groupby("id", sort=False)))
     traces, shown = [], []
@@ -81,6 +81,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             "data": traces,
             "layout": theme.layout(
                 title,
+                height=420,
                 xaxis={"title": "step", "rangemode": "tozero"},
                 yaxis={**seen.axis(), "title": theme.label(objective)},
                 shapes=_rungs(source, by_id),
@@ -141,7 +142,7 @@ def _rungs(source: Source, tables: dict[str, pandas.DataFrame]) -> list[dict[str
             "y1": 1,
             "yref": "paper",
             "layer": "below",
-            "line": {"color": theme.GREY, "width": 1, "dash": "dot"},
+            "line": theme.vertical(step)["line"],
             "label": {
                 "text": f"rung at {step}",
                 "textposition": "start",

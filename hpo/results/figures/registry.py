@@ -40,73 +40,16 @@ FIGURES: tuple[Entry, ...] = (
     Entry(
         name="history",
         title="Best so far, over evaluations",
-        caption="Each mark is an evaluation, the line the best result so far. Evaluations without a result stand in "
-        "the strip below.",
+        caption="Each mark is an evaluation, the line the best result so far; what ended without a result stands in "
+        "the strip below. Dotted lines are later launches.",
         overlaid=True,
         size=1,
     ),
     Entry(
         name="hours",
         title="Best so far, over hours at work",
-        caption="The same over wall-clock hours, without the time between launches; dotted lines are later launches.",
+        caption="The same over wall-clock hours, all launches together, without the time between them.",
         overlaid=True,
-        size=1,
-    ),
-    Entry(
-        name="curves",
-        title="Learning curves",
-        caption="What trials reported at each step. Those that were pruned are grey; dotted lines are the rungs at "
-        "which a pruner compares.",
-    ),
-    Entry(
-        name="timeline",
-        title="Workers over time",
-        caption="A row is a worker, named island-worker; a bar is an evaluation. Hatched bars were lost with their "
-        "rank or launch; a triangle begins what was resumed.",
-    ),
-    Entry(
-        name="importance",
-        title="Importance of parameters",
-        caption="The share of the variance over the whole space that would vanish if a parameter were fixed (fANOVA), "
-        "and its spread over eight forests. Interactions count for each that takes part, so shares may exceed 100 %.",
-        overlaid=True,
-    ),
-    Entry(
-        name="parallel",
-        title="Parallel coordinates",
-        caption="A line is a completed evaluation; the most important parameters come first. A line has a gap where a "
-        "parameter does not exist.",
-    ),
-    Entry(
-        name="slices",
-        title="Slices",
-        caption="The result over each of the six most important parameters. What was pruned or failed lies at the "
-        "worse border; results far worse than the others lie on it.",
-    ),
-    Entry(
-        name="islands",
-        title="Islands",
-        caption="The best result of each island, the share of each operator's evaluations that are among the best "
-        "tenth of the campaign, and how many individuals moved.",
-    ),
-    Entry(
-        name="family",
-        title="Family of the best",
-        caption="From the earliest ancestor shown to the best, each at its result; the thick line leads along the "
-        "parents whose configurations are nearest. Beside each: what bred it, and what it changed of that parent.",
-    ),
-    Entry(
-        name="budget",
-        title="Early stopping: is it safe?",
-        caption="Where the correlation is low, an intermediate value says little about the end: stop later. Below, "
-        "what halving from that step on (reduction 3) would keep of the best, had all curves been known. Individuals "
-        "that were stopped have no end to compare.",
-    ),
-    Entry(
-        name="noise",
-        title="Noise",
-        caption="Evaluations of the best configurations that were repeated. Where repeats differ as much as the better "
-        "configurations do, which of these is the best is not known yet.",
         size=1,
     ),
     Entry(
@@ -123,6 +66,63 @@ FIGURES: tuple[Entry, ...] = (
         caption="The volume that the front dominates up to the reference point: it grows while the front improves.",
         overlaid=True,
         size=1,
+    ),
+    Entry(
+        name="importance",
+        title="Importance of parameters",
+        caption="The share of the variance over the whole space that would vanish if a parameter were fixed (fANOVA), "
+        "and its spread over eight forests. Interactions count for each that takes part, so shares may exceed 100 %.",
+        overlaid=True,
+    ),
+    Entry(
+        name="islands",
+        title="Islands",
+        caption="The best result of each island, the share of each operator's evaluations that are among the best "
+        "tenth of the campaign, and how many individuals moved.",
+    ),
+    Entry(
+        name="parallel",
+        title="Parallel coordinates",
+        caption="A line is a completed evaluation; the most important parameters come first. A line has a gap where a "
+        "parameter does not exist.",
+    ),
+    Entry(
+        name="slices",
+        title="Slices",
+        caption="The result over each of the six most important parameters. What was pruned or failed lies at the "
+        "worse border; results far worse than the others lie on it.",
+    ),
+    Entry(
+        name="family",
+        title="Family of the best",
+        caption="From the earliest ancestor shown to the best, each at its result; the thick line leads along the "
+        "parents whose configurations are nearest. Beside each: what bred it, and what it changed of that parent.",
+    ),
+    Entry(
+        name="curves",
+        title="Learning curves",
+        caption="What trials reported at each step. Those that were pruned are grey; dotted lines are the rungs at "
+        "which a pruner compares.",
+    ),
+    Entry(
+        name="budget",
+        title="Early stopping: is it safe?",
+        caption="Where the correlation is low, an intermediate value says little about the end: stop later. Below, "
+        "what halving from that step on (reduction 3) would keep of the best, had all curves been known. Individuals "
+        "that were stopped have no end to compare.",
+    ),
+    Entry(
+        name="noise",
+        title="Noise",
+        caption="Evaluations of the best configurations that were repeated. Where repeats differ as much as the better "
+        "configurations do, which of these is the best is not known yet.",
+        size=1,
+    ),
+    Entry(
+        name="timeline",
+        title="Workers over time",
+        caption="A row is a worker, named island-worker; a bar is an evaluation. Hatched bars were lost with their "
+        "rank or launch; a triangle begins what was resumed.",
     ),
 )
 """Add a figure here, and its module beside this one."""
