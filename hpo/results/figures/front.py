@@ -37,6 +37,9 @@ class _Campaign:
     colour: str
     title: str
 
+_MOST_BOXES = 1000
+"""Of more marks, the boxes beside the pointer have no configuration."""
+
 
 def draw(sources: Sequence[Source]) -> go.Figure:
     """Of two objectives a plane, of three or four (of more the first four) a panel for each pair."""
@@ -130,7 +133,7 @@ def _traces(
             name=name,
             legendgroup=name,
             marker=marker,
-            text=[_box(one, directions) for one in ones],
+            text=[_box(one, directions, whole=len(ones) < _MOST_BOXES) for one in ones],
             customdata=[one.id for one in ones],
             hovertemplate="%{text}<extra></extra>",
             **{"mode": "markers", **more},
@@ -197,8 +200,9 @@ def _axis(name: str, direction: str, extent: ValueRange, *, titled: bool) -> dic
     }
 
 
-def _box(one: Individual, directions: Mapping[str, str]) -> str:
+def _box(one: Individual, directions: Mapping[str, str], *, whole: bool) -> str:
     values = ", ".join(
         f"{theme.label(name, 20)} {theme.number((one.objectives or {})[name])}" for name in directions
     )
-    return f"{theme.label(one.id)}: {values}<br>{configuration(one.params)}"
+    head = f"{theme.label(one.id)}: {values}"
+    return f"{head}<br>{configuration(one.params)}" if whole else head

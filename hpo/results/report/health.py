@@ -46,9 +46,8 @@ def findings(source: Source, busy: float | None = None) -> list[Finding]:
                 "evaluations cost the rest.",
             )
         )
-    if not any(one.level in ("bad", "warn") for one in found) and source.ended:
-        if not any(one.level == "good" for one in found):
-            found.append(Finding("good", "Nothing needs attention."))
+    if source.ended and all(one.level == "note" for one in found):
+        found.append(Finding("good", "Nothing needs attention."))
     order = {"bad": 0, "warn": 1, "good": 2, "note": 3}
     return sorted(found, key=lambda one: order[one.level])
 
