@@ -21,7 +21,8 @@ from hpo.results.figures.source import NotDrawn, Source, thinned
 from hpo.results.report.summary import Missing, Summary, Table, compared, summary
 from hpo.terminal import one_line
 
-_MOST_DETAILS = 10_000
+_MOST_DETAILS_BYTES = 700_000
+"""Of all campaigns together, about."""
 _MOST_ERRORS = 500
 _FEWEST_PACKED = 50
 _LONGEST_ERROR = 600
@@ -43,15 +44,15 @@ class Drawn(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class Details(msgspec.Struct, kw_only=True):
     """The individuals of one campaign by column, for who points at a mark. ``status``, ``operator``: places in
-    ``words``."""
+    ``words``; other columns are lists, or packed (see ``_column``)."""
 
     ids: list[str]
     words: list[str]
     status: list[int]
     operator: list[int]
-    seconds: list[float | None]
-    objectives: dict[str, list[float | None]]
-    params: dict[str, list[Any]]
+    seconds: Any
+    objectives: dict[str, Any]
+    params: dict[str, Any]
     errors: dict[str, str]
 
 
@@ -85,7 +86,7 @@ def content(sources: Sequence[Source], figures: Sequence[Entry] = FIGURES) -> Co
         campaigns=summaries,
         compared=compared(sources) if len(sources) > 1 else None,
         figures=drawn,
-        details=[_details(source) for source in sources],
+        details=[_details(source, _marked(drawn, place)) for place, source in enumerate(sources)],
         dark=theme.DARK,
     )
 
@@ -127,20 +128,49 @@ def _draw(
 
 
 def _pack(trace: dict[str, Any]) -> None:
-    """Long lists of numbers as plotly's encoded arrays of single precision, a third as long."""
+    """Long lists of numbers as plotly's encoded arrays."""
     for name in ("x", "y"):
-        values = trace.get(name)
-        if isinstance(values, (list, tuple)) and len(values) >= _FEWEST_PACKED:
-            if all(type(one) in (int, float, type(None)) for one in values):
-                data = numpy.array([numpy.nan if one is None else one for one in values], dtype="<f4")
-                trace[name] = {"dtype": "f4", "bdata": base64.b64encode(data.tobytes()).decode()}
+        data = _packed(trace.get(name))
+        if data is not None:
+            trace[name] = {"dtype": "f4", "bdata": data}
 
 
-def _details(source: Source) -> Details:
-    everyone = [*source.record.known, *source.record.individuals]
+def _packed(values: Any) -> str | None:
+    """Single precision in base64, a third as long as digits; None for what is short, or not of numbers alone."""
+    if not isinstance(values, (list, tuple)) or len(values) < _FEWEST_PACKED:
+        return None
+    if any(type(one) not in (int, float, type(None)) for one in values):
+        return None
+    found = numpy.array([numpy.nan if one is None else one for one in values], dtype="<f4")
+    return base64.b64encode(found.tobytes()).decode()
+
+
+def _column(values: list[Any]) -> Any:
+    """Of numbers with a decimal point ``{"packed": base64}``, NaN where there is none; else the list."""
+    if all(type(one) in (float, type(None)) for one in values) and (data := _packed(values)) is not None:
+        return {"packed": data}
+    return values
+
+
+def _marked(drawn: Sequence[Drawn], campaign: int) -> set[str]:
+    """The ids that marks of the figures of a campaign stand for."""
+    found: set[str] = set()
+    for figure in drawn:
+        if figure.campaign in (None, campaign) and figure.plot is not None:
+            for trace in figure.plot["data"]:
+                for name in ("customdata", "hovertext"):
+                    values = trace.get(name)
+                    if values is not None and not isinstance(values, str):
+                        found.update(one.partition(":")[0] for one in values if isinstance(one, str))
+    return found
+
+
+def _details(source: Source, marked: set[str]) -> Details:
+    everyone = [one for one in (*source.record.known, *source.record.individuals) if one.id in marked]
     best = source.best
     keep = [index for index, one in enumerate(everyone) if best is not None and one.id == best.id]
-    found = [everyone[index] for index in thinned(len(everyone), _MOST_DETAILS, keep)]
+    width = 30 + 6 * max((len(one.params) for one in everyone), default=0)
+    found = [everyone[index] for index in thinned(len(everyone), _MOST_DETAILS_BYTES // width, keep)]
     words = {
         word: place
         for place, word in enumerate(dict.fromkeys(w for one in found for w in (one.status, one.operator)))
@@ -151,9 +181,11 @@ def _details(source: Source) -> Details:
         words=[one_line(word) for word in words],
         status=[words[one.status] for one in found],
         operator=[words[one.operator] for one in found],
-        seconds=[_short(one.seconds) for one in found],
-        objectives={name: [_short(source.value(one, name)) for one in found] for name in source.objectives},
-        params={one_line(name): [_short(one.params.get(name)) for one in found] for name in names},
+        seconds=_column([one.seconds for one in found]),
+        objectives={
+            one_line(name): _column([source.value(one, name) for one in found]) for name in source.objectives
+        },
+        params={one_line(name): _column([one.params.get(name) for one in found]) for name in names},
         errors={
             one.id: (one.error or "")[-_LONGEST_ERROR:] for one in _spread([o for o in found if o.error])
         },
@@ -162,13 +194,6 @@ def _details(source: Source) -> Details:
 
 def _spread(failed: list[Individual]) -> list[Individual]:
     return [failed[index] for index in thinned(len(failed), _MOST_ERRORS)]
-
-
-def _short(value: Any) -> Any:
-    """A float with the digits that a page shows; what JSON lacks as a word."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if value - value == 0 else str(value)
-    return value
 
 
 def _as_list(value: Any) -> Any:

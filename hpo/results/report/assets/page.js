@@ -277,20 +277,31 @@ const hpo = (() => {
     }
   }
 
+  // Of a column, plain or packed, the value of one row; null where there is none.
+  function cellOf(column, row) {
+    if (!column.packed) return column[row];
+    column.numbers ||= new Float32Array(Uint8Array.from(atob(column.packed), (one) => one.charCodeAt(0)).buffer);
+    const value = column.numbers[row];
+    return Number.isNaN(value) ? null : Number(value.toPrecision(5));
+  }
+
   function panel(details, row) {
     document.querySelector(".panel")?.remove();
-    const text = (value) => (value === null || value === undefined ? "–" : String(value));
+    const text = (value) => {
+      if (value === null || value === undefined) return "–";
+      return typeof value === "number" && value && Math.abs(value) < 1e-3 ? value.toExponential() : String(value);
+    };
     const line = (name, value) => make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "value" }, text(value)));
     const id = details.ids[row];
     const close = make("button", { type: "button", "aria-label": "close" }, "✕");
-    const params = Object.entries(details.params).filter(([, column]) => column[row] !== null);
-    const seconds = details.seconds[row];
+    const params = Object.entries(details.params).map(([name, column]) => [name, cellOf(column, row)]).filter(([, value]) => value !== null);
+    const seconds = cellOf(details.seconds, row);
     const found = make("aside", { class: "panel" },
       make("div", { class: "top" }, make("h3", { class: "id" }, id), close),
       make("p", { class: "muted" }, [details.words[details.status[row]], details.words[details.operator[row]], seconds === null ? "" : `${Number(seconds.toPrecision(4))} s`].filter(Boolean).join(" · ")),
       make("table", {}, make("tbody", {},
-        Object.entries(details.objectives).map(([name, column]) => line(name, column[row])),
-        params.map(([name, column]) => line(name, column[row])))),
+        Object.entries(details.objectives).map(([name, column]) => line(name, cellOf(column, row))),
+        params.map(([name, value]) => line(name, value)))),
       details.errors[id] ? make("pre", {}, details.errors[id]) : null);
     close.addEventListener("click", () => found.remove());
     document.body.append(found);
