@@ -59,6 +59,8 @@ _MOST_KNOWN = 256
 """Known points that each island gets: half of them the best, the others from all over the rest."""
 _LATEST = 64
 """Completed ones of each birthplace that finished last, for islands whose individuals go on from each other."""
+_UNRECORDED = 100
+"""Numbers of each worker that a launch which was thought dead may use for individuals that are not on record."""
 _REPORTS = 4096
 """Intermediate results of an island, the latest."""
 
@@ -111,7 +113,8 @@ class ResumeState:
     to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it
     is on record; ``launches``: when each began, and the time of its last record; ``repeats``: whether a configuration
     was evaluated again on purpose; ``torn``: names of the journals whose last line was cut off;
-    ``ended``: ids of all that have ended; ``leading``: of one objective loss and id of the best that completed."""
+    ``ended``: ids of all that have ended; ``contested``: whether the last launch may still run; ``first_number``: of
+    new individuals of any worker at least; ``leading``: of one objective loss and id of the best that completed."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -130,6 +133,8 @@ class ResumeState:
     repeats: bool = False
     torn: list[str] = field(default_factory=list)
     ended: Collection[str] = ()
+    contested: bool = False
+    first_number: int = 0
     leading: list[tuple[float, str]] = field(default_factory=list)
 
     @property
@@ -138,7 +143,19 @@ class ResumeState:
         return self.codes[max(self.codes)] if self.codes else ""
 
     def sequence(self, island: int, worker: int) -> int:
-        return self.sequences.get((island, worker), 0)
+        return max(self.first_number, self.sequences.get((island, worker), 0))
+
+    def contest(self) -> None:
+        """The last launch may still run: what it has begun, and what it will begin by numbers that are not on record,
+        each in its directory."""
+        self.contested = True
+        self.leave_numbers()
+        for one in self.pending:
+            one.contested = True
+
+    def leave_numbers(self) -> None:
+        """New individuals of all workers get numbers that nothing on record comes near."""
+        self.first_number = max(self.first_number, *self.sequences.values(), 0) + _UNRECORDED
 
     def avoid(self, taken: Mapping[tuple[int, int], int]) -> None:
         """Number new individuals from ``taken`` on, by (island, worker), where that is further."""
@@ -176,6 +193,8 @@ class _Fold:
         self._losses = losses
         self._state = ResumeState()
         self._launch = 0
+        self._contested = 0
+        """The last launch before whose beginning others may not have ended."""
         self.updated = -math.inf
         """The time of the last record of the launch that is read."""
         self._evaluations = CurrentEvaluations()
@@ -202,6 +221,9 @@ class _Fold:
         self._launch = launch
 
     def _on_launched(self, record: Launched) -> None:
+        if record.contested:
+            self._contested = max(self._contested, self._launch)
+            self._state.leave_numbers()
         if record.code:
             self._state.codes[self._launch] = record.code
         self._state.commands.launched(record)
@@ -296,6 +318,8 @@ class _Fold:
             interrupted = isinstance(unfinished.record, Finished) and unfinished.record.status == INTERRUPTED
             state.tally.unfinished[unfinished.record.id] = INTERRUPTED if interrupted else LOST
             assignment = _assignment(unfinished, space=space)
+            # Its copy is made when it begins: that launch may have had no time for it.
+            assignment.contested = unfinished.launch < self._contested
             state.keys.add(assignment.key)
             state.pending.append(assignment)
         begun = Counter(space.key(params) for params in self._enqueued.values())

@@ -36,6 +36,12 @@ class PartsFold:
         self._place: Place = (0, 0, 0)
         self._events: list[_Event] = []
 
+    def copy(self) -> PartsFold:
+        """What it knows now, which later records do not change."""
+        found = PartsFold()
+        found.hosts, found._events = dict(self.hosts), list(self._events)
+        return found
+
     def enter(self, header: Header) -> None:
         """The records that follow are those of this journal."""
         self._place = (header.launch, header.island, header.worker)
