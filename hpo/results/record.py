@@ -285,7 +285,7 @@ class Fold:
             waiting=commands.waiting(directory),
             stop_pending=commands.stop_pending(directory),
             starts_and_ends=self.parts.copy(),
-            reported=list(self.reported),
+            reported=sorted(self.reported, key=lambda one: (one.time, one.id, one.step)),
             moves=self.moves(),
         )
 

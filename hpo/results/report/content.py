@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy
 
-from hpo import __version__
 from hpo.individual import Individual
 from hpo.results.figures import theme
 from hpo.results.figures.registry import FIGURES, Entry
@@ -69,8 +68,8 @@ class Content(msgspec.Struct, kw_only=True):
     dark: dict[str, str]
 
 
-def content(sources: Sequence[Source], figures: Sequence[Entry] = FIGURES) -> Content:
-    """The page of one campaign, or of several side by side."""
+def content(sources: Sequence[Source], version: str = "", figures: Sequence[Entry] = FIGURES) -> Content:
+    """The page of one campaign, or of several side by side. ``version``: of hpo."""
     summaries = [summary(source) for source in sources]
     drawn: list[Drawn] = []
     for entry in figures:
@@ -82,7 +81,7 @@ def content(sources: Sequence[Source], figures: Sequence[Entry] = FIGURES) -> Co
     return Content(
         title=", ".join(one_line(source.name) for source in sources),
         made=time.strftime("%-d %B %Y, %H:%M"),
-        versions=f"hpo {__version__}, Python {platform.python_version()}",
+        versions=f"hpo {version}, Python {platform.python_version()}".replace("hpo , ", ""),
         campaigns=summaries,
         compared=compared(sources) if len(sources) > 1 else None,
         figures=drawn,
