@@ -26,7 +26,7 @@ hpo.drawers.parallel = (element, data, look) => {
   const along = (axis) => start + axis * step;
   const point = (axis, place) => (lying ? [top + place * across, along(axis)] : [along(axis), top + (1 - place) * across]);
   const size = lying ? [width, along(last) + 34] : [along(last) + 50, top + across + 12];
-  const letters = Math.max(6, Math.floor((lying ? width - 30 : step - 8) / 6.8));
+  const letters = Math.max(6, Math.floor((lying ? width - 30 : step - 10) / 7.6));
 
   const shortened = (text, most) => {
     if (text.length <= most) return text;
