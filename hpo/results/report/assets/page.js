@@ -349,6 +349,7 @@ const hpo = (() => {
     printing = on;
     setTheme();
     document.body.style.width = on ? "690px" : "";
+    document.documentElement.classList.toggle("printing", on);
     for (const one of document.querySelectorAll("details")) one.open = on || one.open;
     drawFigures();
     for (const one of document.querySelectorAll(".js-plotly-plot")) Plotly.Plots.resize(one);
