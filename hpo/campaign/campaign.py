@@ -32,7 +32,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, Stora
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
-from hpo.islands import resume
+from hpo.islands import resume, snapshot
 from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
@@ -44,7 +44,6 @@ from hpo.journal.files import (
     journal_files,
     journal_name,
     last_launch,
-    read_directory,
     read_file,
 )
 from hpo.journal.lock import Lock, acquire
@@ -417,14 +416,13 @@ class Campaign:
                 if lock.contested:
                     self._fence(launch - 1)
                 with resume.located(settings.directory):
-                    torn: list[Path] = []
-                    earlier = resume.fold(
-                        read_directory(settings.directory, torn),
+                    earlier = resume.fold_directory(
+                        settings.directory,
                         space=self.task.space,
                         islands=layout.islands,
                         losses=self.task.losses,
+                        take_snapshot=True,
                     )
-                    earlier.torn = [path.name for path in torn]
                 if lock.contested:
                     earlier.contest()
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
@@ -447,6 +445,9 @@ class Campaign:
             )
             for rank in others:
                 transport.send(rank, encode(starts[rank]))
+            if earlier.snapshot:
+                held.callback(snapshot.write_beside(settings.directory, earlier.snapshot))
+                earlier.snapshot = b""
             sinks = held.enter_context(self._sinks())
             return self._serve(transport, layout, signals, starts[0], lock, earlier, known, sinks)
         finally:

@@ -237,9 +237,10 @@ class Assembly:
                 )
 
         def journal_totals() -> resume.ResumeState:
-            records = read_directory(settings.directory)
             with at_work(settings.directory), resume.located(settings.directory):
-                found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
+                found = resume.fold_directory(
+                    settings.directory, space=space, islands=layout.islands, losses=self.task.losses
+                )
             found.avoid(EvaluationDirectories(settings.directory).taken())
             return found
 
@@ -322,7 +323,9 @@ class Assembly:
             earlier=earlier,
             log=self.log,
             limits=lambda: (coordinator.evaluations, standing.deadline_s(settings.deadline_s)),
-            objectives=len(self.task.objectives),
+            objectives=self.task.objectives,
+            default=self.task.default,
+            watched=config.panel_shown(),
             repeats=any(settings.search_of(one).reevaluate for one in range(settings.layout.islands)),
         )
 

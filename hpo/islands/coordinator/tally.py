@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, is_known
 from hpo.islands.messages import EvaluationEnd
+from hpo.journal.records import Number
+
+_RECENT = 64
+
+MOST_RECENT = 256
+"""Of so many ends of evaluations the times are kept, from which the pace follows."""
 
 
 class Best(NamedTuple):
@@ -18,12 +23,19 @@ class Best(NamedTuple):
     id: str
     started: float = 0.0
     params: dict[str, Scalar] | None = None
-    objectives: dict[str, float] | None = None
+    objectives: dict[str, Number] | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
         """The better one first; of equal ones the campaign's own before known points, then that which started first."""
         return self.losses, *order(self.id, self.started)
+
+
+class IslandTally(NamedTuple):
+    """What individuals of one island, by where they were bred, have come to. ``best``: the least losses."""
+
+    completed: int
+    best: tuple[float, ...] | None
 
 
 class Failure(NamedTuple):
@@ -43,13 +55,16 @@ def order(identity: str, started: float | None) -> tuple[object, ...]:
 @dataclass
 class Tally:
     """What the campaign as a whole has reached. ``counts``: individuals by status; ``recent_s``: what the last
-    completed ones took; ``unfinished``: by id those that are on record as lost or interrupted; ``failures``: by id.
-    ``exact``: unless something has happened in this launch after which the journals may say otherwise."""
+    completed ones took; ``recent_ends``: when the last ones ended, Unix seconds; ``unfinished``: by id those that are
+    on record as lost or interrupted; ``failures``: by id. ``exact``: unless something has happened in this launch
+    after which the journals may say otherwise."""
 
     counts: dict[str, int] = field(default_factory=dict)
     best: Best | None = None
     busy_s: float = 0.0
-    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    recent_s: list[float] = field(default_factory=list)
+    recent_ends: list[float] = field(default_factory=list)
+    islands: dict[int, IslandTally] = field(default_factory=dict)
     unfinished: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     exact: bool = True
@@ -63,11 +78,18 @@ class Tally:
             self.unfinished[end.id] = status
             return
         self.unfinished.pop(end.id, None)
+        self.recent_ends.append(end.started + end.seconds)
+        del self.recent_ends[:-MOST_RECENT]
         if status == COMPLETED:
             self.recent_s.append(end.seconds)
+            del self.recent_s[:-_RECENT]
             if end.losses:
                 params, objectives = end.result or (None, None)
                 self.enter(Best(end.losses, end.id, end.started, params, objectives))
+                island = int(end.id.partition("-")[0])
+                count, best = self.islands.get(island, (0, None))
+                better = best is None or end.losses < best
+                self.islands[island] = IslandTally(count + 1, end.losses if better else best)
         elif status != PRUNED:
             # Most have an error in common: kept once.
             error = self._errors.setdefault(end.error, end.error)
@@ -75,7 +97,8 @@ class Tally:
 
     def enter(self, completed: Best) -> None:
         """One that may be the best."""
-        if self.best is None or completed.losses < self.best.losses or completed.order < self.best.order:
+        best = self.best
+        if best is None or (completed.losses <= best.losses and completed.order < best.order):
             self.best = completed
 
     def reopen(self, status: str = PRUNED, number: int = 1, identity: str | None = None) -> None:
