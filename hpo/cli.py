@@ -96,8 +96,14 @@ def _parser() -> argparse.ArgumentParser:
     export = add(
         "export",
         _export,
-        "All individuals as a table; the suffix chooses the format.",
-        "hpo export runs/digits digits.csv",
+        "All individuals as a table or an Optuna study; the suffix chooses the format.",
+        "hpo export runs/digits digits.csv      hpo export runs/digits digits.journal",
+    )
+    log = add(
+        "log",
+        _log,
+        "Write a campaign to a logger, from its files alone: afterwards, or while it runs. What is there stays.",
+        "hpo log runs/digits --to tensorboard      hpo log runs/digits --to mlflow --follow",
     )
     check = add(
         "check",
@@ -105,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
         "hpo check runs/digits      hpo check runs/digits --repair",
     )
-    for command in (status, best, export, check):
+    for command in (status, best, export, log, check):
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
     for command in (status, best, check):
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -120,7 +126,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="how many (default 1; with several objectives the whole front)",
     )
-    export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
+    export.add_argument(
+        "path",
+        metavar="PATH",
+        help="file to write: .csv, .parquet or .json; of an Optuna study .journal or sqlite:///FILE, which is added to",
+    )
+    log.add_argument("--to", metavar="SINK", required=True, help="tensorboard, mlflow, wandb or trackio")
+    log.add_argument("--follow", action="store_true", help="go on until the campaign is complete")
+    log.add_argument(
+        "--directory",
+        type=Path,
+        dest="base",
+        metavar="D",
+        help="write to D/NAME/SINK, where NAME is the campaign's (default: DIR/logs/SINK)",
+    )
     _add_steering(add)
     return parser
 
@@ -375,6 +394,12 @@ def _best(options: argparse.Namespace) -> int:
     return 0
 
 
+def _log(options: argparse.Namespace) -> int:
+    from hpo.loggers import command
+
+    return command.log(options.directory, options.to, base=options.base, follow=options.follow)
+
+
 def _check(options: argparse.Namespace) -> int:
     from hpo.journal.inspection import check, repair
 
@@ -387,6 +412,11 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from hpo.loggers import optuna_study
+
+    if optuna_study.is_storage(options.path):
+        terminal.write(f"{options.path}: {optuna_study.export(options.directory, options.path)}")
+        return 0
     from hpo.results import result as results
 
     count = results.export(options.directory, options.path)

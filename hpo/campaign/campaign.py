@@ -30,6 +30,7 @@ from hpo.config.layout import Layout
 from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
 from hpo.islands import resume, snapshot
 from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
@@ -47,6 +48,8 @@ from hpo.journal.files import (
 )
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Entered, Known, Record
+from hpo.loggers import registry
+from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
@@ -232,6 +235,8 @@ class Campaign:
             with _noted(problems):
                 self._points += read_points(entry, self.task.space, self.task.allows, number=number)
         self._known = self._new_known(problems)
+        missing = registry.missing(self.settings.logging.sinks)
+        problems.update(dict.fromkeys(f"{one}, or remove it from [logging] sinks." for one in missing))
         if problems:
             raise UsageError("\n".join(problems))
 
@@ -443,7 +448,8 @@ class Campaign:
             if earlier.snapshot:
                 held.callback(snapshot.write_beside(settings.directory, earlier.snapshot))
                 earlier.snapshot = b""
-            return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
+            sinks = held.enter_context(self._sinks())
+            return self._serve(transport, layout, signals, starts[0], lock, earlier, known, sinks)
         finally:
             held.close()
 
@@ -534,6 +540,7 @@ class Campaign:
         lock: Lock | None,
         earlier: resume.ResumeState | None,
         known: Sequence[Record] = (),
+        sinks: SinkProcesses | None = None,
     ) -> End:
         place, _ = layout.place_of(transport.rank)
         self._serving = True
@@ -559,7 +566,7 @@ class Campaign:
                 closing.callback(display.close)
                 status = assembly.status(lock, coordinator, earlier)
                 cleanup = self._cleanup(layout, start, earlier)
-                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup)
+                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup, sinks)
             node = EventLoop(
                 transport=transport,
                 roles=mine,
@@ -582,6 +589,19 @@ class Campaign:
             with suppress(OSError):  # it is only space
                 keep_only_best(settings.directory, settings.keep)
         return end
+
+    def _sinks(self) -> SinkProcesses:
+        """The processes that write to loggers: beside rank 0, from what it and the others leave in files."""
+        settings = self.settings
+        return SinkProcesses(
+            settings.directory,
+            settings.logging.sinks,
+            settings.logging.directory,
+            child_environment(
+                config.environment(), threads=1, devices=(), package_root=Path(__file__).resolve().parents[2]
+            ),
+            lambda sentence: write(f"hpo: {one_line(sentence)}.", sys.stderr, flush=True),
+        )
 
     def _cleanup(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> Cleanup | None:
         """What lets go of what the leaders of earlier launches kept; None where there is nothing, or no more."""

@@ -49,6 +49,7 @@ from hpo.journal.commands import Inbox
 from hpo.journal.files import JournalWriter, at_work, journal_path, read_directory, worker_records
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
+from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import wanted
 from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
@@ -428,13 +429,20 @@ class Housekeeping:
     what nothing needs."""
 
     def __init__(
-        self, lock: Lock, coordinator: Coordinator, display: Display, status: Status, cleanup: Cleanup | None
+        self,
+        lock: Lock,
+        coordinator: Coordinator,
+        display: Display,
+        status: Status,
+        cleanup: Cleanup | None,
+        sinks: SinkProcesses | None,
     ) -> None:
         self._lock = lock
         self._cleanup = cleanup
         self._coordinator = coordinator
         self._display = display
         self._status = status
+        self._sinks = sinks
 
     def __call__(self, now: float) -> None:
         self._lock.check()
@@ -445,3 +453,6 @@ class Housekeeping:
         self._status.update(self._coordinator, now)
         if self._cleanup is not None:
             self._cleanup.step(now, self._coordinator.reopened_ids)
+        if self._sinks is not None:
+            with suppress(OSError):  # the reader of what is said may be gone
+                self._sinks.look()

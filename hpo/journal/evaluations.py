@@ -119,6 +119,11 @@ class CurrentEvaluations:
         """The records that follow are of the launch of ``header``."""
         self._launch = header.launch
 
+    def forget(self, identity: str) -> None:
+        """No record of this individual was added: they will be, in another order."""
+        for kept in (self._ended, self._open, self._failures, self._reopened):
+            kept.pop(identity, None)
+
     def reopen(self, record: Reopened) -> Change:
         """An individual is evaluated anew. Its failure may be read later."""
         identity = record.id

@@ -13,9 +13,10 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -291,38 +292,64 @@ def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:
 
 
 def _numbered(path: Path, torn: list[Path] | None) -> Iterator[tuple[int, Record]]:
+    place = PlaceInFile()
+    with opened(path) as (file, size):
+        for record in read_on(path, file, place, size):
+            yield place.line, record
+    if place.torn and torn is not None:
+        torn.append(path)
+
+
+@dataclass(kw_only=True)
+class PlaceInFile:
+    """How far a journal has been read: ``line`` lines, of ``offset`` bytes together. ``torn``: whether a line that is
+    cut off comes next."""
+
+    line: int = 0
+    offset: int = 0
+    torn: bool = False
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """The file and how many bytes it holds now; CampaignError, also of what is read in the context, where it cannot be
+    read."""
     try:
         # Read ahead in large pieces: a read costs a round trip on a network file system.
         with open(path, "rb", buffering=1 << 20) as file:
-            left = os.fstat(file.fileno()).st_size
-            number = 0
-            while left > 0:
-                line = file.readline(min(left, LONGEST_LINE))
-                left = left - len(line) if line else 0
-                number += 1
-                try:
-                    record = decode(line)
-                except NotWhole as error:
-                    # A torn write never leaves a whole record with anything but a newline behind it.
-                    if left > 0 or _begins_whole(line):
-                        raise JournalDamaged(path, number, str(error)) from error
-                    if torn is not None:
-                        torn.append(path)
-                    return
-                except ValueError as error:
-                    if number == 1:
-                        _check_version(path, line)
-                    raise JournalDamaged(path, number, str(error)) from error
-                if number == 1:
-                    if not isinstance(record, Header):
-                        raise JournalDamaged(path, 1, "another record stands where the header belongs")
-                    _check_version(path, line)
-                if record is not None:
-                    yield number, record
+            yield file, os.fstat(file.fileno()).st_size
     except OSError as error:
         raise CampaignError(
             f"{path} cannot be read ({error.strerror or error}). Give read access, or name another directory."
         ) from error
+
+
+def read_on(path: Path, file: BinaryIO, place: PlaceInFile, size: int) -> Iterator[Record]:
+    """The records from ``place`` in the first ``size`` bytes of ``file``, which stands there; ``place`` is behind each
+    record when that is returned. JournalDamaged and CampaignError as of :func:`read_file`."""
+    place.torn = False
+    while place.offset < size:
+        line = file.readline(min(size - place.offset, LONGEST_LINE))
+        number, end = place.line + 1, place.offset + len(line) if line else size
+        try:
+            record = decode(line)
+        except NotWhole as error:
+            # A torn write never leaves a whole record with anything but a newline behind it.
+            if end < size or _begins_whole(line):
+                raise JournalDamaged(path, number, str(error)) from error
+            place.torn = True
+            return
+        except ValueError as error:
+            if number == 1:
+                _check_version(path, line)
+            raise JournalDamaged(path, number, str(error)) from error
+        if number == 1:
+            if not isinstance(record, Header):
+                raise JournalDamaged(path, 1, "another record stands where the header belongs")
+            _check_version(path, line)
+        place.line, place.offset = number, end
+        if record is not None:
+            yield record
 
 
 def _begins_whole(line: bytes) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,10 @@ class CampaignRecord:
         return self.launches[-1].ended if self.launches else None
 
 
-class _Fold:
-    """The state of a campaign after the records so far; one method per type of record that results need."""
+class Fold:
+    """The state of a campaign after the records so far; one method per type of record that results need.
+
+    The records of different individuals may be added in any order; others as :func:`read_directory` gives them."""
 
     def __init__(self) -> None:
         self.launches: dict[int, Launch] = {}
@@ -187,6 +190,13 @@ class _Fold:
         if self._evaluations.reopen(record).reopens is not None:
             del self._ended[record.id]
 
+    def forget(self, identity: str) -> None:
+        """No record of the evaluations of this individual was added: they will be, in another order."""
+        self._evaluations.forget(identity)
+        self._ended.pop(identity, None)
+        self._ended_in.pop(identity, None)
+        self._first.pop(identity, None)
+
     def _keep_first(self, record: Started | Finished) -> None:
         first = self._first.setdefault(record.id, record)
         if record.run < first.run:
@@ -213,20 +223,42 @@ class _Fold:
         everyone.sort(key=lambda one: (one.started or 0.0, one.island, one.worker, one.sequence))
         return everyone
 
+    def record(
+        self, directory: Path, identity: directories.Identity, torn: list[Path], *, alive: bool
+    ) -> CampaignRecord:
+        """All that ``directory`` says, where its journals are the records so far: later ones do not change it."""
+        launches = [replace(one, left=list(one.left)) for _, one in sorted(self.launches.items())]
+        seconds = sum(one.updated - one.started for one in launches)
+        if alive and launches and launches[-1].ended is None:
+            seconds += max(0.0, time.time() - launches[-1].updated)
+        return CampaignRecord(
+            directory=directory,
+            identity=identity,
+            individuals=self.individuals(alive=alive),
+            launches=launches,
+            torn=torn,
+            seconds=seconds,
+            alive=alive,
+            known=[one for _, one in sorted(self.known.items())],
+            standing=copy.deepcopy(self.standing),
+            waiting=commands.waiting(directory),
+            stop_pending=commands.stop_pending(directory),
+        )
 
-_HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
-    Header: _Fold._on_header,
-    Launched: _Fold._on_launched,
-    Command: _Fold._on_command,
-    Started: _Fold._on_evaluation,
-    Finished: _Fold._on_evaluation,
-    Reopened: _Fold._on_reopened,
-    Migrated: _Fold._on_migrated,
-    Known: _Fold._on_known,
-    Left: _Fold._on_left,
-    Stopping: _Fold._on_stopping,
-    Storage: _Fold._on_storage,
-    Ended: _Fold._on_ended,
+
+_HANDLERS: dict[type[Record], Callable[[Fold, Any], None]] = {
+    Header: Fold._on_header,
+    Launched: Fold._on_launched,
+    Command: Fold._on_command,
+    Started: Fold._on_evaluation,
+    Finished: Fold._on_evaluation,
+    Reopened: Fold._on_reopened,
+    Migrated: Fold._on_migrated,
+    Known: Fold._on_known,
+    Left: Fold._on_left,
+    Stopping: Fold._on_stopping,
+    Storage: Fold._on_storage,
+    Ended: Fold._on_ended,
 }
 
 
@@ -260,7 +292,7 @@ def _known(record: Known) -> Individual:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Reading makes many objects, none of them garbage: looking for it triples the time."""
     enabled = gc.isenabled()
     gc.disable()
@@ -283,24 +315,7 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
     # Before the journals: a campaign that ends meanwhile leaves word of it there.
     alive = lock.holder(directory) is not None
     torn: list[Path] = []
-    fold = _Fold()
-    with _collector_paused():
+    fold = Fold()
+    with collector_paused():
         fold.add(read_directory(directory, torn))
-        individuals = fold.individuals(alive=alive)
-    launches = [fold.launches[number] for number in sorted(fold.launches)]
-    seconds = sum(one.updated - one.started for one in launches)
-    if alive and launches and launches[-1].ended is None:
-        seconds += max(0.0, time.time() - launches[-1].updated)
-    return CampaignRecord(
-        directory=directory,
-        identity=identity,
-        individuals=individuals,
-        launches=launches,
-        torn=torn,
-        seconds=seconds,
-        alive=alive,
-        known=[fold.known[number] for number in sorted(fold.known)],
-        standing=fold.standing,
-        waiting=commands.waiting(directory),
-        stop_pending=commands.stop_pending(directory),
-    )
+        return fold.record(directory, identity, torn, alive=alive)

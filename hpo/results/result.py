@@ -181,7 +181,7 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     if suffix not in _SUFFIXES:
         raise UsageError(
             f"{path}: the suffix {suffix!r} is none that hpo can write. Name a file that ends in "
-            f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}."
+            f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}; or of an Optuna study NAME.journal or sqlite:///FILE."
         )
     record = load(directory)
     objectives = list(record.objectives)

@@ -12,7 +12,7 @@ import hpo
 from hpo.islands import resume
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import Finished, Header, Record, Reopened, Started
-from hpo.results.record import _Fold
+from hpo.results.record import Fold
 from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(x=hpo.Float(0, 1))
@@ -71,7 +71,7 @@ def test_in_whatever_order_the_journals_are_read_the_last_run_counts(
     records: list[Record], status: str
 ) -> None:
     for order in itertools.permutations(records):
-        read = _Fold()
+        read = Fold()
         read.add([HEADER, *order])
         (individual,) = read.individuals(alive=False)
         assert individual.status == status, order

@@ -19,7 +19,7 @@ from hpo.islands.resume import ResumeState, dead_leader_record, fold
 from hpo.journal.commands import Inbox, Stop, asked, give
 from hpo.journal.files import JournalWriter, journal_path, worker_records
 from hpo.journal.records import Ended, Finished, Header, Started
-from hpo.results.record import _Fold as ResultsFold
+from hpo.results.record import Fold as ResultsFold
 
 FULL = "runs/x/evaluations/0-0-1: No space left on device"
 

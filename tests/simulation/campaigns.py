@@ -13,7 +13,7 @@ from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume import fold
 from hpo.journal.commands import RETRIED, Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
 from hpo.journal.records import Finished, Migrated, Reopened, Started
-from hpo.results.record import _Fold as ResultsFold
+from hpo.results.record import Fold as ResultsFold
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.protocols import Candidate

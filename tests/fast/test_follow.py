@@ -1,0 +1,249 @@
+"""Whoever follows a campaign knows at every moment what reading it anew would find."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import journals
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpo.errors import CampaignError, JournalDamaged
+from hpo.journal import directory as directories
+from hpo.journal.files import fence, journal_part, journal_path, read_directory
+from hpo.journal.records import Header, encode
+from hpo.results import follow
+from hpo.results.follow import Changes, Follower
+from hpo.results.record import load
+
+_T = 1.7e9
+
+
+def _begin(directory: Path) -> Path:
+    directories.write_identity(directory, {"task": "x:y", "objectives": {"value": "minimize"}, "seed": 0})
+    return directory
+
+
+def _everything(follower: Follower) -> list[Changes]:
+    found = [follower.poll()]
+    while found[-1].more:
+        found.append(follower.poll())
+    return found
+
+
+# Few individuals and workers, so that the same one is met in several journals, in every order.
+_number = st.integers(0, 1)
+_time = st.integers(0, 9).map(lambda seconds: _T + seconds)
+_run = {"retries": _number, "promoted": _number, "reopened": _number}
+
+
+def _evaluation(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    def complete(table: dict[str, Any]) -> dict[str, Any]:
+        place = {"island": 0, "worker": 1, "sequence": table.pop("individual")}
+        # One run of an individual has one origin.
+        origin = {"operator": f"run {table['promoted']}", "parents": [], "params": {"lr": 0.1}}
+        return {**table, **place, "id": f"0-1-{place['sequence']}", **origin}
+
+    return st.fixed_dictionaries({"individual": st.integers(0, 2), **_run, **fields}).map(complete)
+
+
+_of_workers = st.one_of(
+    _evaluation(type=st.just("started"), time=_time),
+    _evaluation(
+        type=st.just("finished"),
+        started=st.none(),
+        finished=_time,
+        status=st.sampled_from(["completed", "failed", "crashed", "pruned", "interrupted", "lost"]),
+        objectives=st.sampled_from([None, {"value": 0.5}]),
+        metrics=st.just({}),
+        error=st.none(),
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("migrated"), "id": st.just("0-1-0"), "source": st.just(0), "target": st.just(1)}
+        | {"hop": _number, "copy": st.just(False), "time": _time}
+    ),
+)
+_of_rank_0 = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.just("reopened"), "id": st.sampled_from(["0-1-0", "0-1-1"]), "number": st.integers(1, 2)}
+        | {"reason": st.just(""), "time": _time}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("launched"), "evaluations": st.integers(1, 9), "deadline_s": st.none()}
+        | {"islands": st.just(1), "workers": st.just(3), "time": _time}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("left"), "island": _number, "worker": _number, "reason": st.just("it died")}
+        | {"time": _time}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("command"), "id": st.sampled_from([f"{n:020d}-{n:016x}" for n in (1, 2)])}
+        | {"name": st.sampled_from(["pause", "unpause"]), "arguments": st.just({}), "by": st.just("a@b")}
+        | {"given": _time, "time": _time}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("known"), "number": _number.map(lambda n: n + 1), "params": st.just({"lr": 0.1})}
+        | {"status": st.just("completed"), "objectives": st.sampled_from([{"value": 1.0}, {"value": 2.0}])}
+        | {"source": st.just("x"), "origin": st.just("1"), "time": _time}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("ended"), "reason": st.just("done"), "exit": _number, "time": _time}
+    ),
+)
+_place = st.tuples(st.integers(1, 2), st.integers(0, 2))  # launch, worker
+_steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), _place, _of_workers),
+        st.tuples(st.just("append"), st.tuples(st.integers(1, 2), st.just(0)), _of_rank_0),
+        st.tuples(st.just("tear"), _place, _of_workers),
+        st.tuples(st.just("fence"), _place, st.booleans()),
+        st.tuples(st.just("poll"), st.none(), st.none()),
+    ),
+    max_size=40,
+)
+
+
+class _Writers:
+    """Workers that write as ``JournalWriter`` does: behind a torn line they go on in the next part."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.parts: dict[tuple[int, int], int] = {}
+
+    def path(self, place: tuple[int, int]) -> Path:
+        launch, worker = place
+        first = journal_path(self.directory, launch=launch, island=0, worker=worker)
+        path = journal_part(first, self.parts.setdefault(place, 0))
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(journals.line(journals.header(launch, worker, _T)))
+        return path
+
+    def append(self, place: tuple[int, int], table: dict[str, Any]) -> None:
+        with open(self.path(place), "ab") as file:
+            file.write(journals.line(table))
+
+    def tear(self, place: tuple[int, int], table: dict[str, Any]) -> None:
+        with open(self.path(place), "ab") as file:
+            file.write(journals.line(table)[:-5])
+        self.parts[place] += 1
+
+    def fence(self, place: tuple[int, int], late: bool) -> None:
+        """``late``: the last record came after the copy was made, and is not in it."""
+        path = self.path(place)
+        fence(path)
+        lines = path.read_bytes().splitlines(keepends=True)
+        if late and len(lines) > 1:
+            path.write_bytes(b"".join(lines[:-1]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=_steps, most=st.sampled_from([1, 700, 1 << 20]))
+def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, Any]], most: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow, "_BYTES_A_POLL", most)
+        home = _begin(Path(folder))
+        writers, follower = _Writers(home), Follower(home)
+        seen: list[bytes] = []
+        for action, place, argument in [*steps, ("poll", None, None)]:
+            if action != "poll":
+                getattr(writers, action)(place, argument)
+                continue
+            for changes in _everything(follower):
+                if changes.again:
+                    seen.clear()
+                seen += [encode(one) for one in changes.records if not isinstance(one, Header)]
+            assert follower.record() == load(home)
+            assert sorted(seen) == sorted(
+                encode(one) for one in read_directory(home) if not isinstance(one, Header)
+            )
+            assert not follower.poll()
+
+
+def _finished(sequence: int) -> dict[str, Any]:
+    return {
+        "type": "finished",
+        "id": f"0-0-{sequence}",
+        "island": 0,
+        "worker": 0,
+        "sequence": sequence,
+        "params": {"lr": 0.1},
+        "operator": "random",
+        "parents": [],
+        "retries": 0,
+        "started": _T,
+        "finished": _T + sequence,
+        "status": "completed",
+        "objectives": {"value": 0.5},
+        "metrics": {},
+        "error": None,
+    }
+
+
+def test_records_stand_behind_the_header_of_their_journal(tmp_path: Path) -> None:
+    path = journals.write(_begin(tmp_path), [_finished(0)], launch=3)
+    follower = Follower(tmp_path)
+    follower.poll()
+    with open(path, "ab") as file:
+        file.write(journals.line(_finished(1)))
+    header, record = follower.poll().records
+    assert isinstance(header, Header) and header.launch == 3
+    assert getattr(record, "id", None) == "0-0-1"
+
+
+def test_where_nothing_changed_no_journal_of_an_earlier_launch_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for launch in (1, 2):
+        journals.write(_begin(tmp_path), [_finished(launch)], launch=launch)
+    follower = Follower(tmp_path)
+    follower.poll()
+    opened: list[str] = []
+    before = follow.opened
+    monkeypatch.setattr(follow, "opened", lambda path: (opened.append(path.name), before(path))[1])
+    assert not follower.poll()
+    assert opened == ["0002-i000-w0000.jsonl"]
+
+
+def test_damage_is_said_until_it_is_repaired_and_costs_no_record(tmp_path: Path) -> None:
+    path = journals.write(_begin(tmp_path), [_finished(0)])
+    follower = Follower(tmp_path)
+    follower.poll()
+    whole = path.read_bytes() + journals.line(_finished(1))
+    path.write_bytes(whole + b"nonsense\n" + journals.line(_finished(2)))
+    for _ in range(2):
+        with pytest.raises(JournalDamaged, match="line 4"):
+            follower.poll()
+    path.write_bytes(whole + journals.line(_finished(2)))
+    ids = [getattr(one, "id", "") for one in follower.poll().records]
+    assert ids[-2:] == ["0-0-1", "0-0-2"]
+    assert follower.record() == load(tmp_path)
+
+
+def test_a_directory_that_is_no_campaign_or_none_any_more_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CampaignError, match="holds no campaign"):
+        Follower(tmp_path).poll()
+    home = tmp_path / "campaign"
+    journals.write(_begin(home), [_finished(0)])
+    follower = Follower(home)
+    follower.poll()
+    shutil.rmtree(home)
+    for ask in (follower.poll, follower.poll, follower.record):
+        with pytest.raises(CampaignError, match="holds no campaign"):
+            ask()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_journal_that_cannot_be_read_is_read_when_it_can(tmp_path: Path) -> None:
+    path = journals.write(_begin(tmp_path), [_finished(0)])
+    follower = Follower(tmp_path)
+    path.chmod(0)
+    with pytest.raises(CampaignError, match="cannot be read"):
+        follower.poll()
+    path.chmod(0o600)
+    assert len(follower.poll().records) == 2
