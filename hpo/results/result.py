@@ -17,10 +17,11 @@ from hpo.individual import COMPLETED, STATUSES, Individual, Scalar
 from hpo.journal.directory import read_identity
 from hpo.journal.durable import write_atomically
 from hpo.journal.records import storable
-from hpo.results.overview import folded
+from hpo.results.overview import folded, with_running
 from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.results.record import CampaignRecord, Launch, load
 from hpo.results.repeated import Repeated
+from hpo.results.running import Tails
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def status(record: CampaignRecord) -> dict[str, object]:
     front that is best in the first one, and its ``value`` holds all of them by name. ``left`` are the workers
     that take no more part in the launch, each with the reason. ``state``: see ``hpo.results.overview.Overview``.
     """
-    return folded(record).table()
+    return with_running(folded(record), Tails(record.directory)).table()
 
 
 def table_rows(record: CampaignRecord) -> list[Individual]:

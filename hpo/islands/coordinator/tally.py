@@ -12,6 +12,9 @@ from hpo.journal.records import Number
 
 _RECENT = 64
 
+MOST_RECENT = 256
+"""Of so many ends of evaluations the times are kept, from which the pace follows."""
+
 
 class Best(NamedTuple):
     """The best individual; ``params`` and ``objectives`` are None where a dead rank has not sent them."""
@@ -26,6 +29,13 @@ class Best(NamedTuple):
     def order(self) -> tuple[object, ...]:
         """The better one first; of equal ones the campaign's own before known points, then that which started first."""
         return self.losses, *order(self.id, self.started)
+
+
+class IslandTally(NamedTuple):
+    """What individuals of one island, by where they were bred, have come to. ``best``: the least losses."""
+
+    completed: int
+    best: tuple[float, ...] | None
 
 
 class Failure(NamedTuple):
@@ -45,13 +55,16 @@ def order(identity: str, started: float | None) -> tuple[object, ...]:
 @dataclass
 class Tally:
     """What the campaign as a whole has reached. ``counts``: individuals by status; ``recent_s``: what the last
-    completed ones took; ``unfinished``: by id those that are on record as lost or interrupted; ``failures``: by id.
-    ``exact``: unless something has happened in this launch after which the journals may say otherwise."""
+    completed ones took; ``recent_ends``: when the last ones ended, Unix seconds; ``unfinished``: by id those that are
+    on record as lost or interrupted; ``failures``: by id. ``exact``: unless something has happened in this launch
+    after which the journals may say otherwise."""
 
     counts: dict[str, int] = field(default_factory=dict)
     best: Best | None = None
     busy_s: float = 0.0
     recent_s: list[float] = field(default_factory=list)
+    recent_ends: list[float] = field(default_factory=list)
+    islands: dict[int, IslandTally] = field(default_factory=dict)
     unfinished: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     exact: bool = True
@@ -65,12 +78,18 @@ class Tally:
             self.unfinished[end.id] = status
             return
         self.unfinished.pop(end.id, None)
+        self.recent_ends.append(end.started + end.seconds)
+        del self.recent_ends[:-MOST_RECENT]
         if status == COMPLETED:
             self.recent_s.append(end.seconds)
             del self.recent_s[:-_RECENT]
             if end.losses:
                 params, objectives = end.result or (None, None)
                 self.enter(Best(end.losses, end.id, end.started, params, objectives))
+                island = int(end.id.partition("-")[0])
+                count, best = self.islands.get(island, (0, None))
+                better = best is None or end.losses < best
+                self.islands[island] = IslandTally(count + 1, end.losses if better else best)
         elif status != PRUNED:
             # Most have an error in common: kept once.
             error = self._errors.setdefault(end.error, end.error)
