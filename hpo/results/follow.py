@@ -16,7 +16,17 @@ from hpo.individual import FINAL
 from hpo.journal import directory as directories
 from hpo.journal import lock
 from hpo.journal.files import JournalName, PlaceInFile, journal_files, journal_name, opened, read_on
-from hpo.journal.records import TAIL_BYTES, Finished, Header, Migrated, Record, Reopened, Started
+from hpo.journal.records import (
+    TAIL_BYTES,
+    Finished,
+    Header,
+    Migrated,
+    Note,
+    Record,
+    Reopened,
+    Reported,
+    Started,
+)
 from hpo.results.record import CampaignRecord, Fold, collector_paused
 
 _BYTES_A_POLL = 1 << 23
@@ -189,7 +199,7 @@ class _FoldInAnyOrder:
         if isinstance(record, (Started, Finished, Reopened)):
             if self._remember(_Entry(file.name, file.header, record)):
                 return
-        elif not isinstance(record, (Header, Migrated)):
+        elif not isinstance(record, (Header, Migrated, Note, Reported)):
             if file.name < self._last:
                 raise _ReadAnew
             self._last = file.name
