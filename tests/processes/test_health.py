@@ -347,7 +347,7 @@ class Refused:
 
     exit_code = process_code = 0
 
-    def run(self, *told: object) -> None:
+    def run(self, **told: object) -> None:
         raise hpo.CampaignError("the first evaluations all failed")
 
 
