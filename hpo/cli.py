@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "All individuals as a table; the suffix chooses the format.",
         "hpo export runs/digits digits.csv",
     )
+    _add_report(add)
     check = add(
         "check",
         _check,
@@ -123,6 +124,28 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
     _add_steering(add)
     return parser
+
+
+def _add_report(add: Callable[..., argparse.ArgumentParser]) -> None:
+    report = add(
+        "report",
+        _report,
+        "One HTML file that shows what campaigns have found, running or not; it needs no network.",
+        "hpo report runs/digits      hpo report runs/digits runs/other both.html",
+    )
+    report.add_argument(
+        "paths",
+        type=Path,
+        metavar="DIR",
+        nargs="+",
+        help="directories of campaigns; a path that ends in .html is the output",
+    )
+    report.add_argument(
+        "--output", type=Path, metavar="PATH", help="file to write (default report.html in the first DIR)"
+    )
+    report.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="write each figure as SVG and PDF, too"
+    )
 
 
 def _add_steering(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -384,6 +407,12 @@ def _check(options: argparse.Namespace) -> int:
     else:
         terminal.write(report)
     return report.exit_code
+
+
+def _report(options: argparse.Namespace) -> int:
+    from hpo.results.report.command import report
+
+    return _said(report(options.paths, options.output, options.figures))
 
 
 def _export(options: argparse.Namespace) -> int:

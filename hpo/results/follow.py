@@ -16,7 +16,17 @@ from hpo.individual import FINAL
 from hpo.journal import directory as directories
 from hpo.journal import lock
 from hpo.journal.files import JournalName, PlaceInFile, journal_files, journal_name, opened, read_on
-from hpo.journal.records import TAIL_BYTES, Finished, Header, Migrated, Record, Reopened, Started
+from hpo.journal.records import (
+    TAIL_BYTES,
+    Finished,
+    Header,
+    Migrated,
+    Note,
+    Record,
+    Reopened,
+    Reported,
+    Started,
+)
 from hpo.results.record import CampaignRecord, Fold, collector_paused
 
 _BYTES_A_POLL = 1 << 23
@@ -174,46 +184,47 @@ class _Entry(NamedTuple):
 
 class _FoldInAnyOrder:
     """The state that the records of all journals come to, each in its order, when the journals themselves are not read
-    one after the other: of an individual that a journal read earlier is about, all records are added anew."""
+    one after the other."""
 
     def __init__(self) -> None:
         self.fold = Fold()
         self._entered: Header | None = None
         self._histories: dict[str, list[_Entry]] = {}
+        self._parts: dict[JournalName, int] = {}
         # Of the records that are about no individual, which rank 0 writes.
         self._last = JournalName(0, 0, 0)
 
     def add(self, file: _File, record: Record) -> None:
         """Raises _ReadAnew where the records so far stand in an order in which they cannot be added."""
         assert file.header is not None
-        if isinstance(record, (Started, Finished, Reopened)):
-            if self._remember(_Entry(file.name, file.header, record)):
-                return
-        elif not isinstance(record, (Header, Migrated)):
-            if file.name < self._last:
+        if file.header is not self._entered:
+            worker = file.name._replace(part=0)
+            if file.name.part < self._parts.get(worker, 0):
                 raise _ReadAnew
+            self._parts[worker] = file.name.part
+            self.fold.add((file.header,))
+            self._entered = file.header
+        if isinstance(record, (Started, Finished, Reopened)):
+            self.fold.add((record,))
+            self._remember(_Entry(file.name, file.header, record))
+        elif isinstance(record, (Header, Migrated, Note, Reported)):
+            self.fold.add((record,))
+        elif file.name < self._last:
+            raise _ReadAnew
+        else:
             self._last = file.name
-        self._add(file.header, record)
+            self.fold.add((record,))
 
-    def _add(self, header: Header, record: Record) -> None:
-        if header is not self._entered:
-            self.fold.add((header,))
-            self._entered = header
-        self.fold.add((record,))
-
-    def _remember(self, entry: _Entry) -> bool:
-        """Whether it was added in the midst of others."""
+    def _remember(self, entry: _Entry) -> None:
         history = self._histories.setdefault(entry.record.id, [])
-        if not history or history[-1].name <= entry.name:
+        if history and entry.name < history[-1].name:
+            history.insert(bisect_right(history, entry.name, key=lambda one: one.name), entry)
+            self.fold.reorder(entry.record.id, [(one.header, one.record) for one in history])
+            self._entered = None
+        else:
             if history and _replaces(history[-1], entry):
                 history.pop()
             history.append(entry)
-            return False
-        history.insert(bisect_right(history, entry.name, key=lambda one: one.name), entry)
-        self.fold.forget(entry.record.id)
-        for one in history:
-            self._add(one.header, one.record)
-        return True
 
 
 def _replaces(before: _Entry, entry: _Entry) -> bool:

@@ -68,6 +68,16 @@ _of_workers = st.one_of(
         | {"hop": _number, "copy": st.just(False), "time": _time}
     ),
 )
+_of_leaders = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.just("reported"), "id": st.just("0-1-0"), "island": st.just(0), "step": _number}
+        | {"loss": st.just(0.5), "time": _time}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("note"), "id": st.just("0-1-0"), "status": st.just("crashed"), "error": st.none()}
+        | {"time": _time}
+    ),
+)
 _of_rank_0 = st.one_of(
     st.fixed_dictionaries(
         {"type": st.just("reopened"), "id": st.sampled_from(["0-1-0", "0-1-1"]), "number": st.integers(1, 2)}
@@ -98,7 +108,7 @@ _of_rank_0 = st.one_of(
 _place = st.tuples(st.integers(1, 2), st.integers(0, 2))  # launch, worker
 _steps = st.lists(
     st.one_of(
-        st.tuples(st.just("append"), _place, _of_workers),
+        st.tuples(st.just("append"), _place, st.one_of(_of_workers, _of_leaders)),
         st.tuples(st.just("append"), st.tuples(st.integers(1, 2), st.just(0)), _of_rank_0),
         st.tuples(st.just("tear"), _place, _of_workers),
         st.tuples(st.just("fence"), _place, st.booleans()),
@@ -158,7 +168,9 @@ def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, An
                 if changes.again:
                     seen.clear()
                 seen += [encode(one) for one in changes.records if not isinstance(one, Header)]
-            assert follower.record() == load(home)
+            record, anew = follower.record(), load(home)
+            assert record == anew
+            assert (record.parts, record.hosts) == (anew.parts, anew.hosts)
             assert sorted(seen) == sorted(
                 encode(one) for one in read_directory(home) if not isinstance(one, Header)
             )
