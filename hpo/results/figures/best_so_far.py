@@ -79,7 +79,7 @@ def draw(
         traces += _strip(first, failed, along)
     anchor = {"anchor": "y9" if failed else "free" if len(objectives) > 1 else "y", "position": 0}
     if single:
-        shapes += [_vertical(at) for at in launches(first)]
+        shapes += [theme.vertical(at) for at in launches(first)]
     figure = theme.layout(
         title,
         height=height,
@@ -304,16 +304,3 @@ def _default(source: Source, objective: str, place: str, shown: Scale) -> list[d
         "yanchor": "bottom",
     }
     return [{"type": "line", "line": line, **ends, "label": words}]
-
-
-def _vertical(at: float) -> dict[str, Any]:
-    return {
-        "type": "line",
-        "x0": at,
-        "x1": at,
-        "xref": "x",
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"color": theme.GREY, "width": 1, "dash": "dot"},
-    }

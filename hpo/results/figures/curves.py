@@ -81,6 +81,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             "data": traces,
             "layout": theme.layout(
                 title,
+                height=420,
                 xaxis={"title": "step", "rangemode": "tozero"},
                 yaxis={**seen.axis(), "title": theme.label(objective)},
                 shapes=_rungs(source, by_id),
@@ -141,7 +142,7 @@ def _rungs(source: Source, tables: dict[str, pandas.DataFrame]) -> list[dict[str
             "y1": 1,
             "yref": "paper",
             "layer": "below",
-            "line": {"color": theme.GREY, "width": 1, "dash": "dot"},
+            "line": theme.vertical(step)["line"],
             "label": {
                 "text": f"rung at {step}",
                 "textposition": "start",

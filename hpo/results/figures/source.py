@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hpo.errors import CampaignError
 from hpo.individual import COMPLETED, FINAL, Individual
 from hpo.results import pareto
+from hpo.results.importance import Importance, importance
 from hpo.space.description import described_space
 
 if TYPE_CHECKING:
@@ -100,6 +101,27 @@ class Source:
             pruned = one.metrics.get("pruned_value")
             found = float(pruned) if isinstance(pruned, (int, float)) else None
         return found
+
+    def importance(self, objective: str | None = None) -> Importance:
+        """Of each parameter for an objective (default: the first), learnt once.
+
+        Raises:
+            NotDrawn: too few evaluations have completed, or all have the same result.
+        """
+        name = objective or self.objective
+        if name not in self._importance:
+            try:
+                self._importance[name] = importance(self.record, name)
+            except CampaignError as error:
+                self._importance[name] = str(error).removeprefix("importance of parameters: ")
+        found = self._importance[name]
+        if isinstance(found, str):
+            raise NotDrawn(found)
+        return found
+
+    @cached_property
+    def _importance(self) -> dict[str, Importance | str]:
+        return {}
 
     def hours(self, times: Sequence[float]) -> NDArray[Any]:
         """Unix seconds as hours at work: the time between launches does not count."""

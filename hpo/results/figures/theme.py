@@ -112,6 +112,7 @@ def layout(title: str, **changes: Any) -> dict[str, Any]:
             "font": {"family": FONT, "size": 12, "color": INK},
             "align": "left",
         },
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": INK},
         "legend": {
             "orientation": "h",
             "x": 0,
@@ -149,6 +150,12 @@ def note(text: str, top: float = 1.0) -> dict[str, Any]:
         "showarrow": False,
         "font": {"size": 11, "color": MUTED},
     }
+
+
+def vertical(at: float, colour: str = GREY) -> dict[str, Any]:
+    """A dotted line over the height of the plot."""
+    line = {"color": colour, "width": 1, "dash": "dot"}
+    return {"type": "line", "x0": at, "x1": at, "xref": "x", "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
 def label(text: object, most: int = 48) -> str:

@@ -20,6 +20,8 @@ _ROW, _LEAST, _MOST = 18, 140, 1100
 _GAP = 0.6
 """Between islands, of a row."""
 _MOST_LABELS = 48
+_MOST_LAUNCHES = 12
+"""So many are named."""
 
 
 @dataclass(kw_only=True)
@@ -61,23 +63,25 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     ]
     merged = _merged(bars, float(finishes.max()) or 1.0)
     traces = [_bars(merged, status) for status in STATUSES if any(bar.status == status for bar in merged)]
+    above = 1.1 * height / 12 if source.launch_hours and height > 12 else 1.1 if source.launch_hours else 0.0
     traces += _marks(source, parts, begins, rows)
     return go.Figure(
         {
             "data": traces,
             "layout": theme.layout(
                 f"Workers were busy {busy_share(source):.0%} of the time".replace("%", " %"),
-                height=int(min(_MOST, max(_LEAST, _ROW * height))) + 130,
+                height=int(min(_MOST, max(_LEAST, _ROW * (height + above)))) + 130,
                 barmode="overlay",
                 bargap=0,
                 xaxis={"title": "hours at work", "range": [0, float(finishes.max()) * 1.005 or 1.0]},
                 yaxis={
                     "title": "worker",
-                    "range": [height - 0.4, -0.6],
+                    "range": [height - 0.4, -0.6 - above],
                     "showgrid": False,
                     **_labels(rows),
                 },
-                shapes=_launches(source),
+                shapes=[theme.vertical(at, theme.INK) for at in source.launch_hours],
+                annotations=_launches(source),
             ),
         }
     )
@@ -227,26 +231,11 @@ def _labels(rows: dict[tuple[int, int], float]) -> dict[str, Any]:
 
 
 def _launches(source: Source) -> list[dict[str, Any]]:
+    """Which launch begins at a line, and when, above the rows."""
     found = []
     for launch, at in zip(source.record.launches[1:], source.launch_hours, strict=True):
-        began = time.strftime("%d %b %H:%M", time.localtime(launch.started))
-        found.append(
-            {
-                "type": "line",
-                "x0": at,
-                "x1": at,
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "line": {"color": theme.INK, "width": 1, "dash": "dot"},
-                "label": {
-                    "text": f"launch {launch.number}, {began}",
-                    "textposition": "end",
-                    "textangle": 0,
-                    "xanchor": "left",
-                    "padding": 3,
-                    "font": {"size": 11, "color": theme.MUTED},
-                },
-            }
-        )
-    return found
+        began = time.strftime("%-d %b %H:%M", time.localtime(launch.started))
+        small = {"size": 11, "color": theme.MUTED}
+        where = {"x": at, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 2}
+        found.append({"text": f"launch {launch.number}, {began}", "showarrow": False, "font": small, **where})
+    return found[:_MOST_LAUNCHES]

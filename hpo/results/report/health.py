@@ -72,8 +72,8 @@ def _failures(source: Source) -> Iterator[Finding]:
         lines = Counter(summary_line(one.error or "") for one in bad if one.status == status)
         line, often = lines.most_common(1)[0]
         verb = {"timeout": "timed out", "invalid": "returned no finite number"}.get(status, status)
-        why = f" {often} with: {_cut(line)}" if line and often < count else f" {_cut(line)}" if line else ""
-        yield Finding(level, f"{_percent(share)} {verb} ({count} of {total}).{why}")
+        why = f", {often} of them with: {_cut(line)}" if often < count else f": {_cut(line)}"
+        yield Finding(level, f"{_percent(share)} {verb} ({count} of {total}){why if line else '.'}")
 
 
 def _cut(line: str, most: int = 160) -> str:
@@ -199,13 +199,20 @@ def _launches(source: Source) -> Iterator[Finding]:
         )
     lost = [one for one in record.parts if one.status == LOST]
     if lost:
-        again = len({one.id for one in lost if any(one.id == each.id for each in source.ended)})
-        some = (
+        ended = {one.id for one in source.ended}
+        again = sum(one in ended for one in {one.id for one in lost})
+        rest = len({one.id for one in lost}) - again
+        what = (
             f"{len(lost)} evaluations were lost with their ranks"
             if len(lost) > 1
-            else "One evaluation was lost with its rank"
+            else "One evaluation was lost"
         )
-        yield Finding("note", f"{some}; {again} of them ran again.")
+        left = (
+            f"{rest} of them {'waits' if rest == 1 else 'wait'} for the next launch"
+            if rest
+            else "evaluated again"
+        )
+        yield Finding("note", f"{what}; {left}.")
 
 
 def _workers(source: Source) -> Iterator[Finding]:
@@ -274,4 +281,4 @@ def improvement(source: Source, best: Individual, default: Individual) -> str:
     one, other = source.value(best), source.value(default)
     if one is None or other is None or source.sign() * (other - one) <= 0:
         return ""
-    return number(abs(one - other))
+    return f"{abs(one - other):.2g}" if abs(one - other) < 100 else number(abs(one - other))

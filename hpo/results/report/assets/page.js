@@ -92,11 +92,16 @@ const hpo = (() => {
     bad: () => draw("path", { d: "M1.5 1.5 9.5 9.5M9.5 1.5 1.5 9.5", stroke: "currentColor", "stroke-width": 2.2 }),
   };
 
+  // A sentence in which `commands` are marked.
+  function sentence(text) {
+    return text.split("`").map((part, place) => (place % 2 ? make("code", {}, part) : part));
+  }
+
   function health(findings) {
     return make("ul", { class: "health" }, findings.map((one) => make(
       "li", { class: one.level },
       draw("svg", { viewBox: "0 0 11 11", "aria-hidden": "true" }, SHAPES[one.level]()),
-      make("span", { class: "visually-hidden" }, `${LEVELS[one.level]}: `), one.text,
+      make("span", { class: "visually-hidden" }, `${LEVELS[one.level]}: `), sentence(one.text),
     )));
   }
 
@@ -162,8 +167,8 @@ const hpo = (() => {
     const below = only ? [only.task, only.span].filter(Boolean).join(" · ") : `${content.campaigns.length} campaigns side by side`;
     return make("header", {},
       make("div", { class: "top" },
-        make("div", {}, make("h1", {}, content.title), make("p", { class: "kicker" }, below), only ? make("p", { class: "kicker" }, only.state) : null),
-        switcher()));
+        make("h1", {}, content.title), switcher()),
+      make("p", { class: "kicker" }, below), only ? make("p", { class: "kicker" }, sentence(only.state)) : null);
   }
 
   // --- figures -------------------------------------------------------------------------------------------------------

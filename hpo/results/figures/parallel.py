@@ -1,0 +1,172 @@
+"""Parallel coordinates: a line an individual, an axis a parameter, the most important first and the objective last.
+
+A page draws :func:`content` by a script of its own (``hpo/results/report/assets/parallel.js``), in which axes can be
+brushed: plotly's parallel coordinates need ``eval``, which the page forbids. A notebook gets :func:`draw`, scatter
+lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import plotly.graph_objects as go
+
+from hpo.results.figures import theme
+from hpo.results.figures.labels import short
+from hpo.results.figures.ordering import important
+from hpo.results.figures.parameter_axis import Axis, rounds
+from hpo.results.figures.source import NotDrawn, Source
+from hpo.results.figures.thinning import best_and_spread
+from hpo.results.figures.value_range import value_range
+from hpo.terminal import one_line
+
+_MOST_LINES = 1200
+_MOST_AXES = 60
+SHOWN = 10
+"""Axes at first; a page shows the others when it is asked to."""
+_BANDS = ((0.1, "best tenth", theme.BLUE, 0.75), (0.35, "next quarter", theme.SKY, 0.5), (1.0, "others", theme.GREY, 0.35))
+
+
+class Band(msgspec.Struct, kw_only=True):
+    """A group of lines of one colour."""
+
+    title: str
+    colour: str
+    opacity: float
+
+
+class Coordinate(msgspec.Struct, kw_only=True):
+    """One axis. ``name`` and ``ticks`` are plain text, with places from 0 to 1; ``places``: of each line, None where
+    the parameter does not exist in it; ``values``: as texts, by line."""
+
+    name: str
+    note: str
+    ticks: list[tuple[float, str]]
+    places: list[float | None]
+
+
+class Lines(msgspec.Struct, kw_only=True):
+    """``bands``: the worst last; ``ids``, ``values``, ``band``: by line, the worst first and the best last;
+    ``shown``: how many axes before the last are shown at first; ``left_out``: lines that are not here."""
+
+    objective: str
+    axes: list[Coordinate]
+    bands: list[Band]
+    ids: list[str]
+    values: list[str]
+    band: list[int]
+    shown: int
+    left_out: int
+
+
+def content(sources: Sequence[Source]) -> Lines:
+    """What the page's script draws."""
+    source = sources[0]
+    sign = source.sign()
+    ended = [one for one in source.completed if source.value(one) is not None]
+    extent = value_range(
+        [value for one in ended if (value := source.value(one)) is not None], source.objectives[source.objective]
+    )
+    names = important(source)[:_MOST_AXES]
+    if extent is None or len(ended) < 2:
+        raise NotDrawn("fewer than two evaluations have completed")
+    if not names or source.space is None:
+        raise NotDrawn("no parameter has more than one value")
+
+    def loss(one: object) -> float:
+        return sign * (source.value(one) or 0.0)  # type: ignore[arg-type]
+
+    order = {one.id: place / len(ended) for place, one in enumerate(sorted(ended, key=loss))}
+    lines = sorted(best_and_spread(ended, _MOST_LINES, loss=loss), key=loss, reverse=True)
+    axes = []
+    for name in names:
+        axis = Axis(parameter=source.space.parameters[name])
+        axes.append(
+            Coordinate(
+                name=one_line(name),
+                note=axis.condition(),
+                ticks=[(round(place, 4), text) for place, text in axis.ticks()],
+                places=[None if name not in one.params else _rounded(axis.place(one.params[name])) for one in lines],
+            )
+        )
+    low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))
+    width = (high - low) or 1.0
+    axes.append(
+        Coordinate(
+            name=one_line(source.objective),
+            note="",
+            ticks=[
+                (round((at - low) / width, 4), short(extent.value_at(at)))
+                for at in rounds(low, low + width, 6, whole=extent.log and width > 2)
+            ],
+            places=[_rounded((extent.place(extent.inside(source.value(one) or 0.0)) - low) / width) for one in lines],
+        )
+    )
+    return Lines(
+        objective=one_line(source.objective),
+        axes=axes,
+        bands=[Band(title=title, colour=colour, opacity=opacity) for _, title, colour, opacity in _BANDS],
+        ids=[one.id for one in lines],
+        values=[theme.number(source.value(one)) for one in lines],
+        band=[next(place for place, band in enumerate(_BANDS) if order[one.id] < band[0]) for one in lines],
+        shown=min(SHOWN, len(names)),
+        left_out=len(ended) - len(lines),
+    )
+
+
+def _rounded(place: float | None) -> float | None:
+    return None if place is None else round(place, 4)
+
+
+def draw(sources: Sequence[Source]) -> go.Figure:
+    """The first ten axes and the objective."""
+    found = content(sources)
+    axes = [*found.axes[: found.shown], found.axes[-1]]
+    figure = go.Figure()
+    for number, band in reversed(list(enumerate(found.bands))):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        texts: list[str | None] = []
+        for line in (place for place, one in enumerate(found.band) if one == number):
+            box = f"{theme.label(found.ids[line])}: {theme.label(found.objective, 24)} {found.values[line]}"
+            x += [*range(len(axes)), None]
+            y += [*(one.places[line] for one in axes), None]
+            texts += [box] * (len(axes) + 1)
+        figure.add_scatter(
+            x=x,
+            y=y,
+            text=texts,
+            mode="lines",
+            name=band.title,
+            line={"color": theme.faint(band.colour, band.opacity), "width": 1.2},
+            hovertemplate="%{text}<extra></extra>",
+        )
+    best = [one.places[-1] for one in axes]
+    star = {"color": theme.ORANGE, "size": 6}
+    line = {"color": theme.ORANGE, "width": 3}
+    figure.add_scatter(
+        x=list(range(len(axes))), y=best, mode="lines+markers", name="best", line=line, marker=star, hoverinfo="skip"
+    )
+    for number, axis in enumerate(axes):
+        figure.add_shape(type="line", x0=number, x1=number, y0=0, y1=1, line={"color": theme.MUTED, "width": 1})
+        for place, text in axis.ticks:
+            figure.add_annotation(
+                x=number, y=place, text=theme.label(text, 14), xanchor="left", xshift=3, showarrow=False,
+                font={"size": 11, "color": theme.MUTED}, bgcolor=theme.faint(theme.PAPER, 0.7), borderpad=0,
+            )  # fmt: skip
+    figure.update_layout(
+        theme.layout(
+            "Parallel coordinates",
+            height=480,
+            xaxis={
+                "tickvals": list(range(len(axes))),
+                "ticktext": [theme.label(one.name, 16) for one in axes],
+                "range": [-0.15, len(axes) - 0.6],
+                "showline": False,
+                "ticks": "",
+            },
+            yaxis={"visible": False, "range": [-0.04, 1.04]},
+            legend={"traceorder": "reversed"},
+        )
+    )
+    return figure
