@@ -63,21 +63,21 @@ class Content(msgspec.Struct, kw_only=True):
 def content(sources: Sequence[Source], figures: Sequence[Entry] = FIGURES) -> Content:
     """The page of one campaign, or of several side by side."""
     summaries = [summary(source) for source in sources]
-    drawn: list[Drawn] = []
+    found: list[Drawn] = []
     for entry in figures:
         if entry.overlaid or len(sources) == 1:
-            _draw(entry, sources, None, summaries, drawn)
+            _draw(entry, sources, None, summaries, found)
         else:
             for place, source in enumerate(sources):
-                _draw(entry, [source], place, [summaries[place]], drawn)
+                _draw(entry, [source], place, [summaries[place]], found)
     return Content(
         title=", ".join(one_line(source.name) for source in sources),
         made=time.strftime("%-d %B %Y, %H:%M"),
         versions=f"hpo {__version__}, Python {platform.python_version()}",
         campaigns=summaries,
         compared=compared(sources) if len(sources) > 1 else None,
-        figures=drawn,
-        details=[_details(source) for source in sources],
+        figures=found,
+        details=[details(source) for source in sources],
         dark=theme.DARK,
     )
 
@@ -87,36 +87,39 @@ def _draw(
     sources: Sequence[Source],
     campaign: int | None,
     summaries: Sequence[Summary],
-    drawn: list[Drawn],
+    found: list[Drawn],
 ) -> None:
     """Draw one figure; or note why not, in the summaries of the campaigns that it is of."""
-    own, plot, title = None, None, entry.title
     try:
-        make = getattr(import_module(f"hpo.results.figures.{entry.name}"), "content", None)
-        if make is not None:
-            own = make(sources)
-        else:
-            figure = entry.draw(sources)
-            plot = figure.to_dict()
-            title = plot.get("layout", {}).get("title", {}).get("text") or title
+        found.append(drawn(entry, sources, campaign))
     except NotDrawn as reason:
         for one in summaries:
             one.missing.append(Missing(entry.title, str(reason)))
-        return
-    drawn.append(
-        Drawn(
-            name=entry.name,
-            title=title,
-            caption=entry.caption,
-            size=entry.size,
-            campaign=campaign,
-            plot=plot,
-            own=own,
-        )
+
+
+def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) -> Drawn:
+    """One figure as a page has it; NotDrawn where the data do not fill it."""
+    own, plot, title = None, None, entry.title
+    make = getattr(import_module(f"hpo.results.figures.{entry.name}"), "content", None)
+    if make is not None:
+        own = make(sources)
+    else:
+        figure = entry.draw(sources)
+        plot = figure.to_dict()
+        title = plot.get("layout", {}).get("title", {}).get("text") or title
+    return Drawn(
+        name=entry.name,
+        title=title,
+        caption=entry.caption,
+        size=entry.size,
+        campaign=campaign,
+        plot=plot,
+        own=own,
     )
 
 
-def _details(source: Source) -> Details:
+def details(source: Source) -> Details:
+    """The individuals of ``source``, all or an even choice of them."""
     everyone = [*source.record.known, *source.record.individuals]
     best = source.best
     keep = [index for index, one in enumerate(everyone) if best is not None and one.id == best.id]

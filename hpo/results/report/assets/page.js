@@ -237,10 +237,15 @@ const hpo = (() => {
     if (first) place.on("plotly_click", (event) => showPoint(figure, event.points[0]));
   }
 
-  function drawFigures() {
+  const drawn = new WeakMap();
+
+  // `fresh`: only those whose data are other ones than at last.
+  function drawFigures(fresh = false) {
     if (!shown) return;
     for (const figure of shown.figures) {
       const element = document.getElementById(`figure-${key(figure)}`);
+      if (fresh && drawn.get(element) === figure) continue;
+      drawn.set(element, figure);
       try {
         drawFigure(figure, element);
       } catch (error) {
@@ -301,22 +306,28 @@ const hpo = (() => {
     const missing = content.campaigns.flatMap((one) => one.missing.map((each) => make("li", {}, make("b", {}, each.title + (alone ? "" : ` · ${one.name}`)), `: ${each.reason}`)));
     const sections = content.campaigns.map((one) => campaign(one, alone));
     const openDetails = [...page.querySelectorAll("details")].map((one) => one.open);
-    page.replaceChildren(
+    const before = [
       heading(content),
       ...(content.compared ? [make("h2", {}, "Side by side"), table(content.compared)] : []),
       ...(alone ? sections : []),
       make("h2", {}, "Figures"),
       make("nav", { "aria-label": "figures" }, content.figures.filter((one) => !one.campaign).map((one) => make("a", { href: `#figure-${key(one)}` }, one.name))),
-      figures,
+    ];
+    const after = [
       ...(alone ? [] : sections),
       ...(missing.length ? [make("h2", {}, "Figures left out"), make("ul", { class: "missing" }, missing)] : []),
       make("footer", {}, ...content.campaigns.map((one) => make("span", {}, one.directory)), make("span", {}, `made ${content.made}`), make("span", {}, content.versions)),
-    );
+    ];
+    // Figures stay where they are: taken out, they would lose what a person points at.
+    for (const old of [...page.childNodes]) if (old !== figures) old.remove();
+    page.prepend(...before);
+    if (!figures.parentNode) page.append(figures);
+    page.append(...after);
     page.querySelectorAll("details").forEach((one, place) => { one.open = openDetails[place] || false; });
     const kept = new Set(frames);
     for (const old of [...figures.children]) if (!kept.has(old)) old.remove();
     frames.forEach((one, place) => { if (figures.children[place] !== one) figures.insertBefore(one, figures.children[place] || null); });
-    drawFigures();
+    drawFigures(true);
     document.documentElement.dataset.drawn = String(content.figures.length);
   }
 
