@@ -93,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
 
     status = add("status", _status, "How a campaign stands, running or not.", "hpo status runs/digits --json")
     best = add("best", _best, "The best configurations found so far.", "hpo best runs/digits --top 5")
+    show = add(
+        "show",
+        _show,
+        "All of one individual: configuration, values, error, history, learning curve, where it lies.",
+        "hpo show runs/digits 0-1-17      hpo show runs/digits known-3",
+    )
     export = add(
         "export",
         _export,
@@ -106,9 +112,12 @@ def _parser() -> argparse.ArgumentParser:
         "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
         "hpo check runs/digits      hpo check runs/digits --repair",
     )
-    for command in (status, best, export, check):
+    for command in (status, best, show, export, check):
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
-    for command in (status, best, check):
+    show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
+    shown = status.add_mutually_exclusive_group()
+    shown.add_argument("--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C")
+    for command in (shown, best, show, check):
         command.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument(
         "--repair",
@@ -380,6 +389,11 @@ def _said(sentence: str) -> int:
 def _status(options: argparse.Namespace) -> int:
     from hpo.results import overview, text
 
+    if options.watch:
+        from hpo.results.live import watch
+
+        with Signals(patience=1):
+            return watch(options.directory)
     found = overview.of(options.directory)
     if options.json:
         terminal.write_json(json.dumps(found.table(), indent=2))
@@ -395,6 +409,14 @@ def _best(options: argparse.Namespace) -> int:
         terminal.write_json(best_report.best_json(options.directory, options.top))
     else:
         terminal.write(best_report.best(options.directory, options.top))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from hpo.results import show
+
+    printed = show.printed(options.directory, options.id, as_table=options.json)
+    (terminal.write_json if options.json else terminal.write)(printed)
     return 0
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpo.campaign.campaign import Campaign, held_back
+from hpo.campaign.painter import painted
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
@@ -49,7 +50,6 @@ _GONE_S = PATIENCE_S
 """A directory that is gone may come back within this time."""
 _AGENT = "PRTE_MCA_prte_launch_agent"
 """What Open MPI 5 starts on other nodes, there to start ranks."""
-_SHOW_CURSOR = "\033[?25h"
 
 
 def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) -> int:
@@ -84,7 +84,8 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
         )
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     if ranks == 1 and listed is None:
-        campaign.run(signals=signals)
+        with painted(campaign.settings.directory):
+            campaign.run(signals=signals)
         return campaign.exit_code
     mpirun = find_mpirun()
     campaign.check()
@@ -96,7 +97,8 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
             return 0
     finally:
         lock.release()
-    return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
+    with painted(campaign.settings.directory):
+        return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
 
 
 def _as_rank(file: Path, *, started_by_us: bool) -> int:
@@ -190,7 +192,7 @@ def command(
 ) -> list[str]:
     """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
     share one, and must be allowed more ranks than cores: the ranks are light. ``live``: it must not keep back
-    a line that has no end yet, as a line of progress has none. ``tolerant``: it must not end all ranks when one
+    a line that has no end yet, as what shows progress has none. ``tolerant``: it must not end all ranks when one
     dies. ``fleet``: the only hosts to use, filled in this order. ``exported``: environment variables for the ranks of
     all hosts, where it would give them to those of its own host only."""
     flags = ["-n", str(ranks)]
@@ -215,9 +217,6 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     daemons on a Slurm job's nodes do not mind the SIGTERM by which that is cancelled: they would kill the ranks,
     which mind it themselves."""
     added = {config.STARTED_BY: uuid.uuid4().hex}
-    columns = config.terminal_columns()
-    if columns is not None:
-        added[config.TERMINAL] = str(columns)
     if os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if "SLURM_JOB_ID" in base and hosts.can_block_signals():
@@ -258,7 +257,7 @@ class Supervisor:
         self._version = subprocess.run(
             [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
         ).stdout
-        self._live = config.terminal_columns() is not None
+        self._live = config.panel_shown()
         self._rest = [sys.executable, "-m", "hpo", "run", str(file)]
         self._tolerant = tolerates_faults(mpirun)
         self._environment = environment(keepalive(settings.evaluation.hang_timeout_s) | config.environment())
@@ -436,9 +435,6 @@ class Supervisor:
         if code is not None and reported and on_record is None:
             return code - EXIT_REPORTED, False
         end = None if on_record is None else on_record.end
-        if self._live and end is None:
-            # The line of progress had hidden the cursor, and rank 0 cannot show it any more.
-            print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
         if (end is None or end[0] == LOST) and is_complete(self._directory, self._settings.evaluations):
             return 0, False
         if self._early and (end is None or end[1] != 0):

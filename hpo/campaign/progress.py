@@ -39,9 +39,12 @@ class Display:
         self._final_at_start = 0
         self._live: Live | None = None
         self._columns = config.terminal_columns()
+        self._elsewhere = config.panel_shown()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
-        """Show the state if it is time to; cheap otherwise."""
+        """Show the state if it is time to; cheap otherwise. Nothing where a panel does."""
+        if self._began is not None and self._elsewhere:
+            return
         # That it is stopping or paused, or waits for its storage, is said at once.
         waits = coordinator.waited_for_storage(now) is not None
         shown = (bool(coordinator.stopping), coordinator.paused, waits)
@@ -51,6 +54,8 @@ class Display:
         if self._began is None:
             self._began = now
             self._final_at_start = coordinator.tally.final
+            if self._elsewhere:
+                return
             # The first line of a log soon after the start shows that it works; then one a minute.
             self._next = now + (_LIVE_S if self._columns else 5.0)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +12,18 @@ from pathlib import Path
 import msgspec
 
 from hpo.errors import CampaignError
+from hpo.individual import Scalar
 from hpo.islands.coordinator import tally
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.resume import ResumeState
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Launched, Left
 from hpo.results import overview
-from hpo.results.overview import Best, Overview
+from hpo.results.overview import Best, Island, Overview, Pace, recent_since
+from hpo.task.task import MAXIMIZE
 
 _INTERVAL_S = 2.0
+_WATCHED_S = 1.0
 _FAREWELL_S = 5.0
 _SHARE = 0.02
 """Of its time that rank 0 spends on this, at most: campaigns with very many failures have much to sort."""
@@ -41,8 +44,10 @@ class Status:
     """``update`` takes note on rank 0's loop, and the heartbeat of ``lock`` writes it, whatever rank 0 does then; that
     the launch is stopping, is paused, waits for its storage or has lost a worker is written at once.
 
-    ``limits``: the budget of evaluations and the deadline that hold; ``objectives``: how many the task has. Nothing is
-    written where configurations are evaluated again on purpose: the best is then known by all of their evaluations."""
+    ``limits``: the budget of evaluations and the deadline that hold; ``objectives``: of the task, with directions;
+    ``default``: its own configuration; ``watched``: a panel shows it, so what is new is written within a second.
+    Nothing is written where configurations are evaluated again on purpose: the best is then known by all of their
+    evaluations."""
 
     def __init__(
         self,
@@ -52,15 +57,20 @@ class Status:
         earlier: ResumeState,
         log: LaunchLog,
         limits: Callable[[], tuple[int | None, float | None]],
-        objectives: int,
+        objectives: Mapping[str, str],
+        default: Mapping[str, Scalar] | None,
         repeats: bool,
+        watched: bool = False,
     ) -> None:
         self._directory = directory
         self._lock = lock
         self._earlier = earlier
         self._log = log
         self._limits = limits
-        self._objectives = objectives
+        self._several = len(objectives) > 1
+        self._sign = -1.0 if next(iter(objectives.values())) == MAXIMIZE else 1.0
+        self._default = dict(default or {})
+        self._watched = watched
         self._repeats = repeats or earlier.repeats
         self._next = 0.0
         self._shown: tuple[str | None, bool, str | None, int] | None = None
@@ -87,7 +97,10 @@ class Status:
             self._shown = shown
             with suppress(OSError):
                 self._write(wait_s=0)
-        self._next = now + max(_INTERVAL_S, (time.perf_counter() - begun) / _SHARE)
+        elif self._watched and self._newest is not self._written:
+            self._lock.heartbeat.hasten()
+        interval_s = _WATCHED_S if self._watched else _INTERVAL_S
+        self._next = now + max(interval_s, (time.perf_counter() - begun) / _SHARE)
 
     def _found(self, coordinator: Coordinator, now: float) -> Overview | None:
         """None where the best is known by the journals only: a dead rank has not sent it."""
@@ -121,11 +134,30 @@ class Status:
             codes=codes,
             errors=self._errors(coordinator),
             torn=self._earlier.torn,
+            pace=self._pace(coordinator),
+        )
+
+    def _pace(self, coordinator: Coordinator) -> Pace:
+        ends = [one for one in coordinator.tally.recent_ends if one >= self._log.began]
+        until = coordinator.grace_until
+        return Pace(
+            recent=len(ends),
+            since=recent_since(ends, self._log.began),
+            ends_at=coordinator.deadline,
+            grace_until=until if coordinator.busy else None,
+            waiting=coordinator.waiting,
+            islands={
+                island: Island(
+                    completed=one.completed, best=None if one.best is None else self._sign * one.best[0]
+                )
+                for island, one in sorted(coordinator.tally.islands.items())
+            },
+            default=self._default,
         )
 
     def _best(self, best: tally.Best) -> Best:
         objectives = best.objectives or {}
-        value = objectives if self._objectives > 1 else next(iter(objectives.values()))
+        value = objectives if self._several else next(iter(objectives.values()))
         return Best(value=value, params=best.params or {}, id=best.id)
 
     def _errors(self, coordinator: Coordinator) -> list[str]:
@@ -163,6 +195,7 @@ class Status:
             seconds=self._seconds + ended.time - self._log.began,
             ended=(ended.reason, ended.exit),
             alive=False,
+            pace=None,
         )
         if self._writing.acquire(timeout=_FAREWELL_S):
             with suppress(OSError, CampaignError):

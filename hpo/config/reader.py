@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -40,8 +40,8 @@ else:
 __all__ = [
     "DEADLINE",
     "EXPORTED",
+    "PANEL",
     "STARTED_BY",
-    "TERMINAL",
     "EvaluationSettings",
     "Launcher",
     "LayoutSettings",
@@ -64,10 +64,11 @@ _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 STARTED_BY = "HPO_STARTED_BY"
 """The environment variable by which the ranks that mpirun starts know that ``hpo run`` watches them, and which: its
 value is that one's own."""
-TERMINAL = "HPO_TERMINAL_COLUMNS"
+PANEL = "HPO_PANEL"
+"""The environment variable by which rank 0 knows that the ``hpo run`` of this value, its process, shows how it goes."""
 DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
-EXPORTED = (STARTED_BY, TERMINAL, DEADLINE, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+EXPORTED = (STARTED_BY, PANEL, DEADLINE, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
 """Environment variables that the ranks on all hosts are to have."""
 
 # Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
@@ -284,18 +285,16 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def terminal_columns() -> int | None:
-    """Width of the terminal that standard error reaches, None where it reaches none that can move its cursor.
-
-    mpirun carries the ranks' output to the terminal of the ``hpo run`` that started it, which says so by
-    TERMINAL.
-    """
-    if os.environ.get("TERM", "dumb") == "dumb":
+def terminal_columns(stream: TextIO | None = None) -> int | None:
+    """Width of the terminal that ``stream`` (standard error) is, None where it is none that can move its cursor."""
+    if os.environ.get("TERM", "dumb") == "dumb" or not (stream or sys.stderr).isatty():
         return None
-    if sys.stderr.isatty():
-        return shutil.get_terminal_size().columns
-    value = os.environ.get(TERMINAL, "")
-    return int(value) if value.isdecimal() else None
+    return shutil.get_terminal_size().columns
+
+
+def panel_shown() -> bool:
+    """Whether the ``hpo run`` that this process is, or that started this rank, shows how the campaign goes."""
+    return bool(os.environ.get(PANEL))
 
 
 # --- what is wrong, in sentences ----------------------------------------------------------------------------

@@ -356,6 +356,24 @@ def _check_version(path: Path, line: bytes) -> None:
         )
 
 
+def read_lines_about(path: Path, identity: str) -> Iterator[Record]:
+    """The header of a journal and those of its records that name an individual; damaged ones are left out.
+
+    Raises:
+        CampaignError: it cannot be read.
+    """
+    needle = b'"%b"' % identity.encode("utf-8", "replace")
+    with opened(path) as (file, _):
+        first = True
+        while line := file.readline(LONGEST_LINE):
+            if first or needle in line:
+                with suppress(ValueError):
+                    record = decode(line)
+                    if record is not None:
+                        yield record
+            first = False
+
+
 def damaged(directory: Path, wrong: Callable[[Record], bool], reason: str) -> JournalDamaged:
     """The error for the first record of the campaign in ``directory`` that is ``wrong``."""
     for path in journal_files(directory):

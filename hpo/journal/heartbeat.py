@@ -25,6 +25,7 @@ class Heartbeat:
         self._functions: list[Callable[[], object]] = []
         self._failing: set[Callable[[], object]] = set()
         self._stop = threading.Event()
+        self._hastened = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def register(self, function: Callable[[], object]) -> None:
@@ -34,15 +35,23 @@ class Heartbeat:
     def start(self) -> None:
         self._thread.start()
 
+    def hasten(self) -> None:
+        """Call them soon, and not only when it is time to."""
+        self._hastened.set()
+
     def stop(self) -> None:
         """Call nothing more; waits for a call that is under way, for a few seconds."""
         self._stop.set()
+        self._hastened.set()
         if self._thread.is_alive():
             self._thread.join(_FAREWELL_S)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            self.beat()
+        while not self._stop.is_set():
+            self._hastened.wait(self._interval_s)
+            self._hastened.clear()
+            if not self._stop.is_set():
+                self.beat()
 
     def beat(self) -> None:
         """Call each function once."""

@@ -12,6 +12,7 @@ from hpo.journal.records import storable
 from hpo.results import pareto as fronts
 from hpo.results import result as results
 from hpo.results import text
+from hpo.results.curves import of_individuals
 from hpo.results.importance import Importance, importance
 from hpo.results.record import CampaignRecord, load
 from hpo.results.repeated import Repeated
@@ -46,7 +47,8 @@ def best(directory: Path, top: int | None) -> str:
         chief = knee
         parts = [text.front(found, knee, fronts.hypervolume(record), len(front), record.objectives)]
     line = results.schedule(record, chief.id)
-    parts.append(text.schedule(line, results.changed(line)))
+    steps = text.step_ranges(of_individuals(directory, {one.id for one in line})) if len(line) > 1 else {}
+    parts.append(text.schedule(line, results.changed(line), steps))
     parts.append(text.code(record, chief))
     return "\n".join([*filter(None, parts), *map(str, _importance(record).values())])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,15 @@ def load(directory: Path) -> pandas.DataFrame:
     curves = Curves()
     for place, path in curve_files(directory):
         curves.add(place.launch, read_rows(path))
+    return curves.frame()
+
+
+def of_individuals(directory: Path, identities: Collection[str]) -> pandas.DataFrame:
+    """Of the table of :func:`load` the rows of these individuals; errors as there."""
+    curves = Curves()
+    for place, path in curve_files(directory):
+        of_them = (row for row in read_rows(path) if isinstance(row, Point) and row.id in identities)
+        curves.add(place.launch, of_them)
     return curves.frame()
 
 

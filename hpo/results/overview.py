@@ -9,20 +9,23 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from hpo.individual import COMPLETED, FINAL, PRUNED, RUNNING, STATUSES, Individual, Scalar
+from hpo.islands.coordinator.tally import MOST_RECENT
+from hpo.islands.coordinator.worker_registry import DRAINED, FAILING
 from hpo.journal import commands, lock
 from hpo.journal import directory as directories
 from hpo.journal.durable import write_atomically
 from hpo.journal.files import journal_files
-from hpo.results import pareto
+from hpo.results import pareto, running
 from hpo.results.record import CampaignRecord, load
 from hpo.results.repeated import Repeated, in_words
+from hpo.results.running import Running
 from hpo.task.outcome import summary_line
 from hpo.terminal import one_line
 
@@ -30,6 +33,8 @@ _MOST_BYTES = 1 << 22
 _IN_STEP_S = 3 * lock.REFRESH_S
 """By how much the stamps of lock and status may differ, which one thread refreshes one after the other."""
 _MOST_ERRORS = 3
+_RUN_ON = DRAINED, FAILING
+"""Why a worker may get nothing more, and evaluates what it has."""
 
 Value = int | float | dict[str, int | float]
 
@@ -44,13 +49,39 @@ class Best(msgspec.Struct, frozen=True, kw_only=True):
     mean: str = ""
 
 
+class Island(msgspec.Struct, frozen=True, kw_only=True):
+    """What the individuals of an island, by where they were bred, have come to; ``best``: in the first objective."""
+
+    completed: int
+    best: int | float | None
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How a campaign at work gets on. ``recent``: how many have ended ``since`` then; ``ends_at``: of the deadline;
+    ``grace_until``: until when what runs may save itself, as the launch is stopping; ``waiting``: workers that wait for
+    their storage; ``default``: the task's own configuration. Times are Unix seconds."""
+
+    recent: int
+    since: float
+    ends_at: float | None = None
+    grace_until: float | None = None
+    waiting: int = 0
+    islands: dict[int, Island] = {}
+    default: dict[str, Scalar] = {}
+
+    def per_hour(self, now: float) -> float | None:
+        """Evaluations; None before the first has ended."""
+        return 3600 * self.recent / (now - self.since) if self.recent and now > self.since else None
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """``evaluations``: individuals by status without those ``running``; ``budget``: of evaluations; ``deadline_s``:
     from the launch; ``seconds``: at work in all launches, up to ``taken`` where the campaign is ``alive``; ``left``:
     workers that take no more part, with the reason; ``stopping``: why nothing more begins; ``storage``: what a worker
     waits for, and since when; ``ended``: reason and exit code of the last launch; ``waiting``: commands not applied
     yet; ``known``: points; ``codes``: the hash of the task's code by launch; ``errors``: a line each; ``torn``:
-    journals whose last line is left out. Times are Unix seconds."""
+    journals whose last line is left out; ``pace``: while it is at work; ``individuals``: those that run, which are read
+    from the ends of the journals. Times are Unix seconds."""
 
     evaluations: dict[str, int]
     running: int
@@ -75,6 +106,13 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     torn: list[str]
     stop_pending: bool = False
     waiting: int = 0
+    pace: Pace | None = None
+    individuals: list[Running] = []
+
+    @property
+    def final(self) -> int:
+        """How many count for the budget."""
+        return sum(self.evaluations.get(status, 0) for status in FINAL)
 
     @property
     def state(self) -> str:
@@ -100,6 +138,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "seconds": self.seconds,
             "left": [{"worker": worker, "reason": reason} for worker, reason in self.left],
             "state": self.state,
+            "running_individuals": [msgspec.to_builtins(one) for one in self.individuals],
         }
 
 
@@ -142,7 +181,43 @@ def folded(record: CampaignRecord) -> Overview:
         torn=[path.name for path in record.torn],
         stop_pending=record.stop_pending,
         waiting=record.waiting,
+        pace=_pace(record) if record.alive else None,
     )
+
+
+def _pace(record: CampaignRecord) -> Pace | None:
+    if not record.launches or record.launches[-1].launched is None:
+        return None
+    launch, launched = record.launches[-1], record.launches[-1].launched
+    ends = sorted(
+        one.finished
+        for one in record.individuals
+        if one.launch == launch.number and one.status in FINAL and one.finished is not None
+    )[-MOST_RECENT:]
+    name, direction = next(iter(record.objectives.items()))
+    better = max if direction == "maximize" else min
+    islands: dict[int, Island] = {}
+    default: dict[str, Scalar] = {}
+    for one in record.individuals:
+        if one.operator == "default":
+            default = one.params
+        if one.status == COMPLETED and one.objectives and name in one.objectives:
+            value, found = one.objectives[name], islands.get(one.island)
+            best = value if found is None or found.best is None else better(value, found.best)
+            islands[one.island] = Island(completed=1 + (found.completed if found else 0), best=best)
+    return Pace(
+        recent=len(ends),
+        since=recent_since(ends, launch.started),
+        ends_at=None if launched.deadline_s is None else launched.time + launched.deadline_s,
+        waiting=int(launch.storage is not None),
+        islands=islands,
+        default=default,
+    )
+
+
+def recent_since(ends: Sequence[float], began: float) -> float:
+    """From when the ``ends`` of a launch count that ``began`` then: the first of them where there were others."""
+    return ends[0] if len(ends) >= MOST_RECENT else began
 
 
 def _best(one: Individual, repeated: list[Repeated]) -> Best:
@@ -237,7 +312,16 @@ def read(directory: Path) -> Overview | None:
 def of(directory: str | os.PathLike[str]) -> Overview:
     """How the campaign in ``directory`` stands, which may be at work; errors as of ``hpo.results.record.load``."""
     directory = Path(directory)
-    return read(directory) or folded(load(directory))
+    found = read(directory) or folded(load(directory))
+    return with_running(found, running.Tails(directory))
+
+
+def with_running(overview: Overview, tails: running.Tails) -> Overview:
+    """``overview`` with the individuals that run."""
+    if not overview.alive or overview.ended is not None:
+        return overview
+    gone = [worker for worker, reason in overview.left if reason not in _RUN_ON]
+    return msgspec.structs.replace(overview, individuals=tails.poll(gone))
 
 
 def _content(path: Path) -> tuple[bytes, float]:

@@ -15,9 +15,14 @@ from hpo.results.repeated import in_words
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:
+    import pandas
+
     from hpo.results.pareto import Hypervolume
     from hpo.results.record import CampaignRecord
     from hpo.results.repeated import Repeated
+    from hpo.results.running import Running
+
+_MOST_RUNNING = 10
 
 
 def status(directory: Path, overview: Overview) -> str:
@@ -28,6 +33,7 @@ def status(directory: Path, overview: Overview) -> str:
         ("state", state(overview)),
         ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
         ("running", str(overview.running)),
+        *[("", line) for line in running(overview, time.time())],
         ("budget", _budget(overview)),
         ("islands, workers", f"{overview.islands}, {overview.workers}"),
         *[
@@ -39,13 +45,45 @@ def status(directory: Path, overview: Overview) -> str:
         *([("known points", str(overview.known))] if overview.known else []),
         *[("code", line) for line in _versions(directory, overview.codes)],
         *[("" if number else "errors", line) for number, line in enumerate(overview.errors)],
-        ("started", _when(overview.started)),
-        ("last record", _when(overview.updated)),
+        ("started", when(overview.started)),
+        ("last record", when(overview.updated)),
     ]
     if not overview.alive:  # else it is being written
         lines += [("torn", f"the last line of {name} was cut off and is left out") for name in overview.torn]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def running(overview: Overview, now: float) -> list[str]:
+    """A line each for the individuals that run, those that run longest where there are many."""
+    everyone = overview.individuals
+    shown = everyone
+    if len(everyone) > _MOST_RUNNING:
+        shown = sorted(everyone, key=lambda one: one.started)[:_MOST_RUNNING]
+    rows = [
+        [
+            one.id,
+            f"worker {one.worker}",
+            one_line(one.host),
+            f"for {duration(now - one.started)}",
+            report(one, now),
+        ]
+        for one in shown
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths) if width), params(one.params)])
+        for row, one in zip(rows, shown)
+    ]
+    more = len(everyone) - len(shown)
+    return lines + ([f"and {more} more; `--json` lists all"] if more else [])
+
+
+def report(one: Running, now: float) -> str:
+    """The last report in words; empty before the first."""
+    if one.step is None or one.reported is None:
+        return ""
+    return f"step {one.step}: {short(one.value)}, {duration(now - one.reported)} ago"
 
 
 def nothing(record: CampaignRecord) -> str:
@@ -133,21 +171,36 @@ def _best(best: Best | None) -> str:
     value, of = best.value, f"by {best.id}: {params(best.params)}"
     if not isinstance(value, Mapping):
         return f"{value} {of}" + (f" ({best.mean})" if best.mean else "")
-    values = ", ".join(f"{one_line(name)} = {_short(one)}" for name, one in value.items())
+    values = ", ".join(f"{one_line(name)} = {short(one)}" for name, one in value.items())
     first = one_line(next(iter(value)))
     return f"{values} {of} (of {len(value)} objectives the best in {first}; `hpo best` shows the front)"
 
 
-def _when(seconds: float | None) -> str:
+def when(seconds: float | None) -> str:
+    """A moment, in Unix seconds, by the local clock."""
     return "never" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def duration(seconds: float) -> str:
+    """A time in words, coarser the longer it is."""
+    whole = max(0, round(seconds))
+    minutes, hours = whole // 60, whole // 3600
+    if whole < 60:
+        return f"{whole} s"
+    if hours < 1:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes % 60:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def params(values: Mapping[str, object]) -> str:
     """A configuration on one line."""
-    return ", ".join(f"{one_line(name)}={_short(value)}" for name, value in values.items())
+    return ", ".join(f"{one_line(name)}={short(value)}" for name, value in values.items())
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value on one line, numbers to four digits."""
     return f"{value:.4g}" if isinstance(value, float) else one_line(value)
 
 
@@ -167,20 +220,43 @@ def _block(one: Individual, repeated: Repeated | None = None) -> str:
     return "\n".join(rows)
 
 
-def schedule(line: Sequence[Individual], changed: Sequence[Mapping[str, object]]) -> str:
-    """The intervals of training that led to an individual, a line each; empty where it went on from no other."""
+def step_ranges(curves: pandas.DataFrame) -> dict[str, tuple[int, int]]:
+    """By id the first and the last step in a table of learning curves."""
+    if not len(curves):
+        return {}
+    steps = curves.groupby("id")["step"].agg(["min", "max"])
+    return {name: (int(first), int(last)) for name, first, last in steps.itertuples()}
+
+
+def schedule(
+    line: Sequence[Individual],
+    changed: Sequence[Mapping[str, object]],
+    steps: Mapping[str, tuple[int, int]] | None = None,
+) -> str:
+    """The intervals of training that led to an individual, a line each; empty where it went on from no other.
+    ``steps``: the first and the last that was reported, by id."""
     if len(line) < 2:
         return ""
+    ranges = steps or {}
     rows = [
-        [one.id, *(f"{one_line(name)} = {_short(value)}" for name, value in (one.objectives or {}).items())]
+        [
+            one.id,
+            *(
+                [f"steps {ranges[one.id][0]} to {ranges[one.id][1]}" if one.id in ranges else ""]
+                if ranges
+                else []
+            ),
+            *(f"{one_line(name)} = {short(value)}" for name, value in (one.objectives or {}).items()),
+        ]
         for one in line
     ]
     widths = [
-        max(len(row[place]) if place < len(row) else 0 for row in rows) for place in range(len(rows[-1]))
+        max(len(row[place]) if place < len(row) else 0 for row in rows)
+        for place in range(max(map(len, rows)))
     ]
     lines = [f"schedule of {line[-1].id}, {len(line)} intervals, with the parameters that change:"]
     for row, fresh in zip(rows, changed):
-        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths))
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip([*row, *[""] * len(widths)], widths))
         lines.append(f"    {cells}  {params(fresh) or 'goes on'}")
     return "\n".join(lines)
 
@@ -216,7 +292,7 @@ def front(
     head = ["", "id", *map(one_line, names), "configuration"]
     rows = [
         ["*" if one is knee else "", one.id]
-        + [_short((one.objectives or {})[name]) for name in names]
+        + [short((one.objectives or {})[name]) for name in names]
         + [params(one.params) + _source_of(one)]
         for one in individuals
     ]
@@ -228,7 +304,7 @@ def front(
     of = f"{len(individuals)} of {whole}" if len(individuals) < whole else str(whole)
     ways = ", ".join(f"{one_line(name)} ({way})" for name, way in objectives.items())
     half = volume.after((volume.evaluations or [0])[-1] // 2)
-    at = ", ".join(f"{one_line(name)} = {_short(value)}" for name, value in volume.reference.items())
+    at = ", ".join(f"{one_line(name)} = {short(value)}" for name, value in volume.reference.items())
     return "\n".join(
         [
             f"{len(objectives)} objectives, {ways}: front of {of} that no other dominates; * is its knee, the nearest "

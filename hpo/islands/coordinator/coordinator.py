@@ -585,6 +585,11 @@ class Coordinator:
         """Seconds for which what runs may still save itself, once the launch is stopping."""
         return self._ending.grace_left(now)
 
+    @property
+    def grace_until(self) -> float | None:
+        """As of ``Ending``."""
+        return self._ending.grace_until
+
     def next_wake(self) -> float:
         """When ``step`` must be called at the latest."""
         return min(self._ending.next_look, self._deaths.next_look)
@@ -593,6 +598,11 @@ class Coordinator:
     def storage_error(self) -> str | None:
         """What a worker waits for that could not be written, path and reason; None where none waits."""
         return min(self._waiting.values(), default=(0.0, None))[1]
+
+    @property
+    def waiting(self) -> int:
+        """How many workers wait for their storage."""
+        return len(self._waiting)
 
     def waited_for_storage(self, now: float) -> tuple[str, float] | None:
         """What could not be read or written, path and reason, and for how many seconds; None where all could."""

@@ -93,6 +93,11 @@ class Ending:
         """Seconds for which what runs may still save itself, once the launch is stopping."""
         return 0.0 if self._urgent else max(0.0, self._stop_time + self._grace_s - now)
 
+    @property
+    def grace_until(self) -> float | None:
+        """Until when what runs may save itself, in Unix seconds; None unless the launch is stopping and lets it."""
+        return None if self.stopping is None or self._urgent else self._stop_time + self._grace_s
+
     def too_late(self, now: float, recent_s: Sequence[float], before: int) -> bool:
         """Whether what is granted now will most likely not be over in time, and so be lost, as the task does not save.
 

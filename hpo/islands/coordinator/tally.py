@@ -10,6 +10,9 @@ from typing import NamedTuple
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, is_known
 from hpo.islands.messages import EvaluationEnd
 
+MOST_RECENT = 256
+"""Of so many ends of evaluations the times are kept, from which the pace follows."""
+
 
 class Best(NamedTuple):
     """The best individual; ``params`` and ``objectives`` are None where a dead rank has not sent them."""
@@ -24,6 +27,13 @@ class Best(NamedTuple):
     def order(self) -> tuple[object, ...]:
         """The better one first; of equal ones the campaign's own before known points, then that which started first."""
         return self.losses, *order(self.id, self.started)
+
+
+class IslandTally(NamedTuple):
+    """What individuals of one island, by where they were bred, have come to. ``best``: the least losses."""
+
+    completed: int
+    best: tuple[float, ...] | None
 
 
 class Failure(NamedTuple):
@@ -43,13 +53,16 @@ def order(identity: str, started: float | None) -> tuple[object, ...]:
 @dataclass
 class Tally:
     """What the campaign as a whole has reached. ``counts``: individuals by status; ``recent_s``: what the last
-    completed ones took; ``unfinished``: by id those that are on record as lost or interrupted; ``failures``: by id.
-    ``exact``: unless something has happened in this launch after which the journals may say otherwise."""
+    completed ones took; ``recent_ends``: when the last ones ended, Unix seconds; ``unfinished``: by id those that are
+    on record as lost or interrupted; ``failures``: by id. ``exact``: unless something has happened in this launch
+    after which the journals may say otherwise."""
 
     counts: dict[str, int] = field(default_factory=dict)
     best: Best | None = None
     busy_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    recent_ends: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
+    islands: dict[int, IslandTally] = field(default_factory=dict)
     unfinished: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     exact: bool = True
@@ -63,11 +76,16 @@ class Tally:
             self.unfinished[end.id] = status
             return
         self.unfinished.pop(end.id, None)
+        self.recent_ends.append(end.started + end.seconds)
         if status == COMPLETED:
             self.recent_s.append(end.seconds)
             if end.losses:
                 params, objectives = end.result or (None, None)
                 self.enter(Best(end.losses, end.id, end.started, params, objectives))
+                island = int(end.id.partition("-")[0])
+                count, best = self.islands.get(island, (0, None))
+                better = best is None or end.losses < best
+                self.islands[island] = IslandTally(count + 1, end.losses if better else best)
         elif status != PRUNED:
             # Most have an error in common: kept once.
             error = self._errors.setdefault(end.error, end.error)

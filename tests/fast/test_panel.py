@@ -1,0 +1,384 @@
+"""The panel: what is drawn, how it stays whole beside what others write, and what runs now."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import sys
+import termios
+import time
+from fcntl import ioctl
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pyte
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpo import cli
+from hpo.campaign.painter import Above
+from hpo.individual import RUNNING, STATUSES
+from hpo.journal import directory
+from hpo.journal.curves import Point, curve_path, encode
+from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.lock import acquire
+from hpo.journal.records import Finished, Header, Launched, Left, Started
+from hpo.results import overview, panel, running, text
+from hpo.results.overview import Best, Island, Overview, Pace
+from hpo.results.record import load
+from hpo.results.running import Running, Tails
+from hpo.results.screen import Screen
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egpj\n"
+
+
+def campaign(workers: int = 6, **changes: object) -> Overview:
+    """As it might stand."""
+    now = 10_000.0
+    one = Overview(
+        evaluations={**dict.fromkeys(STATUSES, 0), "completed": 380, "pruned": 20, "failed": 12},
+        running=workers - 2,
+        budget=1000,
+        deadline_s=7200.0,
+        best=Best(value=0.97312, params={"lr": 0.0123, f"na{HOSTILE}me": HOSTILE, "width": 64}, id="0-2-17"),
+        islands=2,
+        workers=workers,
+        started=now - 3600,
+        updated=now,
+        seconds=3600.0,
+        taken=now,
+        left=[("0-3", f"a rank died{HOSTILE}")],
+        alive=True,
+        stopping=None,
+        paused=False,
+        storage=None,
+        ended=None,
+        known=0,
+        codes={},
+        errors=["12 failed, 0-1-3 the latest: ValueError: it diverged"],
+        torn=[],
+        pace=Pace(
+            recent=256, since=now - 600, ends_at=now + 3600, islands={0: Island(completed=200, best=0.97312)}
+        ),
+        individuals=[
+            Running(
+                id=f"0-{worker}-9",
+                worker=f"0-{worker}",
+                host=f"n{worker}{HOSTILE}",
+                started=now - 60 * worker,
+                params={"lr": 0.5, f"na{HOSTILE}me": HOSTILE},
+                step=worker,
+                value=float("nan"),
+                reported=now - 3,
+            )
+            for worker in range(workers - 2)
+        ],
+    )
+    return msgspec.structs.replace(one, **changes)
+
+
+def drawn(stands: Overview | None, columns: int, rows: int) -> list[str]:
+    return panel.lines(panel.console(columns), Path(f"runs/{HOSTILE}"), stands, rows, 10_000.0, own=True)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 79, 199])
+@pytest.mark.parametrize("rows", [3, 12, 22, 60])
+def test_it_fits_any_terminal_and_obeys_nothing(columns: int, rows: int) -> None:
+    for stands in (
+        None,
+        campaign(),
+        campaign(1000),
+        campaign(budget=None, deadline_s=None, best=None, pace=None),
+        campaign(alive=False, ended=("done", 0), individuals=[]),
+        campaign(stopping="stopped", storage=("disk: full", 9_990.0)),
+    ):
+        lines = drawn(stands, columns, rows)
+        plain = [COLOURS.sub("", line) for line in lines]
+        assert 0 < len(lines) <= rows
+        assert not any(OBEYED.search(line) for line in plain), plain
+        assert all(len(line) <= columns for line in plain), plain
+
+
+def test_it_says_what_matters() -> None:
+    shown = COLOURS.sub("", "\n".join(drawn(campaign(), 100, 40)))
+    for words in (
+        "running ──",
+        "412 of 1000",
+        "1 h 00 min of 2 h 00 min",
+        "22 min left",  # 588 more at 1536 an hour, before the deadline
+        "0.9731 by 0-2-17   lr=0.0123",
+        "4 busy, 1 idle, 1 left (0-3: a rank died",
+        "0: 0.9731 of 200   1: none yet",
+        "1536 an hour",
+        "380 completed, 20 pruned, 12 failed",
+        "12 failed, 0-1-3 the latest: ValueError: it diverged",
+        "step 2: nan, 3 s ago",
+    ):
+        assert words in shown, (words, shown)
+    pace = Pace(recent=0, since=0.0, grace_until=10_030.0)
+    shown = "\n".join(drawn(campaign(stopping="stopped", pace=pace), 100, 40))
+    assert "may save for 30 s more; a second Ctrl-C" in shown
+    many = drawn(campaign(1000), 100, 30)
+    assert len(many) == 30 and "and 9" in many[-1]
+
+
+def test_without_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert COLOURS.search("".join(drawn(campaign(), 80, 20)))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", "".join(drawn(campaign(), 80, 20))) is None
+
+
+ROWS = 40
+
+
+class Terminal:
+    """A terminal, as a person sees it."""
+
+    def __init__(self, columns: int) -> None:
+        self.master, self.handle = os.openpty()
+        self.screen = pyte.Screen(columns, ROWS)
+        self._stream = pyte.ByteStream(self.screen)
+        self.written = 0
+        self.resize(columns)
+        os.set_blocking(self.master, False)
+
+    def resize(self, columns: int) -> None:
+        ioctl(self.handle, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+        self.screen.resize(ROWS, columns)
+
+    @property
+    def rows(self) -> list[str]:
+        try:
+            while data := os.read(self.master, 1 << 16):
+                self.written += len(data)
+                self._stream.feed(data)
+        except BlockingIOError:
+            pass
+        rows = [row.rstrip() for row in self.screen.display]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    def close(self) -> None:
+        os.close(self.master)
+        os.close(self.handle)
+
+
+WORDS = st.text("abcé─", min_size=1, max_size=12)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(WORDS, max_size=3),
+            st.lists(WORDS, max_size=6),
+            st.sampled_from([None, None, 20, 31, 60]),
+        ),
+        max_size=6,
+    )
+)
+@settings(max_examples=20, deadline=None)
+def test_what_scrolls_by_stays_and_what_is_drawn_is_replaced(steps: list) -> None:
+    terminal = Terminal(40)
+    try:
+        screen = Screen(terminal.handle)
+        stays: list[str] = []
+        for above, lines, columns in steps:
+            if columns is not None:
+                terminal.resize(columns)
+            screen.draw(lines, "".join(f"{word}\n" for word in above))
+            stays += above
+            assert terminal.rows == stays + lines
+            before = terminal.written
+            screen.draw(lines)
+            assert (terminal.rows and terminal.written == before) or not (stays + lines)
+        screen.clear("the end\n")
+        assert terminal.rows == [*stays, "the end"] and not terminal.screen.cursor.hidden
+    finally:
+        terminal.close()
+
+
+def test_only_what_has_changed_is_sent() -> None:
+    terminal = Terminal(80)
+    screen = Screen(terminal.handle)
+    lines = [f"line {number} {'x' * 60}" for number in range(10)]
+    screen.draw(lines)
+    assert terminal.rows == lines
+    before = terminal.written
+    lines[7] = "another"
+    screen.draw(lines)
+    assert terminal.rows == lines and terminal.written - before < 50
+    terminal.close()
+
+
+TOLD = (
+    "plain\n\x1b[31mred\x1b[0m\nbar 1%\rbar 50%\rbar 99%\r\ncleared\x1b[2J\x1b[Hhome\x1b]0;title\x07 \x9b2J\n"
+    "\u20ac\u202e\ttab\nlast without end \x1b[1A"
+).encode()
+SEEN = [
+    "plain",
+    "\x1b[31mred\x1b[0m",
+    "bar 99%",
+    "clearedhome \\x9b2J",
+    "\u20ac\\u202e\ttab",
+    "last without end ",
+]
+
+
+@given(st.lists(st.integers(0, len(TOLD)), max_size=6))
+def test_what_arrives_in_pieces_is_one_text_without_orders(cuts: list[int]) -> None:
+    above = Above()
+    places = [0, *sorted(cuts), len(TOLD)]
+    for begin, end in pairwise(places):
+        above.add(TOLD[begin:end])
+    assert above.tail == SEEN[-1] and above.lines == SEEN[:-1]
+    above.add(b"", final=True)
+    assert above.take() == "".join(f"{line}{chr(27) + '[0m' if chr(27) in line else ''}\n" for line in SEEN)
+    assert above.tail == ""
+
+
+def test_a_line_that_never_ends_fills_no_memory() -> None:
+    above = Above()
+    for number in range(2000):
+        above.add(f"\r{number} of 2000 {'#' * 60}".encode())
+    assert above.tail.startswith("1999 of 2000") and not above.lines
+    above.add(b"y" * 100_000)
+    assert len(above.tail) <= 4096 and len(above.take()) > 90_000
+
+
+# --- what runs now ----------------------------------------------------------------------------------------------------
+
+
+def started(identity: tuple[int, int, int], at: float, **more: object) -> dict[str, object]:
+    island, worker, sequence = identity
+    return {
+        "id": f"{island}-{worker}-{sequence}",
+        "island": island,
+        "worker": worker,
+        "sequence": sequence,
+        "params": {"x": sequence},
+        "operator": "random",
+        "parents": (),
+        "retries": 0,
+        **more,
+    }
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["begin", "end", "crash", "filler", "look"])),
+        max_size=40,
+    )
+)
+def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, steps: list) -> None:
+    home = tmp_path_factory.mktemp("home")
+    directory.write_identity(home, {"task": "t", "objectives": {"value": "minimize"}, "space": {}})
+    writers = []
+    for worker in range(3):
+        path = journal_path(home, launch=1, island=0, worker=worker)
+        writers.append(JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=worker)))
+    writers[0].append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=1.0))
+    at_work: dict[int, dict[str, object]] = {}
+    tails, clock, number = Tails(home), 10.0, 0
+    with acquire(home):
+        for worker, what in [*steps, (0, "look")]:
+            clock += 1
+            if what == "begin" and worker not in at_work:
+                number += 1
+                at_work[worker] = started((0, worker, number), clock)
+                writers[worker].append(Started(**at_work[worker], time=clock))
+            elif what in ("end", "crash") and worker in at_work:
+                record = at_work.pop(worker)
+                status = "completed" if what == "end" else "crashed"
+                objectives = {"value": 1.0} if what == "end" else None
+                writers[worker].append(
+                    Finished(
+                        **record, started=clock - 1, finished=clock, status=status, objectives=objectives,
+                        metrics={"much": "x" * 9000}, error=None,
+                    )
+                )  # fmt: skip
+            elif what == "filler":
+                for _ in range(300):
+                    writers[worker].append(Left(island=0, worker=9, reason="x" * 50, time=clock))
+            for writer in writers:
+                writer.commit()
+            if what == "look":
+                found = tails.poll()
+                assert found == running.of(home)
+                expected = {one.id for one in load(home).individuals if one.status == RUNNING}
+                assert {one.id for one in found} == expected
+                assert {one.worker for one in found} == {f"0-{one}" for one in at_work}
+
+
+def test_of_what_other_workers_took_over_the_last_counts_and_reports_are_its_own(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    directory.write_identity(home, {"task": "t", "objectives": {"value": "minimize"}, "space": {}})
+    for worker, retries in (0, 1), (1, 0):
+        path = journal_path(home, launch=3, island=0, worker=worker)
+        with JournalWriter(path, Header.of_this_process(launch=3, island=0, worker=worker)) as writer:
+            writer.append(Started(**{**started((0, 1, 4), 0.0), "retries": retries}, time=100.0 + retries))
+    old = journal_path(home, launch=2, island=0, worker=7)
+    with JournalWriter(old, Header.of_this_process(launch=2, island=0, worker=7)) as writer:
+        writer.append(Started(**started((0, 7, 0), 0.0), time=50.0))
+    curve = curve_path(home, launch=3, island=0, worker=0)
+    curve.parent.mkdir()
+    points = [("0-1-4", 9, 90.0), ("0-1-4", 1, 102.0), ("0-1-4", 2, 103.0), ("0-1-3", 7, 104.0)]
+    curve.write_bytes(b"".join(encode(Point(id=i, step=s, value=0.5, time=t, began=t)) for i, s, t in points))
+    (found,) = running.of(home)
+    assert (found.id, found.worker, found.step, found.reported) == ("0-1-4", "0-0", 2, 103.0)
+    assert found.host and found.params == {"x": 4}
+    with open(curve, "ab") as file:
+        file.write(b'{"type":"point","id":"0-1-4","st')
+    assert running.of(home) == [found]
+    assert running.of(home, without={"0-0"})[0].worker == "0-1"
+    # As ``hpo status`` shows them.
+    with acquire(home):
+        table = overview.of(home).table()
+        assert [one["id"] for one in table["running_individuals"]] == ["0-1-4"]
+        assert "0-1-4  worker 0-0" in text.status(home, overview.of(home))
+    assert overview.of(home).individuals == []
+
+
+def test_watching_a_campaign_that_is_not_at_work_says_how_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory.write_identity(
+        tmp_path / "run", {"task": "t", "objectives": {"value": "minimize"}, "space": {}}
+    )
+    assert cli.main(["status", str(tmp_path / "run"), "--watch"]) == 0
+    assert "cut off" in capsys.readouterr().out
+    assert cli.main(["status", str(tmp_path), "--watch"]) == 1
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["status", str(tmp_path / "run"), "--watch", "--json"])
+    assert caught.value.code == 2
+
+
+def test_a_watched_campaign_has_a_line_where_nothing_can_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "run"
+    directory.write_identity(home, {"task": "t", "objectives": {"value": "minimize"}, "space": {}})
+    path = journal_path(home, launch=1, island=0, worker=0)
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    with acquire(home), JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0)) as writer:
+        writer.append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=time.time()))
+        writer.commit()
+        monkeypatch.setattr("hpo.results.live.time.sleep", sleep)
+        assert cli.main(["status", str(home), "--watch"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("running: 0 of 9  best none yet") and lines[1].startswith("directory")
+    assert "\x1b" not in "".join(lines) and not sys.stdout.isatty()
