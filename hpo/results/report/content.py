@@ -60,8 +60,10 @@ class Content(msgspec.Struct, kw_only=True):
     dark: dict[str, str]
 
 
-def content(sources: Sequence[Source], figures: Sequence[Entry] = FIGURES) -> Content:
-    """The page of one campaign, or of several side by side."""
+def content(
+    sources: Sequence[Source], figures: Sequence[Entry] = FIGURES, *, with_details: bool = True
+) -> Content:
+    """The page of one campaign, or of several side by side. The live page asks for its words alone."""
     summaries = [summary(source) for source in sources]
     found: list[Drawn] = []
     for entry in figures:
@@ -77,7 +79,7 @@ def content(sources: Sequence[Source], figures: Sequence[Entry] = FIGURES) -> Co
         campaigns=summaries,
         compared=compared(sources) if len(sources) > 1 else None,
         figures=found,
-        details=[details(source) for source in sources],
+        details=[details(source) for source in sources] if with_details else [],
         dark=theme.DARK,
     )
 

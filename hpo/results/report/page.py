@@ -54,10 +54,9 @@ def report(content: Content) -> bytes:
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
     parts = [
-        _HEAD,
+        head(),
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
         f"<title>{html.escape(content.title)}</title>\n",
-        f'<link rel="icon" href="{_ICON}">\n',
         f"<style>\n{asset('page.css')}</style>\n</head>\n",
         body(),
         '<script type="application/json" id="hpo-data">',
@@ -67,6 +66,11 @@ def report(content: Content) -> bytes:
         "</body>\n</html>\n",
     ]
     return "".join(parts).encode()
+
+
+def head() -> str:
+    """The beginning of the page and its icon; what is its own follows."""
+    return _HEAD + f'<link rel="icon" href="{_ICON}">\n'
 
 
 def body() -> str:

@@ -310,6 +310,7 @@ const hpo = (() => {
       heading(content),
       ...(content.compared ? [make("h2", {}, "Side by side"), table(content.compared)] : []),
       ...(alone ? sections : []),
+      ...(content.running ? [make("h2", {}, "Running now"), table(content.running)] : []),
       make("h2", {}, "Figures"),
       make("nav", { "aria-label": "figures" }, content.figures.filter((one) => !one.campaign).map((one) => make("a", { href: `#figure-${key(one)}` }, one.name))),
     ];
@@ -318,17 +319,28 @@ const hpo = (() => {
       ...(missing.length ? [make("h2", {}, "Figures left out"), make("ul", { class: "missing" }, missing)] : []),
       make("footer", {}, ...content.campaigns.map((one) => make("span", {}, one.directory)), make("span", {}, `made ${content.made}`), make("span", {}, content.versions)),
     ];
-    // Figures stay where they are: taken out, they would lose what a person points at.
-    for (const old of [...page.childNodes]) if (old !== figures) old.remove();
-    page.prepend(...before);
-    if (!figures.parentNode) page.append(figures);
-    page.append(...after);
+    put(page, [...before, figures, ...after], figures);
     page.querySelectorAll("details").forEach((one, place) => { one.open = openDetails[place] || false; });
     const kept = new Set(frames);
     for (const old of [...figures.children]) if (!kept.has(old)) old.remove();
     frames.forEach((one, place) => { if (figures.children[place] !== one) figures.insertBefore(one, figures.children[place] || null); });
     drawFigures(true);
     document.documentElement.dataset.drawn = String(content.figures.length);
+  }
+
+  // What is as it was stays, with what a person has selected in it; figures do not even move.
+  function put(page, elements, figures) {
+    elements.forEach((one, place) => {
+      if (one === figures && figures.parentNode === page) {
+        while (page.childNodes[place] !== figures) page.childNodes[place].remove();
+        return;
+      }
+      const there = page.childNodes[place];
+      if (there && there !== figures && there.isEqualNode(one)) return;
+      if (there && there !== figures) there.replaceWith(one);
+      else page.insertBefore(one, there || null);
+    });
+    while (page.childNodes.length > elements.length) page.lastChild.remove();
   }
 
   function forPrint(on) {
