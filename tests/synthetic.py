@@ -196,7 +196,7 @@ def make(
     identity = {"task": task, "options": {"epochs": STEPS}, "space": SPACE.describe(), "objectives": ways}
     directory.write_identity(path, {**identity, "seed": seed, "created": _BEGAN})
     campaign = _Campaign(random.Random(seed), ways, islands, workers, [[] for _ in range(islands)])
-    total = done = 0
+    done = 0
     unfinished: list[_Job] = []
     now = _BEGAN
     for launch, share in ((1, killed_after), (2, 1.0)):
@@ -205,7 +205,6 @@ def make(
         now, done, unfinished = _launch(
             path, campaign, launch, now + 5400 * (launch - 1), done, evaluations, share, unfinished, prune
         )
-        total += 1
     return path
 
 

@@ -144,7 +144,7 @@ class CurveWriter:
         self._began = 0.0
         self._resumed = False
         self._due = -float("inf")
-        self._pending: Point | None = None
+        self._pending: tuple[int, float, dict[str, Metric], float] | None = None
 
     @property
     def id(self) -> str:
@@ -160,31 +160,34 @@ class CurveWriter:
 
     def add(self, step: int, value: float, metrics: dict[str, Metric]) -> None:
         """The attempt reports."""
-        point = Point(
-            id=self._id,
-            step=step,
-            value=value,
-            time=time.time(),
-            began=self._began,
-            resumed=self._resumed,
-            metrics=metrics,
-        )
         now = self._clock()
-        if now < self._due:
-            self._pending = point
-            return
-        self._due = now + self._every_s
-        self._pending = None
-        self.write(point)
+        self._pending = step, value, metrics, time.time()
+        if now >= self._due:
+            self._due = now + self._every_s
+            self._write_pending()
 
     def finish(self) -> str | None:
         """The attempt is over: its last report is written. Why rows are missing, None where none is."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self.write(pending)
+        self._write_pending()
         self._id = ""
         error, self._error = self._error, None
         return error
+
+    def _write_pending(self) -> None:
+        if self._pending is None:
+            return
+        (step, value, metrics, when), self._pending = self._pending, None
+        self.write(
+            Point(
+                id=self._id,
+                step=step,
+                value=value,
+                time=when,
+                began=self._began,
+                resumed=self._resumed,
+                metrics=metrics,
+            )
+        )
 
     def write(self, row: Row) -> None:
         """Append ``row``, in one piece."""

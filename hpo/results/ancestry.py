@@ -75,7 +75,12 @@ def family(record: CampaignRecord, identity: str, *, generations: int = 10) -> F
     ]
     # A parent has ended before its child starts; the generation decides where times are not on record.
     members.sort(
-        key=lambda one: (one.generation == 0, one.individual.started or 0.0, -one.generation, one.individual.id)
+        key=lambda one: (
+            one.generation == 0,
+            one.individual.started or 0.0,
+            -one.generation,
+            one.individual.id,
+        )
     )
     return Family(members=tuple(members), generations=len(line) - 1)
 

@@ -18,6 +18,9 @@ def keep(name: str, value: object, metrics: dict[str, Metric], remarks: dict[str
     """Put ``value`` into ``metrics`` as a journal can keep it: plain, and whole. What cannot be kept, or not whole, is
     named in ``remarks``, a sentence by name; it never raises, for a metric is not worth an evaluation."""
     metrics.pop(name, None)
+    if type(value) is float:  # as most are, and reports come often
+        metrics[name] = value
+        return
     try:
         metrics[name] = _plain(value)
     except _NotWholeError as reason:

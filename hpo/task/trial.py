@@ -30,6 +30,7 @@ from hpo.task.trial_directory import clear_directory, make_directory, not_begun
 from hpo.text import excerpt
 
 _Given = ParamSpec("_Given")
+_TAKEN = frozenset(CURVE_COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def _refusing_taken_names(report: Callable[_Given, None]) -> Callable[_Given, No
 
     @functools.wraps(report)
     def checked(*arguments: _Given.args, **named: _Given.kwargs) -> None:
-        if named:
+        if not _TAKEN.isdisjoint(named):
             own = ("trial", "step", "value")[len(arguments) :]
             taken = [name for name in CURVE_COLUMNS if name in named and name not in own]
             if taken:

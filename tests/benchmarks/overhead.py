@@ -10,6 +10,11 @@ Campaigns of one worker, started by ``hpo run``, on a task that returns at once:
   torch.distributed group. Of that, from the start to the outcome: the evaluation alone;
 - fresh: the same in seconds, where each evaluation gets new evaluators.
 
+- reports: microseconds of processor time that the evaluator needs for ``trial.report`` with three metrics, without
+  learning curves, and what curves add where the row is written and where it is dropped; blocks of reports with and
+  without them take turns in one evaluation. Of these, the cores that curves need for ten reports a second from each of
+  64 workers at the default of one row a second. The ranks do nothing for curves.
+
 And:
 
 - seconds of the processes ``python -c 'import hpo'`` and ``hpo --help``, the start of Python included, and of
@@ -18,7 +23,7 @@ And:
   notes itself: for a task that imports torch on workers of two ranks, and for a plain one on workers of one.
 
 Medians over repeats. Ends in one line of JSON; ``of_limit`` divides each figure by what is asked of it (10 ms
-a trial warm, 0.3 s for an import, 10 s to the first evaluation)."""
+a trial warm, 0.3 s for an import, 10 s to the first evaluation, a hundredth of a core for curves)."""
 
 from __future__ import annotations
 
@@ -43,11 +48,13 @@ LIMITS = {
     "help_s": 0.3,
     "first_plain_s": 10.0,
     "first_torch_s": 10.0,
+    "curves_cores": 0.01,
 }
 SKIPPED = 10
 
 TASKS = '''"""Tasks that do nothing; written by a benchmark."""
 
+import statistics
 import time
 
 import hpo
@@ -72,8 +79,24 @@ def grouped(trial):
     return trial.params["x"]
 
 
+def reporting(trial):
+    curve, spent = trial._curve, ([], [])
+    for block in range(BLOCKS):
+        trial._curve = curve if block % 2 else None
+        begun = time.process_time()
+        for step in range(50):
+            trial.report(step, 0.5, loss=0.25, accuracy=0.75, lr=1e-3)
+        spent[block % 2].append((time.process_time() - begun) / 50)
+    without, kept = map(statistics.median, spent)
+    trial.log(without=without, added=kept - without)
+    return 0.0
+
+
+BLOCKS = 100
 space = hpo.SearchSpace(x=hpo.Float(0, 1))
-empty_task, plain_task, torch_task = (hpo.Task(space, one) for one in (empty, plain, grouped))
+empty_task, plain_task, torch_task, reporting_task = (
+    hpo.Task(space, one) for one in (empty, plain, grouped, reporting)
+)
 '''
 
 CAMPAIGN = """task = "tasks.py:{task}"
@@ -85,11 +108,21 @@ ranks_per_worker = {ranks_per_worker}
 
 [evaluation]
 isolation = "{isolation}"
+
+[logging]
+every = "{every}"
 """
 
 
 def campaign(
-    scratch: Path, *, task: str, evaluations: int, ranks: int, ranks_per_worker: int, isolation: str
+    scratch: Path,
+    *,
+    task: str,
+    evaluations: int,
+    ranks: int = 1,
+    ranks_per_worker: int = 1,
+    isolation: str = "warm",
+    every: str = "1s",
 ) -> tuple[float, CampaignRecord]:
     """Run one with ``hpo run``; when it was started (Unix seconds), and its record."""
     scratch = Path(tempfile.mkdtemp(dir=scratch))
@@ -100,6 +133,7 @@ def campaign(
         evaluations=evaluations,
         ranks_per_worker=ranks_per_worker,
         isolation=isolation,
+        every=every,
     )
     (scratch / "campaign.toml").write_text(text)
     begun = time.time()
@@ -145,6 +179,22 @@ def first_evaluation(scratch: Path, *, task: str, ranks_per_worker: int) -> floa
     return min(float(one.metrics["begun"]) for one in record.individuals) - begun  # type: ignore[arg-type]
 
 
+def reports(scratch: Path, evaluations: int) -> dict[str, float]:
+    """Microseconds of a report without curves, what these add, and the cores that 640 reports a second take."""
+    found: dict[str, list[float]] = {"without": [], "1h": [], "0": []}
+    for every in ("1h", "0"):
+        _, record = campaign(scratch, task="reporting_task", evaluations=evaluations, every=every)
+        found[every] = [1e6 * float(one.metrics["added"]) for one in record.individuals]  # type: ignore[arg-type]
+        found["without"] += [1e6 * float(one.metrics["without"]) for one in record.individuals]  # type: ignore[arg-type]
+    without, dropped, written = map(statistics.median, found.values())
+    return {
+        "report_us": without,
+        "curve_dropped_us": dropped,
+        "curve_written_us": written,
+        "curves_cores": 64 * (9 * dropped + written) / 1e6,
+    }
+
+
 def process_seconds(arguments: list[str], calls: int) -> float:
     """Median wall-clock seconds of a process."""
     seconds = []
@@ -155,7 +205,7 @@ def process_seconds(arguments: list[str], calls: int) -> float:
     return statistics.median(seconds)
 
 
-def measure(scratch: Path, *, trials: int, fresh: int, calls: int) -> dict[str, float]:
+def measure(scratch: Path, *, trials: int, fresh: int, calls: int, reporting: int) -> dict[str, float]:
     """All figures, once."""
     python = sys.executable
     row = {
@@ -173,6 +223,7 @@ def measure(scratch: Path, *, trials: int, fresh: int, calls: int) -> dict[str, 
         row[f"fresh_{ranks}_s"], _ = trial_seconds(
             scratch, ranks=ranks, isolation="fresh", evaluations=fresh, skipped=1
         )
+    row |= reports(scratch, reporting)
     row["first_plain_s"] = first_evaluation(scratch, task="plain_task", ranks_per_worker=1)
     row["first_torch_s"] = first_evaluation(scratch, task="torch_task", ranks_per_worker=2)
     return row
@@ -185,13 +236,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few evaluations, once")
     options = parser.parse_args()
-    trials, fresh, calls = 300, 8, 7
+    trials, fresh, calls, reporting = 300, 8, 7, 5
     if options.quick:
-        options.repeat, trials, fresh, calls = 1, 2 * SKIPPED, 3, 1
+        options.repeat, trials, fresh, calls, reporting = 1, 2 * SKIPPED, 3, 1, 1
     rows = []
     with tempfile.TemporaryDirectory(prefix="overhead-") as scratch:
         for _ in range(options.repeat):
-            rows.append(measure(Path(scratch), trials=trials, fresh=fresh, calls=calls))
+            rows.append(measure(Path(scratch), trials=trials, fresh=fresh, calls=calls, reporting=reporting))
             print("  ".join(f"{name} {value:.4g}" for name, value in rows[-1].items()), flush=True)
     result = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     of_limit = {name: result[name] / limit for name, limit in LIMITS.items()}

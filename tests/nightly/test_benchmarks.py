@@ -65,6 +65,9 @@ KEYS = {
     "flat_cost": {"default"},
     "limits": {"codec_us", "importance_s", "of_limit", "overlap_s", "read_s", "status_s"},
     "overhead": {
+        "curve_dropped_us",
+        "curve_written_us",
+        "curves_cores",
         "fresh_1_s",
         "fresh_2_s",
         "first_plain_s",
@@ -73,6 +76,7 @@ KEYS = {
         "import_hpo_s",
         "of_limit",
         "python_s",
+        "report_us",
         "warm_1_ms",
         "warm_2_ms",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +34,11 @@ class Scale:
         if self.log:
             low, high = float(numpy.log10(self.low)), float(numpy.log10(self.high))
             found: dict[str, Any] = {"type": "log", "range": [low, high]}
-            # Between two powers of ten there would be one tick or none.
-            return (
-                {**found, "dtick": "D2"}
-                if high - low < 1.5
-                else {**found, "dtick": 1, "exponentformat": "power"}
-            )
+            if high - low < 1.5:  # between two powers of ten there would be one tick or none
+                return {**found, "dtick": "D2"}
+            every = max(1, round((high - low) / 6))
+            powers = [10.0**power for power in range(math.ceil(low), math.floor(high) + 1, every)]
+            return {**found, "tickvals": powers, "ticktext": [theme.number(one) for one in powers]}
         return {"range": [self.low, self.high]}
 
     def note(self, direction: str) -> str:

@@ -19,6 +19,9 @@ Along = Callable[[Source, Sequence[Individual]], NDArray[Any]]
 """Where individuals that ended stand on the horizontal axis."""
 
 _MOST_OPERATORS = 5
+_COLOURS = {"surrogate": theme.BLUE, "evolution": theme.GREEN, "random": theme.SKY}
+_OTHER_COLOURS = (theme.PURPLE, theme.YELLOW, theme.VERMILION, theme.BLUE, theme.GREEN)
+_GIVEN = ("default", "given", "enqueued")
 _MOST_ROWS = 4
 _ROW = 250
 _STRIP = 26
@@ -194,12 +197,14 @@ def _single(
             )
         )
     completed = [one for one in shown if one.status == COMPLETED]
-    counts = Counter(one.operator for one in source.completed)
+    counts = Counter(one.operator for one in source.completed if one.operator not in _GIVEN)
     names = [name for name, _ in counts.most_common(_MOST_OPERATORS)]
-    for number, name in enumerate([*names, None]):
+    others = iter(_OTHER_COLOURS)
+    for name in [*names, None]:
+        colour = theme.MUTED if name is None else _COLOURS.get(name) or next(others)
         own = [one for one in completed if (one.operator == name if name else one.operator not in names)]
         if own:
-            operator = theme.label(name or "other")
+            operator = theme.label(name) if name else "others"
             found.append(
                 _points(
                     source,
@@ -210,7 +215,7 @@ def _single(
                     legendgroup=operator,
                     showlegend=legend,
                     marker={
-                        "color": theme.SERIES[number] if name else theme.MUTED,
+                        "color": colour,
                         "size": 6,
                         "opacity": 0.6,
                     },
@@ -228,7 +233,31 @@ def _single(
         legendgroup="best",
         showlegend=legend,
     )
-    return [*found, line]
+    return [*found, line, *_star(source, objective, along, place, legend=legend)]
+
+
+def _star(source: Source, objective: str, along: Along, place: str, *, legend: bool) -> list[dict[str, Any]]:
+    """Where the best individual stands."""
+    best = source.best
+    if best is None or best.id not in source.number or len(source.objectives) > 1:
+        return []
+    found = _points(
+        source,
+        [best],
+        objective,
+        along,
+        name="best",
+        showlegend=legend,
+        marker={
+            "color": theme.ORANGE,
+            "symbol": "star",
+            "size": 14,
+            "line": {"color": theme.PAPER, "width": 1},
+        },
+        hovertemplate="%{customdata}, the best<br>%{y}<extra></extra>",
+        yaxis=place,
+    )
+    return [found]
 
 
 def _overlaid(

@@ -39,17 +39,21 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         for one in source.record.individuals
         if one.status == PRUNED and isinstance(step := one.metrics.get("pruned_step"), int)
     ]
-    if stopped:
+    first = min((one.step for one in source.record.reported), default=min(stopped, default=None))
+    if first is not None:
         for row in (1, 2):
-            figure.add_vline(
-                x=min(stopped), line={"color": theme.MUTED, "dash": "dot", "width": 1}, row=row, col=1
-            )
+            figure.add_vline(x=first, line={"color": theme.MUTED, "dash": "dot", "width": 1}, row=row, col=1)
         figure.add_annotation(
-            x=min(stopped), xref="x", y=0.02, yref="y domain", yanchor="bottom", xanchor="left", showarrow=False, xshift=4,
-            text=f"stopped from step {min(stopped)} on", font={"color": theme.MUTED, "size": 12},
+            x=first, xref="x", y=0.02, yref="y domain", yanchor="bottom", xanchor="left", xshift=4,
+            showarrow=False,
+            text=f"first rung at {first}", font={"color": theme.MUTED, "size": 12},
         )  # fmt: skip
-    headed(figure, "", "Rank correlation of the value at a step with the final one")
-    headed(figure, "2", f"Of the best tenth in the end, kept by halving (reduction {_REDUCTION}) from this step on")
+    headed(figure, "", "Rank correlation with the final value")
+    headed(
+        figure,
+        "2",
+        "Of the best tenth, kept by halving",
+    )
     steps = found.steps
     axes: dict[str, dict[str, Any]] = {
         "xaxis": {"showticklabels": False, "range": [0, steps[-1]]},
@@ -57,7 +61,14 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         "yaxis": {"title": "correlation", "range": [min(-0.05, *(one.low for one in correlated)), 1.03]},
         "yaxis2": {"title": "kept", "range": [0, 1.05], "tickformat": ".0%", "nticks": 4},
     }
-    figure.update_layout(theme.layout("Early stopping: is it safe?", height=460, **placed(figure, axes)))
+    figure.update_layout(
+        theme.layout(
+            "Early stopping: is it safe?",
+            height=480,
+            legend={"x": 1, "xanchor": "right", "y": 0.01, "yanchor": "bottom"},
+            **placed(figure, axes),
+        )
+    )
     return figure
 
 

@@ -47,8 +47,8 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         "pruned": {"color": theme.GREY, "width": 1},
         "completed": {"color": theme.SKY, "width": 1},
         "running": {"color": theme.GREEN, "width": 1.5},
-        "default": {"color": theme.ORANGE, "width": 2.5},
-        "best": {"color": theme.INK, "width": 2.5},
+        "default": {"color": theme.INK, "width": 2, "dash": "dash"},
+        "best": {"color": theme.ORANGE, "width": 3},
     }
     by_id = dict(list(table.groupby("id", sort=False)))
     traces, shown = [], []

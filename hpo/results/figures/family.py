@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
 from hpo.results.ancestry import Ancestor, Family, changes, family
 from hpo.results.figures import theme
-from hpo.results.figures.labels import configuration, shortened, written
+from hpo.results.figures.labels import configuration, plain, shortened
+from hpo.results.figures.ordering import important
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.value_range import ValueRange, value_range
 from hpo.terminal import one_line
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 _GENERATIONS = 9
 _ROW = 42
 """Pixels."""
-_MOST_SHOWN = 2
-"""Changed parameters that a row names."""
+_MOST_LETTERS = 24
+"""Of the changed parameters that a row names."""
 _BEND = [place / 24 for place in range(25)]
 
 
@@ -61,6 +63,11 @@ class _Drawing:
     def params(self) -> dict[str, Mapping[str, Scalar]]:
         return {one.individual.id: one.individual.params for one in self.tree.members}
 
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """Of parameters, by their importance."""
+        return {name: place for place, name in enumerate(important(self.source))}
+
     def at(self, identity: str) -> float:
         """Its value; the border for one that has none, or a value far beyond the others."""
         one = self.tree.members[self.rows[identity]].individual
@@ -83,7 +90,8 @@ class _Drawing:
                     "title": theme.label(self.source.objective),
                     "type": "log" if self.extent.log else "linear",
                     "range": self.extent.limits(),
-                    "nticks": 6,
+                    "nticks": 5,
+                    "tickangle": 0,
                 },
                 yaxis={
                     "side": "right",
@@ -135,7 +143,7 @@ class _Drawing:
             marker={
                 "color": colour,
                 "size": [20 if one is self.tree.last else 13 if one.direct else 9 for one in here],
-                "symbol": ["star" if one is self.tree.last else "circle" if one.individual.parents else "square" for one in here],
+                "symbol": [self._symbol(one) for one in here],
                 "line": {"width": 2, "color": theme.PAPER},
                 "opacity": 1,
             },
@@ -143,6 +151,11 @@ class _Drawing:
             customdata=[one.individual.id for one in here],
             hovertemplate="%{text}<extra></extra>",
         )
+
+    def _symbol(self, one: Ancestor) -> str:
+        if one is self.tree.last:
+            return "star"
+        return "circle" if one.individual.parents else "square"
 
     def _row(self, one: Ancestor) -> str:
         individual = one.individual
@@ -155,10 +168,12 @@ class _Drawing:
         if not one.parents:
             return "of earlier parents" if one.unseen else "not bred from others"
         found = changes(self.params[one.parents[0]], one.individual.params)
-        shown = [_change(name, after) for name, (_, after) in list(found.items())[:_MOST_SHOWN]]
-        if len(found) > _MOST_SHOWN:
-            shown.append(f"{len(found) - _MOST_SHOWN} more")
-        return ", ".join(shown) or "the same once more"
+        order = sorted(found, key=lambda name: self.order.get(name, len(self.order)))
+        parts = [_change(name, found[name][1]) for name in order]
+        count = sum(length <= _MOST_LETTERS for length in accumulate(len(part) + 2 for part in parts))
+        shown = ", ".join(parts[: max(1, count)]) or "the same once more"
+        more = len(parts) - max(1, count)
+        return theme.label(shown, 80) + (f" +{more}" if more > 0 else "")
 
     def _box(self, one: Individual) -> str:
         value = self.source.value(one)
@@ -167,5 +182,6 @@ class _Drawing:
 
 
 def _change(name: str, after: Scalar) -> str:
-    shown = theme.label(shortened(one_line(name), 14))
-    return f"no {shown}" if after is None else f"{shown} {written(after, 10)}"
+    """Plain text."""
+    shown = shortened(one_line(name), 14)
+    return f"no {shown}" if after is None else f"{shown} {plain(after, 10)}"

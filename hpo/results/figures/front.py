@@ -71,7 +71,9 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         panel = figure.get_subplot(row, column)
         axes[panel.xaxis.plotly_name] = _axis(names[x] if row == size else "", extents[names[x]])
         axes[panel.yaxis.plotly_name] = _axis(names[y] if column == 1 else "", extents[names[y]])
-    ways = ", ".join(f"{theme.label(name, 20)} {'↑' if way == 'maximize' else '↓'}" for name, way in directions.items())
+    ways = ", ".join(
+        f"{theme.label(name, 20)} {'↑' if way == 'maximize' else '↓'}" for name, way in directions.items()
+    )
     figure.update_layout(
         theme.layout(
             "Pareto front" if size == 1 else f"Pareto front of {len(names)} objectives",
@@ -81,8 +83,8 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     )
     figure.add_annotation(
         text=f"better: {ways}",
-        xref="paper", yref="paper", x=1, y=1, xanchor="right", yanchor="bottom" if size == 1 else "top", showarrow=False,
-        font={"color": theme.MUTED, "size": 12},
+        xref="paper", yref="paper", x=1, y=1, xanchor="right", yanchor="bottom" if size == 1 else "top",
+        showarrow=False, font={"color": theme.MUTED, "size": 12},
     )  # fmt: skip
     return figure
 
@@ -199,5 +201,7 @@ def _axis(name: str, extent: ValueRange) -> dict[str, Any]:
 
 
 def _box(one: Individual, directions: Mapping[str, str]) -> str:
-    values = ", ".join(f"{theme.label(name, 20)} {theme.number((one.objectives or {})[name])}" for name in directions)
+    values = ", ".join(
+        f"{theme.label(name, 20)} {theme.number((one.objectives or {})[name])}" for name in directions
+    )
     return f"{theme.label(one.id)}: {values}<br>{configuration(one.params)}"

@@ -26,10 +26,12 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         raise NotDrawn("no evaluation is better than the reference point in every objective")
     figure = go.Figure()
     for (source, volume), colour in zip(found, theme.SERIES * len(found)):
-        steps = [place for place in range(len(volume.values)) if not place or volume.values[place] != volume.values[place - 1]]
-        if not volume.values:
+        values = volume.values
+        if not values:
             continue
-        chosen = sorted({*(steps[place] for place in thinned(len(steps), theme.MOST_POINTS // 2)), len(volume.values) - 1})
+        steps = [place for place in range(len(values)) if not place or values[place] != values[place - 1]]
+        chosen = [steps[place] for place in thinned(len(steps), theme.MOST_POINTS // 2)]
+        chosen.append(len(values) - 1)
         figure.add_scatter(
             x=[volume.evaluations[place] for place in chosen],
             y=[volume.values[place] for place in chosen],

@@ -48,14 +48,21 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         )
         if not several:
             alone = [one.alone if one else None for one in shares]
-            figure.add_bar(**bar, name="alone", x=alone, marker={"color": colour}, width=0.32, hoverinfo="skip")
+            figure.add_bar(
+                **bar, name="alone", x=alone, marker={"color": colour}, width=0.32, hoverinfo="skip"
+            )
     explained = ", ".join(f"{max(0.0, found.explained):.0%}" for _, found in groups)
     figure.update_layout(
         theme.layout(
             "Importance of parameters",
             height=150 + len(shown) * (_ROW + _BAR * len(groups)),
             barmode="group" if several else "overlay",
-            xaxis={"title": "share of the variance", "rangemode": "tozero", "tickformat": ".0%", "showgrid": True},
+            xaxis={
+                "title": "share of the variance",
+                "rangemode": "tozero",
+                "tickformat": ".0%",
+                "showgrid": True,
+            },
             yaxis={"autorange": "reversed", "showgrid": False},
         )
     )

@@ -8,7 +8,6 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from hpo.individual import COMPLETED
 from hpo.results.figures import theme
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.subplots import headed, placed
@@ -38,7 +37,9 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     figure = make_subplots(
         rows=2,
         cols=2,
-        specs=[[{"colspan": 2}, None], [{}, {}]] if several else [[{"colspan": 2}, None], [{"colspan": 2}, None]],
+        specs=[[{"colspan": 2}, None], [{}, {}]]
+        if several
+        else [[{"colspan": 2}, None], [{"colspan": 2}, None]],
         row_heights=heights,
         vertical_spacing=100 / (sum(heights) + 100),
         horizontal_spacing=0.16,
@@ -47,9 +48,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     axes |= _operators(figure, found, operators, islands)
     if several:
         axes |= _moves(figure, moves, islands)
-    figure.update_layout(
-        theme.layout("Islands", height=sum(heights) + 100 + 130, **placed(figure, axes))
-    )
+    figure.update_layout(theme.layout("Islands", height=sum(heights) + 100 + 130, **placed(figure, axes)))
     return figure
 
 
@@ -86,7 +85,8 @@ def _lines(figure: go.Figure, source: Source, islands: Sequence[int]) -> dict[st
             row=1,
             col=1,
         )
-    extent = value_range([*starts, source.sign() * min(sign * one for one in values)], source.objectives[source.objective])
+    best = sign * min(sign * one for one in values)
+    extent = value_range([*starts, best], source.objectives[source.objective])
     limits = {"type": "log" if extent.log else "linear", "range": extent.limits()} if extent else {}
     return {
         "xaxis": {"title": "evaluations of all islands", "rangemode": "tozero"},
@@ -95,7 +95,10 @@ def _lines(figure: go.Figure, source: Source, islands: Sequence[int]) -> dict[st
 
 
 def _operators(
-    figure: go.Figure, found: Mapping[tuple[str, int], Success], operators: Sequence[str], islands: Sequence[int]
+    figure: go.Figure,
+    found: Mapping[tuple[str, int], Success],
+    operators: Sequence[str],
+    islands: Sequence[int],
 ) -> dict[str, dict[str, Any]]:
     """The share of an operator's evaluations that are among the best tenth of the campaign."""
     rates, texts, boxes = [], [], []
@@ -105,7 +108,9 @@ def _operators(
         texts.append(["" if one is None else f"{one.rate:.0%}" for one in own])
         boxes.append(
             [
-                "no evaluation" if one is None else f"{one.good} of {one.ended} evaluations among the best {SHARE:.0%}"
+                "no evaluation"
+                if one is None
+                else f"{one.good} of {one.ended} evaluations among the best {SHARE:.0%}"
                 for one in own
             ]
         )
@@ -117,17 +122,17 @@ def _operators(
         customdata=boxes,
         texttemplate="%{text}",
         hovertemplate="%{y}, island %{x}: %{customdata}<extra></extra>",
-        textfont={"size": 12},
+        textfont={"size": 12, "color": theme.INK},
         zmin=0,
-        zmax=max(0.3, *(one or 0.0 for row in rates for one in row)),
-        colorscale=[[0, theme.faint(theme.BLUE, 0.04)], [1, theme.faint(theme.BLUE, 0.75)]],
+        zmax=max([0.3, *(one or 0.0 for row in rates for one in row)]),
+        colorscale=[[0, theme.faint(theme.BLUE, 0.04)], [1, theme.faint(theme.BLUE, 0.5)]],
         showscale=False,
         xgap=2,
         ygap=2,
         row=2,
         col=1,
     )
-    headed(figure, "2", f"Evaluations among the best {SHARE:.0%}")
+    headed(figure, "2", "In the best tenth")
     return {
         "xaxis2": {"title": "island", "type": "category", "ticks": "", "showline": False},
         "yaxis2": {"autorange": "reversed", "showgrid": False, "type": "category"},
@@ -146,17 +151,17 @@ def _moves(
         text=[[str(count) if count else "" for count in row] for row in counts],
         texttemplate="%{text}",
         hovertemplate="%{z} from island %{y} to island %{x}<extra></extra>",
-        textfont={"size": 12},
+        textfont={"size": 12, "color": theme.INK},
         zmin=0,
-        zmax=max(1, *(max(row) for row in counts)),
-        colorscale=[[0, theme.faint(theme.GREEN, 0.04)], [1, theme.faint(theme.GREEN, 0.6)]],
+        zmax=max([1, *(max(row) for row in counts)]),
+        colorscale=[[0, theme.faint(theme.GREEN, 0.04)], [1, theme.faint(theme.GREEN, 0.5)]],
         showscale=False,
         xgap=2,
         ygap=2,
         row=2,
         col=2,
     )
-    headed(figure, "3", "Moves between islands")
+    headed(figure, "3", "Moves")
     if not any(map(any, counts)):
         figure.add_annotation(
             text="no migration", xref="x3 domain", yref="y3 domain", x=0.5, y=0.5, showarrow=False,

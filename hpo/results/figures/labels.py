@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpo.results.figures.theme import label, number
+from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
@@ -26,16 +27,24 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
 
 
-def written(value: Scalar, most: int = 24) -> str:
-    """A parameter's value."""
+def plain(value: Scalar, most: int = 24) -> str:
+    """A parameter's value as plain text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return label(value, most)
+        return shortened(one_line(value), most)
     return short(value)
+
+
+def written(value: Scalar, most: int = 24) -> str:
+    """A parameter's value, where plotly shows it."""
+    return label(plain(value, most), most)
 
 
 def configuration(params: Mapping[str, Scalar], first: Sequence[str] = (), most: int = 12) -> str:
     """A line a parameter for a box beside the pointer, those of ``first`` before the others."""
-    names = [*[name for name in first if name in params], *[name for name in params if name not in set(first)]]
+    names = [
+        *[name for name in first if name in params],
+        *[name for name in params if name not in set(first)],
+    ]
     lines = [f"{label(name, 28)} {written(params[name])}" for name in names[:most]]
     if len(names) > most:
         lines.append(f"and {len(names) - most} more")

@@ -22,9 +22,15 @@ from hpo.terminal import one_line
 
 _MOST_LINES = 1200
 _MOST_AXES = 60
+_GAP = 0.3
+"""Of the space between two axes, what a line leaves open on either side of one on which it has no place."""
 SHOWN = 10
 """Axes at first; a page shows the others when it is asked to."""
-_BANDS = ((0.1, "best tenth", theme.BLUE, 0.75), (0.35, "next quarter", theme.SKY, 0.5), (1.0, "others", theme.GREY, 0.35))
+_BANDS = (
+    (0.1, "best tenth", theme.BLUE, 0.75),
+    (0.35, "next quarter", theme.SKY, 0.5),
+    (1.0, "others", theme.GREY, 0.35),
+)
 
 
 class Band(msgspec.Struct, kw_only=True):
@@ -65,7 +71,8 @@ def content(sources: Sequence[Source]) -> Lines:
     sign = source.sign()
     ended = [one for one in source.completed if source.value(one) is not None]
     extent = value_range(
-        [value for one in ended if (value := source.value(one)) is not None], source.objectives[source.objective]
+        [value for one in ended if (value := source.value(one)) is not None],
+        source.objectives[source.objective],
     )
     names = important(source)[:_MOST_AXES]
     if extent is None or len(ended) < 2:
@@ -86,7 +93,10 @@ def content(sources: Sequence[Source]) -> Lines:
                 name=one_line(name),
                 note=axis.condition(),
                 ticks=[(round(place, 4), text) for place, text in axis.ticks()],
-                places=[None if name not in one.params else _rounded(axis.place(one.params[name])) for one in lines],
+                places=[
+                    None if name not in one.params else _rounded(axis.place(one.params[name]))
+                    for one in lines
+                ],
             )
         )
     low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))
@@ -99,7 +109,10 @@ def content(sources: Sequence[Source]) -> Lines:
                 (round((at - low) / width, 4), short(extent.value_at(at)))
                 for at in rounds(low, low + width, 6, whole=extent.log and width > 2)
             ],
-            places=[_rounded((extent.place(extent.inside(source.value(one) or 0.0)) - low) / width) for one in lines],
+            places=[
+                _rounded((extent.place(extent.inside(source.value(one) or 0.0)) - low) / width)
+                for one in lines
+            ],
         )
     )
     return Lines(
@@ -118,6 +131,25 @@ def _rounded(place: float | None) -> float | None:
     return None if place is None else round(place, 4)
 
 
+def _path(places: Sequence[float | None]) -> list[tuple[float | None, float | None]]:
+    """Straight from each axis to the next on which the line has a place, open around those on which it has none."""
+    found: list[tuple[float | None, float | None]] = []
+    before: tuple[int, float] | None = None
+    for axis, place in enumerate(places):
+        if place is None:
+            continue
+        if before is not None:
+            start, origin = before
+            slope = (place - origin) / (axis - start)
+            for without in range(start + 1, axis):
+                ends = (without - _GAP, without + _GAP)
+                left, right = ((at, origin + slope * (at - start)) for at in ends)
+                found += [left, (None, None), right]
+        found.append((axis, place))
+        before = axis, place
+    return found
+
+
 def draw(sources: Sequence[Source]) -> go.Figure:
     """The first ten axes and the objective."""
     found = content(sources)
@@ -129,9 +161,10 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         texts: list[str | None] = []
         for line in (place for place, one in enumerate(found.band) if one == number):
             box = f"{theme.label(found.ids[line])}: {theme.label(found.objective, 24)} {found.values[line]}"
-            x += [*range(len(axes)), None]
-            y += [*(one.places[line] for one in axes), None]
-            texts += [box] * (len(axes) + 1)
+            path = _path([one.places[line] for one in axes])
+            x += [*(at for at, _ in path), None]
+            y += [*(place for _, place in path), None]
+            texts += [box] * (len(path) + 1)
         figure.add_scatter(
             x=x,
             y=y,
@@ -141,15 +174,21 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             line={"color": theme.faint(band.colour, band.opacity), "width": 1.2},
             hovertemplate="%{text}<extra></extra>",
         )
-    best = [one.places[-1] for one in axes]
-    star = {"color": theme.ORANGE, "size": 6}
+    best = _path([one.places[-1] for one in axes])
     line = {"color": theme.ORANGE, "width": 3}
     figure.add_scatter(
-        x=list(range(len(axes))), y=best, mode="lines+markers", name="best", line=line, marker=star, hoverinfo="skip"
+        x=[at for at, _ in best],
+        y=[place for _, place in best],
+        mode="lines",
+        name="best",
+        line=line,
+        hoverinfo="skip",
     )
-    for number, axis in enumerate(axes):
-        figure.add_shape(type="line", x0=number, x1=number, y0=0, y1=1, line={"color": theme.MUTED, "width": 1})
-        for place, text in axis.ticks:
+    for number, coordinate in enumerate(axes):
+        figure.add_shape(
+            type="line", x0=number, x1=number, y0=0, y1=1, line={"color": theme.MUTED, "width": 1}
+        )
+        for place, text in coordinate.ticks:
             figure.add_annotation(
                 x=number, y=place, text=theme.label(text, 14), xanchor="left", xshift=3, showarrow=False,
                 font={"size": 11, "color": theme.MUTED}, bgcolor=theme.faint(theme.PAPER, 0.7), borderpad=0,

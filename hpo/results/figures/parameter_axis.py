@@ -7,10 +7,10 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpo.results.figures.labels import short, shortened
-from hpo.terminal import one_line
+from hpo.results.figures.labels import plain, short, shortened
 from hpo.results.figures.theme import label
 from hpo.space.parameters import Categorical, Float, Int
+from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 from hpo.space.parameters import Parameter
 
 _TICKS = 5
+_FEW = 32
 _WIDTH = 0.6
 """Of the space between two choices, the part in which individuals lie beside one another."""
 
@@ -32,6 +33,10 @@ class Axis:
     def log(self) -> bool:
         return isinstance(self.parameter, (Float, Int)) and self.parameter.log
 
+    @property
+    def _beside(self) -> bool:
+        return isinstance(self.parameter, Int) and self.parameter.count <= _FEW and not self.log
+
     def place(self, one: Scalar) -> float | None:
         """Of a value in [0, 1]; None for one that is not in the space (an edited journal's)."""
         try:
@@ -43,16 +48,16 @@ class Axis:
         return gene
 
     def mark(self, one: Scalar, identity: str = "") -> float | None:
-        """Of a value on an axis of plotly's: the number itself, or the choice's place from 0. Of choices, individuals
-        lie beside one another by their ``identity``."""
+        """Of a value on an axis of plotly's: the number itself, or the choice's place from 0. Where there are few
+        values, individuals lie beside one another by their ``identity``."""
         if not isinstance(self.parameter, Categorical):
-            number = None if isinstance(one, (str, bool)) or one is None else float(one)
-            return None if number is None or (self.log and number <= 0) else number
+            if isinstance(one, (str, bool)) or one is None or (self.log and one <= 0):
+                return None
+            return float(one) + (_aside(identity) if self._beside else 0.0)
         place = self.place(one)
         if place is None:
             return None
-        aside = (zlib.crc32(identity.encode()) % 1000 / 999 - 0.5) * _WIDTH if identity else 0.0
-        return place * len(self.parameter.choices) - 0.5 + aside
+        return place * len(self.parameter.choices) - 0.5 + _aside(identity)
 
     def layout(self) -> dict[str, object]:
         """Of an axis of plotly's that ``mark`` is for."""
@@ -69,7 +74,7 @@ class Axis:
             }
         assert isinstance(parameter, (Float, Int))
         low, high = (math.log10(one) if self.log else float(one) for one in (parameter.low, parameter.high))
-        margin = 0.03 * (high - low)
+        margin = max(0.03 * (high - low), 0.5 if self._beside else 0.0)
         ticks = self._numbers()
         return {
             "type": "log" if self.log else "linear",
@@ -82,7 +87,7 @@ class Axis:
         """Under which the parameter exists, as plain text; empty where it always does."""
         found = []
         for parent, allowed in self.parameter.when.items():
-            values = " or ".join(shortened(one_line(one), 10) for one in allowed[:2])
+            values = " or ".join(plain(one, 10) for one in allowed[:2])
             found.append(f"{shortened(one_line(parent), 14)} {values}{' …' if len(allowed) > 2 else ''}")
         return f"where {', '.join(found[:2])}" if found else ""
 
@@ -93,7 +98,7 @@ class Axis:
             choices = parameter.choices
             step = max(1, math.ceil(len(choices) / (2 * most)))
             return [
-                ((index + 0.5) / len(choices), _choice(choice)) for index, choice in enumerate(choices)
+                ((index + 0.5) / len(choices), plain(choice, 14)) for index, choice in enumerate(choices)
             ][::step]
         encode = parameter.encoder()
         whole = isinstance(parameter, Int)
@@ -112,9 +117,8 @@ class Axis:
         return [(one, short(one)) for one in numbers]
 
 
-def _choice(choice: Scalar) -> str:
-    number = isinstance(choice, (int, float)) and not isinstance(choice, bool)
-    return short(choice) if number else shortened(one_line(choice), 14)  # type: ignore[arg-type]
+def _aside(identity: str) -> float:
+    return (zlib.crc32(identity.encode()) % 1000 / 999 - 0.5) * _WIDTH if identity else 0.0
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
@@ -123,9 +127,8 @@ def _decades(low: float, high: float, most: int) -> list[float]:
     if last - first >= 1:
         step = max(1, math.ceil((last - first) / (most - 1)))
         return [min(high, max(low, 10.0**power)) for power in range(first, last + 1, step)]
-    fine = [
-        mantissa * 10.0**power for power in range(first - 1, last + 1) for mantissa in (1, 2, 5) if low <= mantissa * 10.0**power <= high
-    ]
+    powers = [10.0**power for power in range(first - 1, last + 1)]
+    fine = [factor * power for power in powers for factor in (1, 2, 5) if low <= factor * power <= high]
     return fine[:most] if len(fine) > 1 else [low, high]
 
 
@@ -137,5 +140,6 @@ def rounds(low: float, high: float, most: int, *, whole: bool) -> list[float]:
     if whole:
         step = max(1.0, step)
     first = math.ceil(low / step - 1e-9)
-    found = [min(high, max(low, float(f"{index * step:.12g}"))) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+    places = range(first, math.floor(high / step + 1e-9) + 1)
+    found = [min(high, max(low, float(f"{place * step:.12g}"))) for place in places]
     return found if len(found) > 1 else [low, high]

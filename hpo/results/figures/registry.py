@@ -40,57 +40,63 @@ FIGURES: tuple[Entry, ...] = (
     Entry(
         name="history",
         title="Best so far, over evaluations",
-        caption="Each mark is an evaluation, the line the best result so far; what ended without a result stands in the "
-        "strip below. Dotted lines are later launches.",
+        caption="Each mark is an evaluation, the line the best result so far; what ended without a result stands in "
+        "the strip below. Dotted lines are later launches.",
         overlaid=True,
         size=1,
     ),
     Entry(
         name="hours",
         title="Best so far, over hours at work",
-        caption="The same over wall-clock hours, without the time between launches.",
+        caption="The same over wall-clock hours, all launches together, without the time between them.",
         overlaid=True,
         size=1,
     ),
     Entry(
         name="front",
         title="Pareto front",
-        caption="The evaluations that no other dominates, before all others; the knee is nearest to the best of each "
-        "objective.",
+        caption="No other evaluation is better than one of the front in one objective and worse in none; the star is "
+        "its knee, the nearest to the best of each. Results far worse than the others lie on the border.",
+        overlaid=True,
+        size=1,
     ),
     Entry(
         name="hypervolume",
         title="Hypervolume",
-        caption="The volume that the front dominates, up to the reference: it grows as the front improves.",
+        caption="The volume that the front dominates up to the reference point: it grows while the front improves.",
+        overlaid=True,
+        size=1,
     ),
     Entry(
         name="importance",
         title="Importance of parameters",
-        caption="The share of the variance over the whole space that would be gone if the parameter were fixed, with its "
-        "spread between forests; the darker part without interactions.",
-        size=1,
+        caption="The share of the variance over the whole space that would vanish if a parameter were fixed (fANOVA), "
+        "and its spread over eight forests. Interactions count for each that takes part, so shares may exceed 100 %.",
+        overlaid=True,
     ),
     Entry(
         name="islands",
         title="Islands",
-        caption="The best of each island, where good evaluations come from, and who moved where.",
-        size=1,
+        caption="The best result of each island, the share of each operator's evaluations that are among the best "
+        "tenth of the campaign, and how many individuals moved.",
     ),
     Entry(
         name="parallel",
         title="Parallel coordinates",
-        caption="A line is an evaluation, a gap a parameter that it does not have. Drag along an axis to select, click "
-        "on it to take that back.",
+        caption="A line is a completed evaluation; the most important parameters come first. A line has a gap where a "
+        "parameter does not exist.",
     ),
     Entry(
         name="slices",
-        title="Results by parameter",
-        caption="Each parameter that matters against the result, and pairs of them.",
+        title="Slices",
+        caption="The result over each of the six most important parameters. What was pruned or failed lies at the worse "
+        "border; results far worse than the others lie on it.",
     ),
     Entry(
         name="family",
         title="Family of the best",
-        caption="From whom the best individual was bred: each row an ancestor, with what proposed it and what it changed.",
+        caption="From the earliest ancestor shown to the best, each at its result; the thick line leads along the "
+        "parents whose configurations are nearest. Beside each: what bred it, and what it changed of that parent.",
     ),
     Entry(
         name="curves",
@@ -100,15 +106,16 @@ FIGURES: tuple[Entry, ...] = (
     ),
     Entry(
         name="budget",
-        title="Early stopping",
-        caption="How well what is reported early says what comes out in the end: where the two agree, comparing early "
-        "is safe.",
-        size=1,
+        title="Early stopping: is it safe?",
+        caption="Where the correlation is low, an intermediate value says little about the end: stop later. Below, "
+        "what halving from that step on (reduction 3) would keep of the best, had all curves been known. Individuals that "
+        "were stopped have no end to compare.",
     ),
     Entry(
         name="noise",
         title="Noise",
-        caption="Configurations that were evaluated more than once: each result, their mean and its standard error.",
+        caption="Evaluations of the best configurations that were repeated. Where repeats differ as much as the better "
+        "configurations do, which of these is the best is not known yet.",
         size=1,
     ),
     Entry(

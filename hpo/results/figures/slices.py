@@ -11,9 +11,9 @@ from plotly.subplots import make_subplots
 
 from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT
 from hpo.results.figures import theme
-from hpo.results.figures.parameter_axis import Axis
 from hpo.results.figures.labels import shortened, written
 from hpo.results.figures.ordering import important
+from hpo.results.figures.parameter_axis import Axis
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.subplots import placed
 from hpo.results.figures.thinning import best_and_spread
@@ -64,7 +64,12 @@ class _Panel:
         found.append(self._trace(shown, values, title, {"color": colours, "size": 5}))
         top = [source.best] if source.best is not None and self.name in source.best.params else []
         values = [self.extent.inside(self._value(one)) for one in top]
-        star = {"color": theme.ORANGE, "symbol": "star", "size": 14, "line": {"color": theme.PAPER, "width": 1}}
+        star = {
+            "color": theme.ORANGE,
+            "symbol": "star",
+            "size": 14,
+            "line": {"color": theme.PAPER, "width": 1},
+        }
         found.append(self._trace(top, values, "best", star, beside=False))
         return found
 
@@ -110,8 +115,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     extent = value_range(values, source.objectives[source.objective])
     if extent is None:
         raise NotDrawn("no evaluation has completed")
-    every = important(source)
-    names = every[:_PANELS]
+    names = important(source)[:_PANELS]
     if not names or source.space is None:
         raise NotDrawn("no parameter has more than one value")
     rows = -(-len(names) // _COLUMNS)
@@ -123,7 +127,8 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         horizontal_spacing=0.05,
         vertical_spacing=_BETWEEN / whole if rows > 1 else 0,
     )
-    xaxes, yaxes, seen = {}, {}, set()
+    axes: dict[str, dict[str, Any]] = {}
+    seen: set[str] = set()
     for place, name in enumerate(names):
         row, column = place // _COLUMNS + 1, place % _COLUMNS + 1
         axis = Axis(parameter=source.space.parameters[name])
@@ -135,24 +140,20 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             seen.update([trace.name] if trace.showlegend else [])
             figure.add_trace(trace, row=row, col=column)
         number = "" if place == 0 else str(place + 1)
-        xaxes[f"xaxis{number}"] = {"title": _title(name, axis), **axis.layout()}
-        yaxes[f"yaxis{number}"] = {
+        axes[f"xaxis{number}"] = {"title": _title(name, axis), **axis.layout()}
+        axes[f"yaxis{number}"] = {
             "title": theme.label(source.objective, 24) if column == 1 else "",
             "type": "log" if extent.log else "linear",
             "range": extent.limits(_BORDER),
             "nticks": 5,
         }
-    figure.update_layout(theme.layout("Slices", height=whole + 160, **placed(figure, xaxes | yaxes)))
-    if len(every) > len(names):
-        figure.add_annotation(
-            text=f"{len(every) - len(names)} other parameters matter less",
-            xref="paper", yref="paper", x=1, y=1.0, xanchor="right", yanchor="bottom", showarrow=False,
-            font={"color": theme.MUTED, "size": 12},
-        )  # fmt: skip
+    figure.update_layout(theme.layout("Slices", height=whole + 160, **placed(figure, axes)))
     return figure
 
 
 def _title(name: str, axis: Axis) -> str:
     """With the condition under which the parameter exists."""
     shown, condition = theme.label(shortened(one_line(name), 32)), axis.condition()
-    return f"{shown}<br><span style='font-size:11px'>{theme.label(condition, 80)}</span>" if condition else shown
+    return (
+        f"{shown}<br><span style='font-size:11px'>{theme.label(condition, 80)}</span>" if condition else shown
+    )

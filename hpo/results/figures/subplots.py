@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def placed(figure: go.Figure, axes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """``axes`` for ``theme.layout`` with where ``make_subplots`` has put them, which it would replace."""
-    return {name: {**figure.layout[name].to_plotly_json(), **axes[name]} for name in sorted(axes, reverse=True)}
+    return {
+        name: {**figure.layout[name].to_plotly_json(), **axes[name]} for name in sorted(axes, reverse=True)
+    }
 
 
 def headed(figure: go.Figure, axis: str, text: str) -> None:

@@ -48,7 +48,6 @@ class ValueRange:
         return 10.0**place if self.log else place
 
 
-
 def value_range(values: Iterable[float], direction: str) -> ValueRange | None:
     """For the finite ones of ``values``; None where there are none."""
     sign = -1.0 if direction == "maximize" else 1.0

@@ -141,12 +141,12 @@ const hpo = (() => {
   function comparison(found) {
     const row = (one, kind) => make("tr", { class: kind || (one.differs ? null : "same") },
       make("th", { scope: "row" }, one.name), one.values.map((text) => make("td", { class: "value" }, text)), range(one));
-    return make("table", {},
+    return make("div", { class: "wide" }, make("table", {},
       make("thead", {}, make("tr", {}, make("th", {}),
         found.heads.map((head, place) => make("th", { class: "value" }, head, make("br"), make("span", { class: "id" }, found.ids[place]))),
         make("th", {}, "in its range"))),
       make("tbody", {}, found.results.map((one) => row(one, "result")), found.parameters.map((one) => row(one))),
-    );
+    ));
   }
 
   function campaign(one, alone) {
@@ -154,7 +154,7 @@ const hpo = (() => {
       alone ? null : make("h2", {}, one.name),
       make("p", { class: alone ? "lead" : null }, one.lead),
       facts(one.facts),
-      make("div", { class: "columns" },
+      make("div", { class: one.comparison && one.comparison.heads.length > 2 ? "columns stacked" : "columns" },
         make("div", {}, make("h2", {}, "What to know"), health(one.health)),
         one.comparison ? make("div", {}, make("h2", {}, one.comparison.heads.length > 1 ? one.comparison.heads.join(" and ").replace(/^./, (c) => c.toUpperCase()) : "The best"),
           comparison(one.comparison)) : null),
@@ -181,11 +181,22 @@ const hpo = (() => {
     const whose = figure.campaign === undefined || figure.campaign === null ? "" : ` · ${content.campaigns[figure.campaign].name}`;
     const id = `figure-${key(figure)}`;
     const old = document.getElementById(id);
-    const element = old || make("figure", { "data-plot": figure.name, id, class: figure.size === 1 ? "half" : null },
+    const element = old || make("figure", { "data-plot": figure.name, id },
       make("h3", {}), make("figcaption", {}), make("div", { class: "plot" }));
     element.querySelector("h3").textContent = plain(figure.title) + whose;
     element.querySelector("figcaption").textContent = figure.caption;
     return element;
+  }
+
+  // Figures of half a row that have no neighbour take the whole.
+  function paired(frames, figures) {
+    let open = false;
+    figures.forEach((figure, place) => {
+      const next = figures[place + 1];
+      const half = figure.size === 1 && (open || (next !== undefined && next.size === 1));
+      frames[place].classList.toggle("half", half);
+      open = half && !open;
+    });
   }
 
   // Titles are made for plotly, in which & < > are entities.
@@ -303,7 +314,7 @@ const hpo = (() => {
     const alone = content.campaigns.length === 1;
     const figures = document.getElementById("hpo-figures") || make("div", { class: "figures", id: "hpo-figures" });
     const frames = content.figures.map((figure) => frame(figure, content));
-    const missing = content.campaigns.flatMap((one) => one.missing.map((each) => make("li", {}, make("b", {}, each.title + (alone ? "" : ` · ${one.name}`)), `: ${each.reason}`)));
+    const missing = content.campaigns.flatMap((one) => one.missing.map((each) => make("li", {}, make("b", {}, each.title + (alone ? "" : ` · ${one.name}`)), ": ", sentence(each.reason))));
     const sections = content.campaigns.map((one) => campaign(one, alone));
     const openDetails = [...page.querySelectorAll("details")].map((one) => one.open);
     const before = [
@@ -324,6 +335,7 @@ const hpo = (() => {
     const kept = new Set(frames);
     for (const old of [...figures.children]) if (!kept.has(old)) old.remove();
     frames.forEach((one, place) => { if (figures.children[place] !== one) figures.insertBefore(one, figures.children[place] || null); });
+    paired(frames, content.figures);
     drawFigures(true);
     document.documentElement.dataset.drawn = String(content.figures.length);
   }

@@ -34,15 +34,28 @@ hpo.drawers.parallel = (element, data, look) => {
     return `${text.slice(0, head)}…${text.slice(text.length - (most - 1 - head))}`;
   };
 
+  // Straight from each axis to the next on which the line has a place, open around those on which it has none.
   const path = (line) => {
-    let found = "", joined = false;
+    let found = "", before = -1;
+    const to = (command, axis, place) => {
+      const [x, y] = point(axis, place);
+      found += `${command}${x.toFixed(1)} ${y.toFixed(1)}`;
+    };
     for (let axis = 0; axis < axes.length; axis += 1) {
       const place = axes[axis].places[line];
-      if (place === null) { joined = false; continue; }
-      const [x, y] = point(axis, place);
-      const alone = !joined && (axis === last || axes[axis + 1].places[line] === null);
-      found += `${joined ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}${alone ? "h0.01" : ""}`;
-      joined = true;
+      if (place === null) continue;
+      if (before < 0) {
+        to("M", axis, place);
+      } else {
+        const from = axes[before].places[line];
+        const between = (at) => from + (place - from) * (at - before) / (axis - before);
+        for (let without = before + 1; without < axis; without += 1) {
+          to("L", without - 0.3, between(without - 0.3));
+          to("M", without + 0.3, between(without + 0.3));
+        }
+        to("L", axis, place);
+      }
+      before = axis;
     }
     return found;
   };

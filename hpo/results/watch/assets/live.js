@@ -7,6 +7,7 @@
   let wanted = null;
   let fetching = false;
   let source = null;
+  let changed = new Date();
 
   function say(state, text) {
     let place = document.getElementById("hpo-live");
@@ -25,7 +26,7 @@
   function sayHow() {
     if (wanted.problem) say("problem", wanted.problem);
     else if (!have.has("words")) say("waiting", wanted.reading ? "Reading the campaign …" : "Drawing the page …");
-    else say("live", "");
+    else say("live", `live, changed ${changed.toLocaleTimeString([], { hour12: false })}`);
   }
 
   function show() {
@@ -58,6 +59,7 @@
           sayHow();
           show();
         }
+        changed = new Date();
         await Promise.all(missing.filter((one) => before || one !== words).map((one) => fetchPart(...one)));
         show();
         if (!source) break;
