@@ -22,8 +22,9 @@ _LOOK_S = 0.5
 _UNWATCHED_S = 5.0
 _BEAT_S = 10.0
 """After which a campaign at work that writes nothing is looked at anew: how long it has been, and whether it is."""
-_SHARE = 0.25
-"""Of one core, at most, in the mean."""
+_SHARE = 1 / 3
+"""Of one core, at most, in the mean: what is made rests after that."""
+_LONGEST_REST_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +78,14 @@ class Page:
             self._viewers -= 1
 
     def _run(self) -> None:
+        made = False  # the first time takes imports, too
         while not self._closed.is_set():
-            began = time.monotonic()
+            began = time.thread_time()
             self.step()
             if self.view.reading:
                 continue
-            rest = (time.monotonic() - began) * (1 / _SHARE - 1)
+            rest = min((time.thread_time() - began) * (1 / _SHARE - 1), _LONGEST_REST_S) if made else 0.0
+            made = bool(self.view.parts)
             self._wake.wait(max(_LOOK_S if self._viewers else _UNWATCHED_S, rest))
             self._wake.clear()
 
