@@ -50,7 +50,7 @@ class Page:
         self._tails = Tails(directory)
         self._parts = Parts(publish=self._publish)
         self._source: Source | None = None
-        self._new_records = self._new_rows = False
+        self._new_records = self._new_rows = self._more = False
         self._beat = 0.0
         self._said = ""
         self._viewers = 0
@@ -78,20 +78,19 @@ class Page:
             self._viewers -= 1
 
     def _run(self) -> None:
-        made = False  # the first time takes imports, too
         while not self._closed.is_set():
-            began = time.thread_time()
+            first, began = not self._parts.all_made, time.thread_time()
             self.step()
-            if self.view.reading:
-                continue
-            rest = min((time.thread_time() - began) * (1 / _SHARE - 1), _LONGEST_REST_S) if made else 0.0
-            made = bool(self.view.parts)
-            self._wake.wait(max(_LOOK_S if self._viewers else _UNWATCHED_S, rest))
+            # At first who has just come waits, and much of the time goes into imports.
+            rest = 0.0 if first else min((time.thread_time() - began) * (1 / _SHARE - 1), _LONGEST_REST_S)
+            if not self._more:
+                rest = max(rest, _LOOK_S if self._viewers else _UNWATCHED_S)
+            self._wake.wait(0.0 if self.view.reading else rest)
             self._wake.clear()
 
     def step(self) -> None:
         """Look once, and make what is to be made."""
-        reading = False
+        reading = self._more = False
         try:
             changes = self._follower.poll()
             self._new_records |= bool(changes.records) or changes.again
@@ -108,16 +107,17 @@ class Page:
 
     def _make(self) -> None:
         now = time.monotonic()
-        if self._new_records or self._new_rows or now >= self._beat:
+        if self._new_records or now >= self._beat or (self._new_rows and self._parts.reports_due()):
             self._look(now)
         if self._source is not None:
             self._parts.set_running(self._running(self._source.record))
-            self._parts.make(self._source)
+            self._more = self._parts.make(self._source)
 
     def _look(self, now: float) -> None:
         """Have what the files say anew."""
         before = self._source
-        curves = self._follower.curves() if before is None or self._new_rows else before.curves
+        new_rows = self._new_rows and self._parts.reports_due()
+        curves = self._follower.curves() if before is None or new_rows else before.curves
         if before is None or self._new_records or now >= self._beat:
             record = self._follower.record()
             self._beat = now + _BEAT_S
@@ -125,12 +125,13 @@ class Page:
             record = before.record
         if before is None or self._new_records or _signs(before.record) != _signs(record):
             self._parts.changed()
-        elif self._new_rows:
+        if new_rows:
             self._parts.reported()
+            self._new_rows = False
         if record.alive:
             self._parts.time_passed()
         self._source = Source(name=self._directory.absolute().name, record=record, curves=curves)
-        self._new_records = self._new_rows = False
+        self._new_records = False
 
     def _running(self, record: CampaignRecord) -> list[Running]:
         if not record.alive:

@@ -31,6 +31,8 @@ _OF_REPORTS = frozenset({"curves", "budget"})
 _REST = 30.0
 """A part that took a second of processor time is made again after so many seconds at the earliest."""
 _REST_OF_WORDS = 5.0
+_MOMENT_S = 0.2
+"""Of processor time, after which the files are looked at again."""
 _LEAST_DETAILS_S = 5.0
 """Between two versions of what is looked up on a click."""
 _LONGEST_VALUE = 40
@@ -115,13 +117,32 @@ class Parts:
             self._running = running
             self._of_running.stale = True
 
-    def make(self, source: Source) -> None:
-        """Make the parts that are stale and due, the cheapest first, and publish each that came out different."""
-        for task in sorted(self._tasks, key=lambda one: one.cost_s or 0.0):
-            if task.stale and self.clock() >= task.due:
-                self._make(task, source)
-        if self._words.stale and self.clock() >= self._words.due:  # which figures there are has changed
-            self._make(self._words, source)
+    @property
+    def all_made(self) -> bool:
+        """Whether each part has been made once, or found not to be drawn."""
+        return all(task.cost_s is not None for task in self._tasks)
+
+    def reports_due(self) -> bool:
+        """Whether a part may be made now that learning curves are in."""
+        return any(self.clock() >= task.due for task in self._tasks if task.name in _OF_REPORTS)
+
+    def make(self, source: Source) -> bool:
+        """Make parts that are stale and due, the words first, for a moment; publish each that came out different.
+        Whether more are due."""
+        began = self.processor()
+        # Those that may be made often have the earliest deadlines; a costly one's turn comes as it grows old.
+        waiting = sorted(
+            filter(self._is_due, self._tasks),
+            key=lambda one: (one is not self._words, one.due + one.rest * (one.cost_s or 0.0)),
+        )
+        for made, task in enumerate(waiting):
+            if made and self.processor() - began >= _MOMENT_S:
+                return True
+            self._make(task, source)
+        return self._is_due(self._words)  # which figures there are may have changed
+
+    def _is_due(self, task: _Task) -> bool:
+        return task.stale and self.clock() >= task.due
 
     def _make(self, task: _Task, source: Source) -> None:
         began = self.processor()
