@@ -102,8 +102,14 @@ def _parser() -> argparse.ArgumentParser:
     export = add(
         "export",
         _export,
-        "All individuals as a table; the suffix chooses the format.",
-        "hpo export runs/digits digits.csv",
+        "All individuals as a table or an Optuna study; the suffix chooses the format.",
+        "hpo export runs/digits digits.csv      hpo export runs/digits digits.journal",
+    )
+    log = add(
+        "log",
+        _log,
+        "Write a campaign to a logger, from its files alone: afterwards, or while it runs. What is there stays.",
+        "hpo log runs/digits --to tensorboard      hpo log runs/digits --to mlflow --follow",
     )
     _add_report(add)
     _add_watch(add)
@@ -113,12 +119,13 @@ def _parser() -> argparse.ArgumentParser:
         "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
         "hpo check runs/digits      hpo check runs/digits --repair",
     )
-    for command in (status, best, show, export, check):
+    for command in (status, best, show, export, log, check):
         command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
     show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
     shown = status.add_mutually_exclusive_group()
     shown.add_argument("--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C")
-    for command in (shown, best, show, check):
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    for command in (best, show, check):
         command.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument(
         "--repair",
@@ -131,7 +138,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="how many (default 1; with several objectives the whole front)",
     )
-    export.add_argument("path", type=Path, metavar="PATH", help="file to write: .csv, .parquet or .json")
+    export.add_argument(
+        "path",
+        metavar="PATH",
+        help="file to write: .csv, .parquet or .json; of an Optuna study .journal or sqlite:///FILE, which is added to",
+    )
+    log.add_argument("--to", metavar="SINK", required=True, help="tensorboard, mlflow, wandb or trackio")
+    log.add_argument("--follow", action="store_true", help="go on until the campaign is complete")
+    log.add_argument(
+        "--directory",
+        type=Path,
+        dest="base",
+        metavar="D",
+        help="write to D/NAME/SINK, where NAME is the campaign's (default: DIR/logs/SINK)",
+    )
     _add_steering(add)
     return parser
 
@@ -429,6 +449,12 @@ def _best(options: argparse.Namespace) -> int:
     return 0
 
 
+def _log(options: argparse.Namespace) -> int:
+    from hpo.loggers import command
+
+    return command.log(options.directory, options.to, base=options.base, follow=options.follow)
+
+
 def _show(options: argparse.Namespace) -> int:
     from hpo.results import show
 
@@ -461,6 +487,11 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from hpo.loggers import optuna_study
+
+    if optuna_study.is_storage(options.path):
+        terminal.write(f"{options.path}: {optuna_study.export(options.directory, options.path)}")
+        return 0
     from hpo.results import result as results
 
     count = results.export(options.directory, options.path)

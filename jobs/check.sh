@@ -16,10 +16,10 @@ if [[ ${1-} == --lenient ]]; then
     lenient=yes
     shift
 fi
-tier=default extras=(dev bench optuna bigearthnet forecasting) venv=.venv versions=()
+tier=default extras=(dev bench optuna tensorboard bigearthnet forecasting) venv=.venv versions=()
 case ${1-} in
 fast) tier=fast ;;
-nightly) tier=nightly extras+=(peers) ;;
+nightly) tier=nightly extras+=(peers mlflow wandb trackio) ;;
 oldest | newest) tier=versions venv=.venv-$1 versions=("--$1") ;;
 ?*) tier=given ;;
 esac
@@ -97,7 +97,7 @@ else
     fi
     if [[ $tier == nightly ]]; then
         run_pytest "tests/nightly" tests/nightly
-        check "100 000 simulated campaigns" python tests/many_seeds.py --seeds 100000
+        check "10 000 simulated campaigns" python tests/many_seeds.py --seeds 10000
     fi
 fi
 

@@ -22,7 +22,7 @@ from search_spaces.standalone import command_line
 if TYPE_CHECKING:
     import trainers
     from hpo.individual import Scalar
-    from trainers.data.loading import Assignment
+    from trainers.data.batches import Assignment
 
 _COPYING = ("coarse", "medium-coarse", "fine-grained")
 

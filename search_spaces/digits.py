@@ -209,7 +209,7 @@ def _fit(
     import torch
 
     import trainers
-    from trainers.checkpoints.checkpoint import read_alone
+    from trainers.checkpoints.files import read_alone
 
     p: dict[str, Any] = dict(params)
     torch.manual_seed(seed)

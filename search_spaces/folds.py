@@ -315,6 +315,9 @@ class _Link:
     def should_checkpoint(self) -> bool:
         return self._trial.should_checkpoint() if self._teams is None else self._teams.meet()
 
+    def should_checkpoint_soon(self) -> bool:
+        return self.should_checkpoint()
+
 
 def _trial(link: _Link, whole: hpo.Trial, index: int, *, rank: int, size: int) -> hpo.Trial:
     parent = whole.parent_checkpoint

@@ -1,7 +1,7 @@
 """What a task's options must be: checked when the task is made, before anything is trained.
 
     check.whole(1, epochs=epochs, batch_size=batch_size)
-    check.one_of(("fp32", "bf16"), precision=precision)
+    check.one_of(check.PRECISIONS, precision=precision)
     check.number("above 0", lambda value: value > 0, lr=lr)
 
 Each raises UsageError that names option, value, rule and remedy; within ``with check.together():`` all are raised at
@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 
 import hpo
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,5 +1,6 @@
 """Simulated campaigns, each with deaths, hangs, signals, slow ranks, sick workers, storage that fails, commands and
-restarts of its own, to their end.
+restarts of its own, to their end. Every eighth seed is also that of a campaign of whole launches: with event loops,
+workers of one to four ranks, clocks that differ, and launches that overlap.
 
 python tests/many_seeds.py SEED ...         replays single ones
 python tests/many_seeds.py --seeds 100000   tries seeds from 0 up to that number
@@ -28,6 +29,7 @@ from simulation.campaigns import (
     standing,
     waiting_budgets,
 )
+from simulation.whole_campaigns import run_whole
 
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
@@ -36,6 +38,7 @@ from hpo.journal.commands import Pause, Stop, Unpause
 from hpo.journal.records import Finished, Header, Record, Started
 
 _LAUNCHES = 12
+_WHOLE = 8
 
 
 def run(seed: int) -> None:
@@ -113,6 +116,8 @@ def replayable(seeds: Iterator[int]) -> None:
     for seed in seeds:
         try:
             run(seed)
+            if seed % _WHOLE == 0:
+                run_whole(seed // _WHOLE)
         except Exception as error:
             raise AssertionError(f"python tests/many_seeds.py {seed}\n{error!r}") from error
 

@@ -10,7 +10,7 @@ from trainers.checkpoints.export import load_model, load_state, load_trained, sa
 from trainers.communication.channel import CommunicationError
 from trainers.communication.topology import Topology
 from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
-from trainers.data.loading import Disjoint
+from trainers.data.batches import Disjoint
 from trainers.evaluation import evaluate
 from trainers.loop import train
 from trainers.lowrank.layers import merged

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import torch
@@ -13,7 +13,9 @@ from torch.utils.data import Dataset
 
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
-from trainers.data.loading import in_order, length_of, load, share
+from trainers.data.batches import in_order, length_of, share
+from trainers.data.loader import Loader
+from trainers.precision import PRECISIONS, autocast, matrix_products
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
 """(outputs, targets) of all samples, in the order of the set, to one number."""
@@ -39,24 +41,32 @@ def evaluate(
         samples (Dataset): pairs of inputs and target, as for ``train``.
         metrics (dict of callables): by name, ``metric(outputs, targets)`` of all samples at once.
         batch_size (int, from 1): samples per rank and forward pass.
-        precision (str; default "fp32"): "fp32" or "bf16", as for ``train``.
+        precision (str; default "fp32"): "fp32", "tf32" or "bf16", as for ``train``.
         loader_processes (int, from 0; default 0): processes per rank that read ahead.
         timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
         group (ProcessGroup; default None): the ranks that evaluate; None: all.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
-    communicator = Communicator(topology=None, timeout=timeout, device=device_of(model), among=group)
+    if precision not in PRECISIONS:
+        raise ValueError(f'precision = {precision!r}: must be "fp32", "tf32" or "bf16". Correct it.')
+    device = device_of(model)
+    communicator = Communicator(topology=None, timeout=timeout, device=device, among=group)
     try:
-        return scores(
-            model,
-            samples,
-            metrics=metrics,
-            batch_size=batch_size,
-            precision=precision,
-            loader_processes=loader_processes,
-            channel=communicator.service,
-        )
+        with (
+            current(device),
+            matrix_products(device, precision),
+            Loader(samples, device=device, processes=loader_processes) as loader,
+        ):
+            return scores(
+                model,
+                samples,
+                loader,
+                metrics=metrics,
+                batch_size=batch_size,
+                precision=precision,
+                channel=communicator.service,
+            )
     finally:
         communicator.close()
 
@@ -66,15 +76,16 @@ def evaluate(
 def scores(
     model: nn.Module,
     samples: Dataset[object],
+    loader: Loader,
     *,
     metrics: Mapping[str, Metric],
     batch_size: int,
     precision: str,
-    loader_processes: int,
     channel: Channel,
 ) -> dict[str, float]:
-    """As ``evaluate``, with the ranks of ``channel``: a gather each of numbers of rows, outputs and targets, a
-    broadcast.
+    """As ``evaluate``, with the ranks of ``channel`` and the ``loader`` of ``samples``.
+
+    Collective: a gather each of numbers of rows, outputs and targets, and a broadcast.
     """
     device, count = device_of(model), length_of(samples)
     # A rank without samples would not know the outputs' shape: then each takes them all.
@@ -84,21 +95,21 @@ def scores(
     model.eval()
     try:
         parts = []
-        batches = in_order(mine, batch_size=batch_size)
-        for inputs, targets in load(samples, batches, device=device, processes=loader_processes):
-            with autocast(device, precision):
-                outputs = outputs_of(model, inputs)
-            if not outputs.dim():
-                raise TypeError(
-                    "The model returned a tensor without dimensions for a batch, and those of all batches are to be "
-                    "joined for the metrics. Return its outputs, and let the loss make one number of them."
-                )
-            if outputs.dtype is torch.bfloat16:
-                outputs = outputs.float()
-            elif outputs.is_cuda:
-                # A captured forward pass writes into the same memory each time.
-                outputs = outputs.clone()
-            parts.append((outputs, targets))
+        with closing(loader.batches(in_order(mine, batch_size=batch_size))) as batches:
+            for inputs, targets in batches:
+                with autocast(device, precision):
+                    outputs = outputs_of(model, inputs)
+                if not outputs.dim():
+                    raise TypeError(
+                        "The model returned a tensor without dimensions for a batch, and those of all batches are to "
+                        "be joined for the metrics. Return its outputs, and let the loss make one number of them."
+                    )
+                if outputs.dtype is torch.bfloat16:
+                    outputs = outputs.float()
+                elif outputs.is_cuda:
+                    # A captured forward pass writes into the same memory each time.
+                    outputs = outputs.clone()
+                parts.append((outputs, targets))
     finally:
         model.train(was_training)
     all_outputs, all_targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
@@ -153,11 +164,6 @@ def outputs_of(model: nn.Module, inputs: object) -> Tensor:
     return outputs
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """The context for a forward pass in "fp32" (nothing changed) or "bf16"."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's parameters; ValueError if there are several or no parameters."""
     devices = {parameter.device for parameter in model.parameters()}
@@ -167,6 +173,18 @@ def device_of(model: nn.Module) -> torch.device:
             f"The model must be on one device, and is on {found}. Move it with model.to(device)."
         )
     return devices.pop()
+
+
+@contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Inside, ``device`` is the current one if it is a GPU: what libraries allocate without naming a device would else
+    lie on the first, which every rank of the node would have a context on.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
 
 
 def _gathered(mine: Tensor, rows: list[int], channel: Channel) -> Tensor:

@@ -20,12 +20,13 @@ from trainers.communication.rank_consistency import (
     refuse_other_settings,
 )
 from trainers.communication.topology import Topology
-from trainers.data.loading import Assignment, Disjoint
-from trainers.evaluation import Metric, device_of
+from trainers.data.batches import Assignment, Disjoint
+from trainers.evaluation import Metric, current, device_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, check_method
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.schedules import Constant, Schedule
+from trainers.precision import matrix_products
 from trainers.randomness import generators_kept
 from trainers.result import Result
 from trainers.run import Run
@@ -85,7 +86,8 @@ def train(
             get all outputs and targets of the validation set at once, in its order.
         method (Method; default None): how ranks work together; None: ``DDP()``.
         schedule (Schedule; default None): of the learning rate; None: ``Constant()``.
-        precision (str; default "fp32"): "fp32" leaves all tensors as they are, "bf16" is autocast.
+        precision (str; default "fp32"): "fp32" leaves all tensors as they are, "tf32" lets a GPU
+            multiply float32 matrices in TF32 (10 bits of mantissa), "bf16" is autocast.
         clip_norm (float; default None): the largest norm of the gradient that the optimizer gets; None: any.
         accumulate (int, from 1; default 1): backward passes per optimizer step, each with ``batch_size`` samples per
             rank.
@@ -104,19 +106,19 @@ def train(
             of epochs before the first step, and again, before the last report, where the run ends earlier.
         interrupt (callable; default None): ``interrupt()``, called on every rank before each step; must answer alike
             on all. When it is true the run saves and raises ``Interrupted``.
-        loader_processes (int, from 0; default 0): processes per rank that read ahead.
+        loader_processes (int, from 0; default 0): processes per rank that read ahead; as many again for the
+            validation set. They live as long as the run, with the data set as it was when they were started.
         evaluation_batch_size (int, from 1; default None): samples per rank and forward pass of the evaluation; None:
             ``batch_size``.
         progress (bool; default None): whether rank 0 writes a progress line to stderr; None: if that is a terminal.
-        timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another. On GPUs it holds for
-            the groups made here; in the caller's own group NCCL keeps the time-out of ``init_process_group``.
+        timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
         group (ProcessGroup; default None): ranks that train together where others do something else; this rank must
             be in it. None: all ranks.
         seed (int; default 0): the same seed gives every method the same batches, and the same run.
 
     Among the recorded seconds, means over the ranks, ``train_s`` are those spent in training steps and ``wait_s``
-    those in which the CPU waited for the method's communication. A GPU works behind the CPU: there ``wait_s`` is
-    about 0, and ``train_s`` is right at an epoch's end. Python's, numpy's and torch's global generators are restored
+    those in which the CPU, or the GPU's stream, waited for the method's communication. A GPU works behind the CPU:
+    there ``train_s`` is right at an epoch's end. Python's, numpy's and torch's global generators are restored
     afterwards.
 
     Raises:
@@ -162,7 +164,7 @@ def train(
     refuse_alone_among_many()
     communicator = Communicator(topology=topology, timeout=timeout, device=settings.device, among=group)
     try:
-        with generators_kept():
+        with generators_kept(), current(settings.device), matrix_products(settings.device, precision):
             channel, device = communicator.service, settings.device
             check_tensors(model, exchanged=communicator.size > 1, saved=checkpoint is not None)
             refuse_other_models(channel, model, device)
@@ -186,7 +188,6 @@ def train(
             try:
                 return run.to_the_end()
             finally:
-                run.strategy.close()
-                run.progress.close()
+                run.close()
     finally:
         communicator.close()

@@ -1,9 +1,10 @@
-"""Names of tensors that do not depend on whether the model, or a part of it, is compiled."""
+"""What tensors of a model are called whether or not it is compiled, and how they lie in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 
@@ -15,6 +16,15 @@ def plain_name(name: str) -> str:
 def plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``state`` by plain names: a compiled model's checkpoint is one of the plain model, and the reverse."""
     return {plain_name(name): value for name, value in state.items()}
+
+
+def format_of(tensor: Tensor) -> torch.memory_format:
+    """The memory format that ``tensor`` is dense in; the contiguous one where it is in none."""
+    if not tensor.is_contiguous():
+        for name, dimensions in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+            if tensor.dim() == dimensions and tensor.is_contiguous(memory_format=name):
+                return name
+    return torch.contiguous_format
 
 
 def renamed(value: object, rename: Callable[[str], str]) -> object:

@@ -25,19 +25,22 @@ from trainers.checkpoints.contents import (
     fill_model,
     fill_optimizer,
     form_of,
+    on_cpu,
 )
 from trainers.communication.averager import refuse_sparse
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import (
     refuse_other_settings,
 )
-from trainers.data.loading import Batch, length_of, load
-from trainers.evaluation import autocast, outputs_of, scores
+from trainers.data.batches import Batch, length_of
+from trainers.data.loader import Loader
+from trainers.evaluation import outputs_of, scores
 from trainers.methods.strategy import Method, Setup, State, Strategy
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.early_stopping import EarlyStopping, recorded
 from trainers.optim.label_smoothing import smoothed
 from trainers.optim.schedules import ReduceOnPlateau
+from trainers.precision import autocast
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, seed_generators
 from trainers.result import Interrupted, Result
@@ -88,6 +91,8 @@ class Run:
         self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.position = Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
         self.best: Best | None = None
+        self.train_loader = self._loader(settings.train_set)
+        self.validation_loader: Loader | None = None
         self.identity = {
             **settings.identity(),
             "method": repr(method),
@@ -122,9 +127,26 @@ class Run:
         try:
             self._check_names()
         except BaseException:
-            self.strategy.close()
-            self.progress.close()
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Let go what the run holds beside the model: processes, hooks, the progress line."""
+        self.train_loader.close()
+        if self.validation_loader is not None:
+            self.validation_loader.close()
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+        self.strategy.close()
+        self.progress.close()
+
+    def _loader(self, samples: Dataset[object]) -> Loader:
+        return Loader(samples, device=self.settings.device, processes=self.settings.loader_processes)
+
+    def _validation_loader(self, samples: Dataset[object]) -> Loader:
+        if self.validation_loader is None:
+            self.validation_loader = self._loader(samples)
+        return self.validation_loader
 
     def _check_names(self) -> None:
         """ValueError if a metric's name is taken, or one is asked for that will not be recorded."""
@@ -169,17 +191,9 @@ class Run:
                 f"{self.steps_per_epoch} in the first. Deal as many in each."
             )
         planned = planned[position.step :]
-        # Before processes that read ahead get their copies of the set.
-        set_epoch = getattr(self.settings.train_set, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(position.epoch)
-        batches = load(
-            self.settings.train_set,
-            [batch for passes in planned for batch in passes],
-            device=self.settings.device,
-            processes=self.settings.loader_processes,
+        batches = self.train_loader.batches(
+            [batch for passes in planned for batch in passes], epoch=position.epoch
         )
-        # An error holds on to what was there when it was raised: processes that read ahead would live as long.
         with closing(batches):
             self._take_steps(planned, batches)
 
@@ -257,7 +271,8 @@ class Run:
                 and stopping.best_epoch(position.history) == position.epoch - 1
             ):
                 weights = copied(plain(self.model.state_dict()))
-                self.best = {"model": weights, "strategy": self._strategy_state()}
+                # Not beside what is trained: a GPU has no room to spare for what only the end may need.
+                self.best = {"model": weights, "strategy": on_cpu(self._strategy_state())}
         self.progress.epoch(entry)
         if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):
             position.reason = "diverged"
@@ -274,7 +289,7 @@ class Run:
             settings.report(position.epoch, dict(entry))
         every = settings.checkpoint_every
         if every is None or position.epoch * self.steps_per_epoch % every == 0 or position.reason:
-            self._save()
+            self._save(wait=bool(position.reason))
 
     def _announce_last_epoch(self, epochs: int) -> None:
         """Whoever stops runs by their reports must not stop one that is at its end."""
@@ -333,10 +348,10 @@ class Run:
         return scores(
             self.model,
             samples,
+            self._validation_loader(samples),
             metrics={"validation_loss": settings.loss, **settings.metrics},
             batch_size=settings.evaluation_batch_size,
             precision=settings.precision,
-            loader_processes=settings.loader_processes,
             channel=self.communicator.service,
         )
 
@@ -374,7 +389,7 @@ class Run:
 
     def _stop_if_asked(self) -> None:
         if self.settings.interrupt is not None and self.settings.interrupt():
-            self._save()
+            self._save(wait=True)
             position = self.position
             kept = (
                 f"saved in {self.checkpoint}"
@@ -387,7 +402,7 @@ class Run:
                 saved=self.checkpoint is not None,
             )
 
-    def _save(self) -> None:
+    def _save(self, *, wait: bool = False) -> None:
         if self.checkpoint is None:
             return
         position = self.position
@@ -418,6 +433,7 @@ class Run:
                 "counters": self.communicator.counters(),
                 **({} if replicated else model_and_optimizer),
             },
+            wait=wait,
         )
 
     def _take_up(self) -> None:

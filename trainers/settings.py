@@ -16,10 +16,11 @@ from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_integer, is_number, is_whole
 from trainers.communication.topology import Topology
-from trainers.data.loading import Assignment, length_of
+from trainers.data.batches import Assignment, length_of
 from trainers.evaluation import Metric
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.schedules import Schedule
+from trainers.precision import PRECISIONS
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metrics = dict[str, float]
@@ -84,8 +85,8 @@ class Settings:
                 f"checkpoint_every = {self.checkpoint_every!r}: must be a whole number of steps of at least 1, "
                 "or None for every epoch. Correct it."
             )
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f'precision = {self.precision!r}: must be "fp32" or "bf16". Correct it.')
+        if self.precision not in PRECISIONS:
+            raise ValueError(f'precision = {self.precision!r}: must be "fp32", "tf32" or "bf16". Correct it.')
         if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
             raise ValueError(
                 f"clip_norm = {self.clip_norm!r}: must be a number above 0, or None for no clipping. Correct it."

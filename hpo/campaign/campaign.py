@@ -30,17 +30,26 @@ from hpo.config.layout import Layout
 from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
-from hpo.islands import resume
+from hpo.islands import resume, snapshot
 from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.commands import clear_stop, stop_pending
-from hpo.journal.files import journal_files, journal_name, last_launch, read_directory, read_file
+from hpo.journal.files import (
+    fence_launch,
+    journal_files,
+    journal_name,
+    last_launch,
+    read_file,
+)
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Entered, Known, Record
+from hpo.loggers import registry
+from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
@@ -226,6 +235,8 @@ class Campaign:
             with _noted(problems):
                 self._points += read_points(entry, self.task.space, self.task.allows, number=number)
         self._known = self._new_known(problems)
+        missing = registry.missing(self.settings.logging.sinks)
+        problems.update(dict.fromkeys(f"{one}, or remove it from [logging] sinks." for one in missing))
         if problems:
             raise UsageError("\n".join(problems))
 
@@ -402,15 +413,18 @@ class Campaign:
                         flush=True,
                     )
                 launch = last_launch(settings.directory) + 1
+                if lock.contested:
+                    self._fence(launch - 1)
                 with resume.located(settings.directory):
-                    torn: list[Path] = []
-                    earlier = resume.fold(
-                        read_directory(settings.directory, torn),
+                    earlier = resume.fold_directory(
+                        settings.directory,
                         space=self.task.space,
                         islands=layout.islands,
                         losses=self.task.losses,
+                        take_snapshot=True,
                     )
-                    earlier.torn = [path.name for path in torn]
+                if lock.contested:
+                    earlier.contest()
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
                 hosts = self._greet(transport)
@@ -431,9 +445,21 @@ class Campaign:
             )
             for rank in others:
                 transport.send(rank, encode(starts[rank]))
-            return self._serve(transport, layout, signals, starts[0], lock, earlier, known)
+            if earlier.snapshot:
+                held.callback(snapshot.write_beside(settings.directory, earlier.snapshot))
+                earlier.snapshot = b""
+            sinks = held.enter_context(self._sinks())
+            return self._serve(transport, layout, signals, starts[0], lock, earlier, known, sinks)
         finally:
             held.close()
+
+    def _fence(self, launch: int) -> None:
+        """The lock was that of ``launch``, which was silent for long, and may go on: what its ranks still write does
+        not count. CampaignError where that cannot be made sure."""
+        try:
+            fence_launch(self.settings.directory, launch)
+        except OSError as error:
+            raise directory.unwritable(self.settings.directory, error) from error
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
         transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
@@ -514,6 +540,7 @@ class Campaign:
         lock: Lock | None,
         earlier: resume.ResumeState | None,
         known: Sequence[Record] = (),
+        sinks: SinkProcesses | None = None,
     ) -> End:
         place, _ = layout.place_of(transport.rank)
         self._serving = True
@@ -539,7 +566,7 @@ class Campaign:
                 closing.callback(display.close)
                 status = assembly.status(lock, coordinator, earlier)
                 cleanup = self._cleanup(layout, start, earlier)
-                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup)
+                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup, sinks)
             node = EventLoop(
                 transport=transport,
                 roles=mine,
@@ -562,6 +589,19 @@ class Campaign:
             with suppress(OSError):  # it is only space
                 keep_only_best(settings.directory, settings.keep)
         return end
+
+    def _sinks(self) -> SinkProcesses:
+        """The processes that write to loggers: beside rank 0, from what it and the others leave in files."""
+        settings = self.settings
+        return SinkProcesses(
+            settings.directory,
+            settings.logging.sinks,
+            settings.logging.directory,
+            child_environment(
+                config.environment(), threads=1, devices=(), package_root=Path(__file__).resolve().parents[2]
+            ),
+            lambda sentence: write(f"hpo: {one_line(sentence)}.", sys.stderr, flush=True),
+        )
 
     def _cleanup(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> Cleanup | None:
         """What lets go of what the leaders of earlier launches kept; None where there is nothing, or no more."""

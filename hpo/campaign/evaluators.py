@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.config import reader as config
@@ -40,13 +41,21 @@ class Jobs:
         self._seed = seed
         self._orphans: int | None = 0
         """Individuals in a row whose parent had saved nothing; None once one had, or it was said."""
+        self._latest: tuple[Candidate | None, Path] = None, Path()
+        """The last candidate and its directory: one that is tried again here stays there, also where another launch
+        has made a copy meanwhile."""
 
     def __call__(self, candidate: Candidate) -> Job:
-        directory, resumed = self._directories.path(candidate.id), candidate.resumed
+        resumed = candidate.resumed
         if candidate.contested:
             candidate.contested = False
             directory, copied = self._directories.copy(candidate.id)
             resumed &= copied
+        elif candidate is self._latest[0]:
+            directory = self._latest[1]
+        else:
+            directory = self._directories.path(candidate.id)
+        self._latest = candidate, directory
         return Job(
             id=candidate.id,
             params=candidate.params,

@@ -184,6 +184,7 @@ class Painter:
         self._looker = Looker(Source(directory, own=True))
         self._begin = time.monotonic() + _PATIENCE_S
         self._next = 0.0
+        self._began = False
         self._continued = False
         os.set_blocking(source, False)
         signal.signal(signal.SIGTSTP, self._suspend)
@@ -226,7 +227,11 @@ class Painter:
         tail = self._above.tail
         made = panel.console(size.columns - 1)
         rows = max(1, size.lines - 2 - bool(tail))
-        lines = panel.lines(made, self._directory, self._looker.newest, rows, time.time(), own=True)
+        newest = self._looker.newest
+        self._began = self._began or (newest is not None and newest.alive)
+        lines = panel.lines(
+            made, self._directory, newest, rows, time.time(), own=True, starting=not self._began
+        )
         self._screen.draw([*([panel.cropped(made, tail)] if tail else []), *lines], text)
 
     def _finish(self, *, in_order: bool) -> None:

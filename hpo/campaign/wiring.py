@@ -49,6 +49,7 @@ from hpo.journal.commands import Inbox
 from hpo.journal.files import JournalWriter, at_work, journal_path, read_directory, worker_records
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
+from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import wanted
 from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
@@ -182,6 +183,7 @@ class Assembly:
             time=time.time(),
             reference=dict(settings.search.reference) if settings.search.reference else None,
             code=code.hash,
+            contested=earlier.contested,
         )
         writer.append(launched)
         log.launched = launched
@@ -235,9 +237,10 @@ class Assembly:
                 )
 
         def journal_totals() -> resume.ResumeState:
-            records = read_directory(settings.directory)
             with at_work(settings.directory), resume.located(settings.directory):
-                found = resume.fold(records, space=space, islands=layout.islands, losses=self.task.losses)
+                found = resume.fold_directory(
+                    settings.directory, space=space, islands=layout.islands, losses=self.task.losses
+                )
             found.avoid(EvaluationDirectories(settings.directory).taken())
             return found
 
@@ -428,13 +431,20 @@ class Housekeeping:
     what nothing needs."""
 
     def __init__(
-        self, lock: Lock, coordinator: Coordinator, display: Display, status: Status, cleanup: Cleanup | None
+        self,
+        lock: Lock,
+        coordinator: Coordinator,
+        display: Display,
+        status: Status,
+        cleanup: Cleanup | None,
+        sinks: SinkProcesses | None,
     ) -> None:
         self._lock = lock
         self._cleanup = cleanup
         self._coordinator = coordinator
         self._display = display
         self._status = status
+        self._sinks = sinks
 
     def __call__(self, now: float) -> None:
         self._lock.check()
@@ -445,3 +455,6 @@ class Housekeeping:
         self._status.update(self._coordinator, now)
         if self._cleanup is not None:
             self._cleanup.step(now, self._coordinator.reopened_ids)
+        if self._sinks is not None:
+            with suppress(OSError):  # the reader of what is said may be gone
+                self._sinks.look()

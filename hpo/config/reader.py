@@ -294,7 +294,7 @@ def private_places() -> list[Path]:
 
 def terminal_columns(stream: TextIO | None = None) -> int | None:
     """Width of the terminal that ``stream`` (standard error) is, None where it is none that can move its cursor."""
-    if os.environ.get("TERM", "dumb") == "dumb" or not (stream or sys.stderr).isatty():
+    if os.environ.get("TERM", "") in ("", "dumb", "unknown") or not (stream or sys.stderr).isatty():
         return None
     return shutil.get_terminal_size().columns
 

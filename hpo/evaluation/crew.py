@@ -42,8 +42,7 @@ from hpo.evaluation.conversation import (
     unpack_answer,
 )
 from hpo.evaluation.devices import choose_backend
-from hpo.evaluation.evaluator_host import EvaluatorHost
-from hpo.evaluation.evaluator_process import EvaluatorProcess
+from hpo.evaluation.evaluator_host import Evaluator, EvaluatorGuard, EvaluatorHost
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.search.protocols import GO, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
@@ -64,7 +63,7 @@ class ProcessCrew:
         self,
         *,
         size: int,
-        child_factory: Callable[[], EvaluatorProcess],
+        child_factory: Callable[[], Evaluator],
         send: Callable[[int, dict[str, Any]], None],
         objectives: tuple[str, ...],
         settings: EvaluationSettings,
@@ -73,6 +72,7 @@ class ProcessCrew:
         clock: Callable[[], float],
         failure_grace_s: float = 5.0,
         straggler_s: float = 60.0,
+        guard: EvaluatorGuard | None = None,
     ) -> None:
         """``failure_grace_s`` and ``straggler_s``: what other ranks get once one failed, or once rank 0 ended."""
         self._size = size
@@ -89,6 +89,7 @@ class ProcessCrew:
             child_factory=child_factory,
             send=lambda epoch, answer: self._take(epoch, 0, answer),
             clock=clock,
+            guard=guard,
         )
         self._handlers: dict[type[Answer], Callable[[int, Any], None]] = {
             Ready: self._on_ready,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+from types import ModuleType
 
 from hpo.errors import CampaignError
 
@@ -57,15 +58,36 @@ class OwnDevice:
         return fault
 
     def take_warning(self) -> str | None:
-        """That the task's torch cannot use the device that is there; said once, as soon as torch is loaded."""
-        built = getattr(sys.modules.get("torch"), "version", None)
-        if self._warned or self._assigned == "cpu" or built is None or built.cuda is not None:
+        """That the task's torch cannot use the device that is there, or could use one that was not found; said once,
+        as soon as torch is loaded."""
+        torch = sys.modules.get("torch")
+        built = getattr(torch, "version", None)
+        if self._warned or torch is None or built is None:
+            return None
+        if self._assigned == "cpu":
+            return self._unfound(torch) if self._visible is None and built.cuda is not None else None
+        if built.cuda is not None:
             return None
         self._warned = True
         return (
             f"{self._label} has a GPU, {self._assigned}, and its torch is built without CUDA: it trains on the CPU, "
             "which may take days in place of hours. Run `bash jobs/setup.sh --cuda` for a torch that uses GPUs. To "
             "train on CPUs, start with CUDA_VISIBLE_DEVICES empty."
+        )
+
+    def _unfound(self, torch: ModuleType) -> str | None:
+        """That torch sees GPUs where none was found."""
+        self._warned = True
+        try:
+            found = torch.cuda.device_count()
+        except (RuntimeError, AssertionError):  # partly imported, or the driver is in trouble
+            return None
+        if not found:
+            return None
+        return (
+            f"{self._label} trains on the CPU, as neither /proc/driver/nvidia/gpus nor /dev shows a GPU, and its torch "
+            f"sees {found}. Start with CUDA_VISIBLE_DEVICES naming those to use, such as "
+            f"{','.join(map(str, range(found)))}; empty, to train on CPUs."
         )
 
     def _works(self) -> bool:

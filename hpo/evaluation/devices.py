@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpo.evaluation import cuda
 from hpo.evaluation.cuda import NoDevice, OwnDevice
 
-_GPUS = Path("/proc/driver/nvidia/gpus")
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_NODES = Path("/dev")
+_NODE = re.compile(r"nvidia[0-9]+")
 
 
-def visible_devices(environment: Mapping[str, str], gpus: Path = _GPUS) -> tuple[str, ...]:
-    """The CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES names them, without asking CUDA."""
+def visible_devices(
+    environment: Mapping[str, str], driver: Path = _DRIVER, nodes: Path = _NODES
+) -> tuple[str, ...]:
+    """The CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES names them, without asking CUDA.
+
+    Where that is not set, those that the ``driver`` lists; in containers without that folder, those whose device files
+    are among ``nodes``."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
-        try:
-            return tuple(str(index) for index in range(len(list(gpus.iterdir()))))
-        except OSError:
-            return ()
+        return tuple(map(str, range(_listed(driver) or _listed(nodes, _NODE))))
     devices: list[str] = []
     for name in listed.split(","):
         if not name.strip() or name.strip() == "-1":  # CUDA ignores all that follow such an entry
             break
         devices.append(name.strip())
     return tuple(devices)
+
+
+def _listed(folder: Path, name: re.Pattern[str] | None = None) -> int:
+    """How many entries ``folder`` has, of those with such a ``name``; 0 where it is not there."""
+    try:
+        return sum(name is None or name.fullmatch(one.name) is not None for one in folder.iterdir())
+    except OSError:
+        return 0
 
 
 def bind_device(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hpo.evaluation.conversation import (
     Alive,
@@ -21,7 +21,7 @@ from hpo.evaluation.conversation import (
     Spawn,
     unpack_order,
 )
-from hpo.evaluation.evaluator_process import EvaluatorProcess, Guard, tail, wait_readable
+from hpo.evaluation.evaluator_process import Guard, tail, wait_readable
 from hpo.task.trial_directory import OUTPUT
 
 _RETIREMENT_S = 10.0
@@ -34,6 +34,35 @@ _POLL_S = 0.02
 """How often to look where the kernel cannot wake us."""
 
 
+class Evaluator(Protocol):
+    """What a host needs of an evaluator; described at ``EvaluatorProcess``."""
+
+    pid: int
+    has_device: bool
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def must_be_polled(self) -> bool: ...
+    @property
+    def ending(self) -> bool: ...
+    def filenos(self) -> list[int]: ...
+    def send(self, order: Order) -> None: ...
+    def flush(self) -> None: ...
+    def receive(self) -> Sequence[Answer]: ...
+    def ended(self) -> str | None: ...
+    def kill(self) -> None: ...
+    def release(self) -> None: ...
+    def spooled(self) -> str: ...
+
+
+class EvaluatorGuard(Protocol):
+    """What ends evaluators should this process be killed; described at ``Guard``."""
+
+    def watch(self, pids: Iterable[int]) -> None: ...
+    def close(self) -> None: ...
+
+
 class EvaluatorHost:
     """Keeps the evaluator of one rank for the crew of its worker. ``send``: takes epoch and answer to the crew."""
 
@@ -41,21 +70,22 @@ class EvaluatorHost:
         self,
         *,
         worker_rank: int,
-        child_factory: Callable[[], EvaluatorProcess],
+        child_factory: Callable[[], Evaluator],
         send: Callable[[int, Answer], None],
         clock: Callable[[], float] = time.monotonic,
+        guard: EvaluatorGuard | None = None,
     ) -> None:
         self._worker_rank = worker_rank
         self._factory = child_factory
         self._send = send
         self._clock = clock
         self._epoch = -1
-        self._child: EvaluatorProcess | None = None
-        self._leaving: list[tuple[float, EvaluatorProcess]] = []
+        self._child: Evaluator | None = None
+        self._leaving: list[tuple[float, Evaluator]] = []
         # That a new evaluator is ready, and until when to keep it to ourselves.
         self._held: tuple[float, Answer] | None = None
         self._hold_until = 0.0
-        self._guard = Guard()
+        self._guard = Guard() if guard is None else guard
         self._output: Path | None = None
         self._printed = 0
 
@@ -179,7 +209,7 @@ class EvaluatorHost:
     def _release_ended(self) -> None:
         if not self._leaving:
             return
-        staying: list[tuple[float, EvaluatorProcess]] = []
+        staying: list[tuple[float, Evaluator]] = []
         for when, child in self._leaving:
             child.receive()  # nothing waits for what it still says
             if child.ended() is None:
@@ -196,17 +226,17 @@ class EvaluatorHost:
             self._watch()
 
     def _watch(self) -> None:
-        self._guard.watch(self._children())
+        self._guard.watch(child.pid for child in self._children())
 
-    def _children(self) -> list[EvaluatorProcess]:
+    def _children(self) -> list[Evaluator]:
         leaving = [child for _, child in self._leaving]
         return leaving if self._child is None else [*leaving, self._child]
 
-    def _exit_description(self, child: EvaluatorProcess, cause: str) -> str:
+    def _exit_description(self, child: Evaluator, cause: str) -> str:
         printed = child.spooled() if self._output is None else tail(self._output, self._printed)
         self._output = None
         # Lines of their own: the first one alone stands for the error where there is room for one.
-        return f"{child.context.label} {cause}." + (f"\nIt last printed:\n{printed}" if printed else "")
+        return f"{child.label} {cause}." + (f"\nIt last printed:\n{printed}" if printed else "")
 
     def _answer(self, answer: Answer) -> None:
         self._send(self._epoch, answer)

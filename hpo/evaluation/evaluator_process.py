@@ -134,6 +134,11 @@ class EvaluatorProcess:
             )
         )
 
+    @property
+    def label(self) -> str:
+        """How errors name the child."""
+        return self.context.label
+
     def filenos(self) -> list[int]:
         """What becomes readable when the child says something or ends."""
         numbers = [self._socket.fileno()] if self._connected else []
@@ -244,9 +249,9 @@ class Guard:
     def __init__(self) -> None:
         self._shell: subprocess.Popen[bytes] | None = None
 
-    def watch(self, children: Iterable[EvaluatorProcess]) -> None:
+    def watch(self, pids: Iterable[int]) -> None:
         """From now on these, and no others, are to be killed."""
-        line = " ".join(str(child.pid) for child in children).encode() + b"\n"
+        line = " ".join(map(str, pids)).encode() + b"\n"
         try:
             if self._shell is None or self._shell.stdin is None:
                 self._shell = subprocess.Popen(

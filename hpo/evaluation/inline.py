@@ -107,6 +107,9 @@ class InlineLink:
         self._saves = True
         return self._agree(self._rank == 0 and (self._pause or self._stopping()))
 
+    def should_checkpoint_soon(self) -> bool:
+        return self.should_checkpoint()
+
     def _agree(self, answer: bool) -> bool:
         return answer if self._agreement is None else bool(self._agreement.bcast(answer, root=0))
 

@@ -56,6 +56,7 @@ class NonLeader(Protocol):
     def receive(self, content: dict[str, object]) -> None: ...
     def poll(self) -> object: ...
     def disband(self) -> None: ...
+    def deadline(self) -> float | None: ...
     @property
     def gone(self) -> bool: ...
 
@@ -73,12 +74,13 @@ class RankRoles:
 
 
 class EventLoop:
-    """The loop of one rank. ``housekeeping``: called each turn with the time, for what is not the protocol's (display,
-    lock). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends the rank
-    while the main thread is inside an evaluation.
+    """The loop of one rank. ``housekeeping``: called first in each turn with the time, for what is not the protocol's
+    (display, lock). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends
+    the rank while the main thread is inside an evaluation.
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
-    Of its own death the others learn from MPI, and end."""
+    Of its own death the others learn from MPI, and end: the other ranks of a worker after its leader, which they watch
+    from then on."""
 
     def __init__(
         self,
@@ -105,6 +107,9 @@ class EventLoop:
         self._disbanding = False
         self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
+        self._watched = coordinator_rank
+        """Whose end or silence ends this rank."""
+        self._watchers: Sequence[int] = (coordinator_rank,) if coordinator is None else range(transport.size)
         self._signals = signals
         self.given_up = False
         """Whether this rank hung, and others do its work."""
@@ -123,13 +128,11 @@ class EventLoop:
         inline = self._inline
         beside = None
         if inline is not None and self._transport.any_thread:
-            beside = BackgroundTurns(
-                lock=self._lock, turn=self._paced_turn, wait=self._wait, failed=self._failed
-            )
+            beside = BackgroundTurns(lock=self._lock, turn=self.turn, wait=self._wait, failed=self._failed)
         with beside or nullcontext():
             while True:
                 with self._lock:
-                    pause_s = self._paced_turn()
+                    pause_s = self.turn()
                 if self.end is not None:
                     return self.end
                 if inline is not None and inline.pending:
@@ -141,21 +144,23 @@ class EventLoop:
                 elif pause_s:
                     self._wait(pause_s)
 
-    def _paced_turn(self) -> float:
-        """Take a turn; for how many seconds to wait before the next."""
-        active = self._turn()
+    def turn(self) -> float:
+        """Serve what has come and what is due; for how many seconds to wait before the next turn. Never waits."""
+        active = self._serve()
         if self._leader is not None and self._leader.can_work:
             return 0.0
         now = self._transport.now()
         if active:
             self._active_at = now
-        return self._limit(min(max(_FASTEST_S, _SHARE * (now - self._active_at)), _SLOWEST_S))
+        pause_s = min(max(_FASTEST_S, _SHARE * (now - self._active_at)), _SLOWEST_S)
+        return max(0.0, min(pause_s, self.next_wake() - now))
 
-    def _turn(self) -> bool:
+    def _serve(self) -> bool:
         active = False
+        self._housekeeping(self._transport.now())
         for source, data in self._transport.poll():
             active = True
-            if source != self._transport.rank and (self._coordinator or source == self._coordinator_rank):
+            if source != self._transport.rank and (self._coordinator or source == self._watched):
                 self._liveness.heard(source)
             try:
                 self._deliver(source, decode(data))
@@ -180,16 +185,12 @@ class EventLoop:
         now = self._transport.now()
         if now >= self._liveness.next_look:
             self._look_for_hung_ranks(now)
-        self._housekeeping(now)
         return active
 
     def _look_for_hung_ranks(self, now: float) -> None:
         if self._liveness.sign_due(now):
             sign = encode(Alive())
-            everyone = (
-                range(self._transport.size) if self._coordinator is not None else (self._coordinator_rank,)
-            )
-            for rank in everyone:
+            for rank in self._watchers:
                 if rank != self._transport.rank:
                     self._transport.send(rank, sign)
         hung = self._liveness.look(now)
@@ -240,6 +241,10 @@ class EventLoop:
     def _end_as_orphan(self, failed: frozenset[int]) -> None:
         """Nobody counts any more: what runs may save, then this rank ends, and the launch with all of them."""
         end = End(LOST, EXIT_RESUMABLE, None)
+        if self._watched != self._members[0]:
+            self._watched, self._watchers = self._members[0], self._members[1:]
+            if self._leader is None:
+                self._liveness.heard(self._watched)
         if self._leader is not None:
             self._leader.orphan()
             if not failed.isdisjoint(self._members):
@@ -251,13 +256,15 @@ class EventLoop:
         elif self._members[0] in failed:
             self.end = end
 
-    def _limit(self, pause: float) -> float:
-        wake = math.inf
+    def next_wake(self) -> float:
+        """When a turn must be taken at the latest, even if nothing comes; Unix seconds."""
+        wake = self._liveness.next_look
         if self._leader is not None:
-            wake = self._leader.next_wake()
+            wake = min(wake, self._leader.next_wake())
         if self._coordinator is not None:
             wake = min(wake, self._coordinator.next_wake())
-        return max(0.0, min(pause, wake - self._transport.now()))
+        due = None if self._non_leader is None else self._non_leader.deadline()
+        return wake if due is None else min(wake, due)
 
     def _wait(self, seconds: float) -> None:
         poller = select.poll()

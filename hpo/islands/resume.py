@@ -28,13 +28,15 @@ from hpo.individual import (
     is_known,
     known_id,
 )
+from hpo.islands import snapshot
 from hpo.islands.assignment import Assignment, anew
 from hpo.islands.coordinator.commands import point_assignment
 from hpo.islands.coordinator.tally import Best, Tally
 from hpo.islands.messages import Evaluated, EvaluationEnd, Start, Surroundings, rung_reports
+from hpo.islands.snapshot import FoldState
 from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations, Unfinished
-from hpo.journal.files import damaged
+from hpo.journal.files import damaged, journal_files, read_file
 from hpo.journal.records import (
     Command,
     Evaluation,
@@ -59,6 +61,8 @@ _MOST_KNOWN = 256
 """Known points that each island gets: half of them the best, the others from all over the rest."""
 _LATEST = 64
 """Completed ones of each birthplace that finished last, for islands whose individuals go on from each other."""
+_UNRECORDED = 100
+"""Numbers of each worker that a launch which was thought dead may use for individuals that are not on record."""
 _REPORTS = 4096
 """Intermediate results of an island, the latest."""
 
@@ -111,7 +115,9 @@ class ResumeState:
     to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it
     is on record; ``launches``: when each began, and the time of its last record; ``repeats``: whether a configuration
     was evaluated again on purpose; ``torn``: names of the journals whose last line was cut off;
-    ``ended``: ids of all that have ended; ``leading``: of one objective loss and id of the best that completed."""
+    ``ended``: ids of all that have ended; ``contested``: whether the last launch may still run; ``first_number``: of
+    new individuals of any worker at least; ``leading``: of one objective loss and id of the best that completed;
+    ``snapshot``: for ``hpo.islands.snapshot.write_beside``, empty where that is not due."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -130,7 +136,10 @@ class ResumeState:
     repeats: bool = False
     torn: list[str] = field(default_factory=list)
     ended: Collection[str] = ()
+    contested: bool = False
+    first_number: int = 0
     leading: list[tuple[float, str]] = field(default_factory=list)
+    snapshot: bytes = b""
 
     @property
     def code(self) -> str:
@@ -138,7 +147,19 @@ class ResumeState:
         return self.codes[max(self.codes)] if self.codes else ""
 
     def sequence(self, island: int, worker: int) -> int:
-        return self.sequences.get((island, worker), 0)
+        return max(self.first_number, self.sequences.get((island, worker), 0))
+
+    def contest(self) -> None:
+        """The last launch may still run: what it has begun, and what it will begin by numbers that are not on record,
+        each in its directory."""
+        self.contested = True
+        self.leave_numbers()
+        for one in self.pending:
+            one.contested = True
+
+    def leave_numbers(self) -> None:
+        """New individuals of all workers get numbers that nothing on record comes near."""
+        self.first_number = max(self.first_number, *self.sequences.values(), 0) + _UNRECORDED
 
     def avoid(self, taken: Mapping[tuple[int, int], int]) -> None:
         """Number new individuals from ``taken`` on, by (island, worker), where that is further."""
@@ -156,26 +177,82 @@ def fold(
     """State of the campaign after ``records``; individuals of islands that no longer exist go to island
     number modulo ``islands``. Raises ``InvalidRecord``."""
     folding = _Fold(space=space, islands=islands, losses=losses)
-    for record in records:
-        handle = _HANDLERS.get(type(record))
-        if handle is not None:
-            handle(folding, record)
-        if record.at > folding.updated:
-            folding.updated = record.at
+    folding.add(records)
     return folding.finish()
+
+
+def fold_directory(
+    directory: Path,
+    *,
+    space: Codec,
+    islands: int,
+    losses: Callable[[dict[str, float]], tuple[float, ...]],
+    take_snapshot: bool = False,
+) -> ResumeState:
+    """``fold`` of all journals of the campaign in ``directory``, from its snapshot on where that fits them.
+
+    Raises:
+        InvalidRecord: as of ``fold``.
+        CampaignError: as of ``hpo.journal.files.read_directory``.
+    """
+    files = journal_files(directory)
+    journals = snapshot.stamps(files)
+    found = snapshot.read(directory, journals, islands)
+    while True:
+        covered = 0 if found is None else found.journals
+        folding = _Fold(space=space, islands=islands, losses=losses, state=found)
+        torn: list[Path] = []
+        try:
+            for path in files[covered:]:
+                folding.add(read_file(path, torn))
+            folding.torn += [path.name for path in torn]
+            data = b""
+            if take_snapshot and snapshot.is_due(journals, covered):
+                data = snapshot.encode(directory, journals, islands, folding.state)
+            state = folding.finish()
+        except InvalidRecord:
+            if found is None:
+                raise
+            found = None  # only the journals themselves are worth an error
+            continue
+        state.snapshot = data
+        return state
+
+
+_SHARED = (
+    "keys",
+    "tally",
+    "sequences",
+    "resting",
+    "continued",
+    "saves",
+    "repeats",
+    "commands",
+    "codes",
+    "launches",
+    "first_number",
+)
+"""What folding keeps in the ``ResumeState`` from the beginning, and a ``FoldState`` under the same names."""
 
 
 class _Fold:
     """What becomes a ``ResumeState``; one method per type of record that a later launch needs."""
 
     def __init__(
-        self, *, space: Codec, islands: int, losses: Callable[[dict[str, float]], tuple[float, ...]]
+        self,
+        *,
+        space: Codec,
+        islands: int,
+        losses: Callable[[dict[str, float]], tuple[float, ...]],
+        state: FoldState | None = None,
     ) -> None:
         self._space = space
         self._islands = islands
         self._losses = losses
         self._state = ResumeState()
         self._launch = 0
+        self._contested = 0
+        """The last launch before whose beginning others may not have ended."""
         self.updated = -math.inf
         """The time of the last record of the launch that is read."""
         self._evaluations = CurrentEvaluations()
@@ -188,6 +265,49 @@ class _Fold:
         self._known: dict[int, Known] = {}
         # By id, the configurations of individuals that were enqueued.
         self._enqueued: dict[str, dict[str, Scalar]] = {}
+        self.torn: list[str] = []
+        if state is not None:
+            self._restore(state)
+
+    def _restore(self, state: FoldState) -> None:
+        folded = self._state
+        for name in _SHARED:
+            setattr(folded, name, getattr(state, name))
+        folded.reports = {island: deque(reports, _REPORTS) for island, reports in state.reports.items()}
+        self._launch, self.updated, self.torn = state.launch, state.updated, state.torn
+        self._evaluations = CurrentEvaluations(state.evaluations)
+        self._moves, self._latest, self._configurations = state.moves, state.latest, state.configurations
+        self._known, self._enqueued, self._contested = state.known, state.enqueued, state.contested
+        for island, members in state.born.items():
+            self._born[island] = Population(best=KEPT)
+            self._born[island].restore(members)
+
+    @property
+    def state(self) -> FoldState:
+        """What a fold of later records may go on from."""
+        return FoldState(
+            **{name: getattr(self._state, name) for name in _SHARED},
+            reports={island: list(reports) for island, reports in self._state.reports.items()},
+            launch=self._launch,
+            updated=self.updated,
+            torn=self.torn,
+            evaluations=self._evaluations.state,
+            moves=self._moves,
+            born={island: members.state for island, members in self._born.items()},
+            latest=self._latest,
+            configurations=self._configurations,
+            known=self._known,
+            enqueued=self._enqueued,
+            contested=self._contested,
+        )
+
+    def add(self, records: Iterable[Record]) -> None:
+        for record in records:
+            handle = _HANDLERS.get(type(record))
+            if handle is not None:
+                handle(self, record)
+            if record.at > self.updated:
+                self.updated = record.at
 
     def _on_header(self, record: Header) -> None:
         self._evaluations.enter_launch(record)
@@ -202,6 +322,9 @@ class _Fold:
         self._launch = launch
 
     def _on_launched(self, record: Launched) -> None:
+        if record.contested:
+            self._contested = max(self._contested, self._launch)
+            self._state.leave_numbers()
         if record.code:
             self._state.codes[self._launch] = record.code
         self._state.commands.launched(record)
@@ -258,7 +381,9 @@ class _Fold:
             state.resting.add(identity)
         loss = _loss(record, self._losses)
         state.tally.add(_end(record, loss))
-        population = self._born.setdefault(record.island, Population(best=KEPT))
+        population = self._born.get(record.island)
+        if population is None:
+            population = self._born[record.island] = Population(best=KEPT)
         progress = _progress(record, self._losses)
         member = Member(identity, (), loss, record.status, (), progress, record.operator)
         population.add(member)
@@ -288,6 +413,7 @@ class _Fold:
                     population = state.populations.setdefault(island, Population())
                     carried = (member.progress, member.operator)
                     population.add(Member(member.id, genome, member.losses, member.status, history, *carried))
+        state.torn = self.torn
         state.ended = self._evaluations.ended_ids
         completed = (one for born in self._born.values() for one in born.best)
         state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
@@ -296,6 +422,8 @@ class _Fold:
             interrupted = isinstance(unfinished.record, Finished) and unfinished.record.status == INTERRUPTED
             state.tally.unfinished[unfinished.record.id] = INTERRUPTED if interrupted else LOST
             assignment = _assignment(unfinished, space=space)
+            # Its copy is made when it begins: that launch may have had no time for it.
+            assignment.contested = unfinished.launch < self._contested
             state.keys.add(assignment.key)
             state.pending.append(assignment)
         begun = Counter(space.key(params) for params in self._enqueued.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -72,6 +73,11 @@ def read_identity(directory: Path) -> Identity:
             "or start the campaign in a new directory."
         )
     return identity
+
+
+def campaign_key(identity: Identity) -> str:
+    """Sixteen hexadecimal digits that stand for the campaign with this identity, and for no other."""
+    return hashlib.blake2b(msgspec.json.encode(identity, order="sorted"), digest_size=8).hexdigest()
 
 
 def differences(recorded: object, given: object, name: str = "") -> list[str]:

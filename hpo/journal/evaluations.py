@@ -34,6 +34,10 @@ class _Open(NamedTuple):
     order: tuple[_Run, int, int, float]
     record: Started | Finished
 
+    @classmethod
+    def of(cls, launch: int, record: Started | Finished) -> _Open:
+        return cls((record.run, record.retries, launch, record.at), record)
+
 
 class Unfinished(NamedTuple):
     """An individual to be evaluated: its latest record, with its launch. ``reopened``: how often it has been; more
@@ -44,16 +48,49 @@ class Unfinished(NamedTuple):
     reopened: int
 
 
+class EvaluationsState(NamedTuple):
+    """What ``CurrentEvaluations`` holds, as data. ``ended``: run, status and the ids of those; ``open``, ``failures``:
+    records with their launches; ``reopened``: by id how often."""
+
+    launch: int
+    ended: list[tuple[_Run, str, list[str]]]
+    open: list[tuple[int, Started | Finished]]
+    failures: list[tuple[int, Started | Finished]]
+    reopened: dict[str, int]
+
+
 class CurrentEvaluations:
     """Takes records as they are read, and keeps those of unfinished individuals."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: EvaluationsState | None = None) -> None:
         # By id, the run that ended, and its status.
         self._ended: dict[str, tuple[_Run, str]] = {}
+        # There are few different ones of these for millions of individuals.
+        self._ends: dict[tuple[_Run, str], tuple[_Run, str]] = {}
         self._open: dict[str, _Open] = {}
         self._failures: dict[str, _Open] = {}
         self._reopened: dict[str, int] = {}
         self._launch = 0
+        if state is not None:
+            self._launch, ended, open_, failures, self._reopened = state
+            for run, status, identities in ended:
+                self._ended.update(dict.fromkeys(identities, (run, status)))
+            self._open = {record.id: _Open.of(launch, record) for launch, record in open_}
+            self._failures = {record.id: _Open.of(launch, record) for launch, record in failures}
+
+    @property
+    def state(self) -> EvaluationsState:
+        """What goes on from here is a ``CurrentEvaluations`` of this."""
+        ended: dict[tuple[_Run, str], list[str]] = {}
+        for identity, end in self._ended.items():
+            ended.setdefault(end, []).append(identity)
+        return EvaluationsState(
+            self._launch,
+            [(run, status, identities) for (run, status), identities in ended.items()],
+            [(one.order[2], one.record) for one in self._open.values()],
+            [(one.order[2], one.record) for one in self._failures.values()],
+            self._reopened,
+        )
 
     @property
     def ended(self) -> int:
@@ -107,16 +144,17 @@ class CurrentEvaluations:
         if (ended is not None and run <= ended[0]) or (open_ is not None and run < open_.order[0]):
             return Change(counts=False)
         before = None if ended is None else ended[1]
-        found = _Open((run, record.retries, self._launch, record.at), record)
         self._failures.pop(identity, None)
         if isinstance(record, Finished) and record.status in FINAL:
             failure = record.status not in (COMPLETED, PRUNED)
             if not failure or self._reopened.get(identity, 0) <= record.reopened:
-                self._ended[identity] = run, record.status
+                end = run, record.status
+                self._ended[identity] = self._ends.setdefault(end, end)
                 self._open.pop(identity, None)
                 if failure:
-                    self._failures[identity] = found
+                    self._failures[identity] = _Open.of(self._launch, record)
                 return Change(counts=True, ends=True, reopens=before)
+        found = _Open.of(self._launch, record)
         if open_ is None or found.order >= open_.order:
             self._open[identity] = found
         self._ended.pop(identity, None)

@@ -7,6 +7,7 @@ copies when the worker is given up."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import zlib
@@ -114,10 +115,13 @@ class JournalWriter:
         self._closed = False
         self._fresh = True
         """Whether nothing that counts is in the part that is written, or comes next."""
+        self._inode = 0
+        self._latest: tuple[Path, int] | None = None
+        """The last part that counts, and the number of its file."""
         self._part = 0
         try:
             self._open()
-            self._fresh = False
+            self._wrote()
         except OSError as error:
             if isinstance(error, FileExistsError) and error.filename == os.fspath(path):
                 raise CampaignError(
@@ -153,7 +157,7 @@ class JournalWriter:
             self._failed(error)
             raise
         self._batch.clear()
-        self._fresh = False
+        self._wrote()
         self.error = None
 
     def discard(self) -> None:
@@ -179,9 +183,18 @@ class JournalWriter:
         path = journal_part(self.path, self._part)
         if self._part == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
+        elif self._latest is not None and os.stat(self._latest[0]).st_ino != self._latest[1]:
+            raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(self._latest[0]))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        self._inode = os.fstat(self._file).st_ino
         self._write(self._header)
         sync_directory(path.parent)
+
+    def _wrote(self) -> None:
+        """What was to be written is on disk."""
+        if self._fresh:
+            self._fresh = False
+            self._latest = journal_part(self.path, self._part), self._inode
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None
@@ -219,12 +232,18 @@ class JournalWriter:
 
 def fence(path: Path) -> None:
     """Put a copy in the place of a journal whose writer is given up and may not have ended: what it still writes goes
-    to a file without a name, so that all readers see what was there when it was given up.
+    to a file without a name, so that all readers see what was there when it was given up. It begins no further part.
 
     Raises:
         OSError: as the file system says; the journal is unchanged then.
     """
     write_atomically(path, path.read_bytes())
+
+
+def fence_launch(directory: Path, launch: int) -> None:
+    """``fence`` all journals of a launch that may still run; OSError as of that."""
+    for path in journal_files(directory, launch):
+        fence(path)
 
 
 def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -18,14 +17,16 @@ from hpo.errors import CampaignError, LockLost
 from hpo.journal.directory import unwritable
 from hpo.journal.durable import write_atomically
 from hpo.journal.heartbeat import Heartbeat
+from hpo.journal.machine import THIS_MACHINE, Machine
 from hpo.terminal import quoted
 
-STALE_S = 60.0
-"""A lock held on another machine counts as abandoned when it has not been refreshed for this many seconds."""
+_PATIENCE_S = 120.0
+"""For which errors of the storage are borne; then a holder gives up."""
+STALE_S = _PATIENCE_S + 30.0
+"""A lock held on another machine counts as abandoned when it has not been refreshed for this many seconds. By then
+its holder has given up, unless it was stopped; and then it looks at the lock before it does anything else."""
 REFRESH_S = 5.0
 _LOOK_S = 1.0
-_PATIENCE_S = 2 * STALE_S
-"""For which errors of the storage are borne; from ``STALE_S`` on another may have taken the lock over."""
 
 
 _Pid = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
@@ -37,7 +38,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     machine: str
-    """Boot and PID namespace: only there can ``pid`` be looked up."""
+    """See ``Machine.identity``: only there can ``pid`` be looked up."""
     pid: _Pid
     process_started: int | None
     """Clock ticks after boot: distinguishes a process from a later one with its ``pid``; None if unknown."""
@@ -51,37 +52,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         return f"process {self.pid} on {self.host} since {since}"
 
 
-def _machine() -> str:
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
-
-
-def _process_started(pid: int) -> int | None:
-    """Clock ticks after boot at which process ``pid`` started; None without such a process or /proc."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, *fields = stat.rpartition(")")[2].split()
-    # A zombie does nothing any more; only its parent has yet to notice.
-    return None if state in "ZX" else int(fields[18])
-
-
-def _is_running(holder: Holder) -> bool:
-    if holder.process_started is not None:
-        return _process_started(holder.pid) == holder.process_started
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 class _Found(NamedTuple):
     """What the lock file says. ``holder``: None while it is being written; ``local``: its process can be looked up
     here; ``alive``: as far as one look can tell."""
@@ -92,7 +62,7 @@ class _Found(NamedTuple):
     alive: bool
 
 
-def _read_lock(path: Path) -> _Found | None:
+def _read_lock(path: Path, machine: Machine) -> _Found | None:
     """None if there is no lock."""
     try:
         # Attributes after the file was opened: those of an NFS client may be a minute old otherwise.
@@ -103,9 +73,12 @@ def _read_lock(path: Path) -> _Found | None:
     except OSError as error:
         raise unwritable(path.parent, error) from error
     holder = _decoded(data)
-    if holder is not None and holder.machine == _machine():
-        return _Found(holder, mtime_ns, local=True, alive=_is_running(holder))
-    return _Found(holder, mtime_ns, local=False, alive=_time_of(path.parent) - mtime_ns / 1e9 < STALE_S)
+    if holder is not None and holder.machine == machine.identity:
+        alive = machine.is_running(holder.pid, holder.process_started)
+        return _Found(holder, mtime_ns, local=True, alive=alive)
+    # Of two stamps of one clock, whatever ours says.
+    age_s = machine.file_time(path.parent) - mtime_ns / 1e9
+    return _Found(holder, mtime_ns, local=False, alive=age_s < STALE_S)
 
 
 def _decoded(data: bytes) -> Holder | None:
@@ -115,31 +88,15 @@ def _decoded(data: bytes) -> Holder | None:
         return None
 
 
-def _time_of(directory: Path) -> float:
-    """Unix seconds by the clock that stamps files in ``directory``: that of a file server may be minutes off ours, so
-    that the age of a lock is the difference of two of its own stamps. Ours where nothing can be written."""
-    probe = directory / f".lock.{uuid.uuid4().hex}"
-    try:
-        handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except OSError:
-        return time.time()
-    try:
-        return os.fstat(handle).st_mtime
-    finally:
-        os.close(handle)
-        with suppress(OSError):
-            probe.unlink()
-
-
 def holder(directory: Path) -> Holder | None:
     """The process that is at work on the campaign in ``directory``; None if there is none, or it has died."""
-    found = _read_lock(directory / "lock")
+    found = _read_lock(directory / "lock", THIS_MACHINE)
     return found.holder if found and found.alive else None
 
 
 def stale_holder(directory: Path) -> str | None:
     """What the lock that a dead process left says of it; None without such a lock."""
-    found = _read_lock(directory / "lock")
+    found = _read_lock(directory / "lock", THIS_MACHINE)
     if not found or found.alive:
         return None
     return str(found.holder or "a process that cannot be read")
@@ -149,12 +106,18 @@ class Lock:
     """The right to be the one campaign at work in a directory; from :func:`acquire`. As a context it is kept alive by
     its ``heartbeat``, on which others may register what they do as often, and released in the end."""
 
-    def __init__(self, path: Path, holder: Holder) -> None:
+    def __init__(
+        self, path: Path, holder: Holder, *, machine: Machine = THIS_MACHINE, contested: bool = False
+    ) -> None:
         self.path = path
         self.holder = holder
+        self.contested = contested
+        """Whether it was taken over from a holder on another machine, which was silent and may not be dead."""
+        self._machine = machine
         self.heartbeat = Heartbeat(REFRESH_S)
         self.heartbeat.register(self.refresh)
-        self._refreshed = time.monotonic()
+        self._refreshed = machine.monotonic()
+        self._refreshing = False
         self._lost: LockLost | None = None
 
     def __enter__(self) -> Lock:
@@ -171,16 +134,14 @@ class Lock:
         """Show other machines that the holder lives, at least every few seconds; ``check`` says what came of it.
 
         Errors of the storage are borne for ``_PATIENCE_S``: they pass, as where a file server changes over."""
+        self._refreshing = True
         try:
             self._refresh()
         except OSError as error:
-            silent_s = time.monotonic() - self._refreshed
-            if silent_s >= _PATIENCE_S:
-                self._lost = LockLost(
-                    f"{self.path} could not be refreshed for {silent_s:.0f} s ({error.strerror or error}), and "
-                    "another launch may have taken this one for dead. This one stops: give the same command again "
-                    "when the directory can be used."
-                )
+            if self._silent_s >= _PATIENCE_S:
+                self._lost = self._given_up(str(error.strerror or error))
+        finally:
+            self._refreshing = False
 
     def _refresh(self) -> None:
         try:
@@ -189,16 +150,27 @@ class Lock:
             if not (self.path.parent / "campaign.json").exists():
                 raise  # the whole directory is away, whatever evaluations make in its place
             # Until others think it stale, only a person can have removed it; later, one of them may have come and gone.
-            if time.monotonic() - self._refreshed >= STALE_S:
+            if self._silent_s >= STALE_S:
                 self._lost = self._taken("")
                 return
-            _create(self.path, _encoded(self.holder))
+            self._machine.create(self.path, _encoded(self.holder))
             named = None
         if named is not None and named.token != self.holder.token:
             self._lost = self._taken(f" by {named}")
             return
-        os.utime(self.path)
-        self._refreshed = time.monotonic()
+        self._machine.touch(self.path)
+        self._refreshed = self._machine.monotonic()
+
+    @property
+    def _silent_s(self) -> float:
+        """For how long it has not been refreshed."""
+        return self._machine.monotonic() - self._refreshed
+
+    def _given_up(self, reason: str) -> LockLost:
+        return LockLost(
+            f"{self.path} could not be refreshed for {self._silent_s:.0f} s ({reason}), and another launch may take "
+            "this one for dead. This one stops: give the same command again when the directory can be used."
+        )
 
     def _taken(self, by: str) -> LockLost:
         return LockLost(
@@ -207,7 +179,13 @@ class Lock:
         )
 
     def check(self) -> None:
-        """Raises LockLost: another campaign has taken the lock, or may have, as this one was not seen for too long."""
+        """To be called before anything is done that only the holder may do.
+
+        Raises LockLost: another campaign has taken the lock, or may have, as this one was not seen for too long."""
+        if self._silent_s >= _PATIENCE_S and not self._refreshing:
+            self.refresh()  # this process was stopped, and its heartbeat has not gone on yet
+        if self._silent_s >= _PATIENCE_S and self._lost is None:
+            self._lost = self._given_up("the file server does not answer")
         if self._lost is not None:
             raise self._lost
 
@@ -221,7 +199,11 @@ class Lock:
 
 
 def acquire(
-    directory: Path, *, supervisor: str | None = None, waiting: Callable[[str], None] | None = None
+    directory: Path,
+    *,
+    supervisor: str | None = None,
+    waiting: Callable[[str], None] | None = None,
+    machine: Machine = THIS_MACHINE,
 ) -> Lock:
     """Become the one campaign at work in ``directory``, which is made if need be.
 
@@ -230,6 +212,7 @@ def acquire(
     alternative: across the nodes of a cluster they are not to be relied on.
 
     Args:
+        machine: that this process runs on.
         supervisor: a token of the ``hpo run`` that starts this launch, and starts none while another is at work.
         waiting: where a holder elsewhere may have died, it is waited for until it refreshes the lock or that is stale;
             called once, with a sentence. None: it is refused at once.
@@ -239,33 +222,33 @@ def acquire(
             cannot be written.
     """
     path = directory / "lock"
-    pid = os.getpid()
+    pid = machine.pid
     mine = Holder(
-        host=socket.gethostname(),
-        machine=_machine(),
+        host=machine.host,
+        machine=machine.identity,
         pid=pid,
-        process_started=_process_started(pid),
-        time=time.time(),
+        process_started=machine.process_started(pid),
+        time=machine.time(),
         token=uuid.uuid4().hex,
         supervisor=supervisor,
     )
-    watch = _Watch()
+    watch = _Watch(machine)
     turns, said = 0, False
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # One turn is enough unless others acquire or release the lock at the same moment.
         while turns < 10:
-            if _create(path, _encoded(mine)):
-                return Lock(path, mine)
-            found = _read_lock(path)
+            if machine.create(path, _encoded(mine)):
+                return Lock(path, mine, machine=machine)
+            found = _read_lock(path, machine)
             if found is None:
                 turns += 1
                 continue
             refreshed = watch.refreshed(found)
             if not found.alive or watch.stale or _same_supervisor(found.holder, mine):
                 turns += 1
-                if _take_over(path, found, _encoded(mine)):
-                    return Lock(path, mine)
+                if _take_over(path, found, _encoded(mine), machine):
+                    return Lock(path, mine, machine=machine, contested=not found.local)
             elif waiting is None or found.local or refreshed:
                 raise _refused(directory, found.holder)
             else:
@@ -276,7 +259,7 @@ def acquire(
                         f"{STALE_S:.0f} s in case it has died."
                     )
                 said = True
-                time.sleep(_LOOK_S)
+                machine.sleep(_LOOK_S)
     except OSError as error:
         raise unwritable(directory, error) from error
     raise _refused(directory, None)
@@ -285,7 +268,8 @@ def acquire(
 class _Watch:
     """Looks at a lock again and again, and trusts no clock but this machine's own monotonic one."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self._seen: _Found | None = None
         self._since = 0.0
 
@@ -293,13 +277,14 @@ class _Watch:
         """Whether its holder has refreshed the lock since the last look. To be asked once a look."""
         former, self._seen = self._seen, found
         if former is None or former[:2] != found[:2]:
-            self._since = time.monotonic()
+            self._since = self._machine.monotonic()
         return former is not None and former.holder == found.holder and former.mtime_ns != found.mtime_ns
 
     @property
     def stale(self) -> bool:
         """Whether a holder elsewhere has not refreshed it for long enough, whatever the lock's stamp says."""
-        return self._seen is not None and not self._seen.local and time.monotonic() - self._since >= STALE_S
+        seen = self._seen
+        return seen is not None and not seen.local and self._machine.monotonic() - self._since >= STALE_S
 
 
 def _same_supervisor(former: Holder | None, mine: Holder) -> bool:
@@ -310,35 +295,20 @@ def _encoded(holder: Holder) -> bytes:
     return msgspec.json.encode(holder) + b"\n"
 
 
-def _create(path: Path, data: bytes) -> bool:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
-        return False
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-    except OSError:  # an empty one would be in the way of the next
-        with suppress(OSError):
-            path.unlink()
-        raise
-    return True
-
-
-def _take_over(path: Path, stale: _Found, data: bytes) -> bool:
+def _take_over(path: Path, stale: _Found, data: bytes, machine: Machine) -> bool:
     """Put ``data`` in the place of a dead holder's lock; False if another is doing so, or has done it.
 
     Of several that found the same dead holder, only the one that could create the claim on it may go on, and
     only if the lock is still as it found it: so none replaces the lock of another that was quicker.
     """
     claim = path.with_name(f".lock.{stale.holder.token if stale.holder else 'unreadable'}")
-    if not _create(claim, data):
-        claimed = _read_lock(claim)
+    if not machine.create(claim, data):
+        claimed = _read_lock(claim, machine)
         if claimed and not claimed.alive:
             claim.unlink(missing_ok=True)
         return False
     try:
-        found = _read_lock(path)
+        found = _read_lock(path, machine)
         if found is None or found[:2] != stale[:2]:
             return False
         write_atomically(path, data)

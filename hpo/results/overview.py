@@ -22,6 +22,7 @@ from hpo.journal import commands, lock
 from hpo.journal import directory as directories
 from hpo.journal.durable import write_atomically
 from hpo.journal.files import journal_files
+from hpo.journal.records import storable
 from hpo.results import pareto, running
 from hpo.results.record import CampaignRecord, load
 from hpo.results.repeated import Repeated, in_words
@@ -138,7 +139,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "seconds": self.seconds,
             "left": [{"worker": worker, "reason": reason} for worker, reason in self.left],
             "state": self.state,
-            "running_individuals": [msgspec.to_builtins(one) for one in self.individuals],
+            "running_individuals": [storable(msgspec.to_builtins(one)) for one in self.individuals],
         }
 
 

@@ -17,7 +17,7 @@ from hpo.results.text import duration, report, short
 from hpo.terminal import one_line
 
 _LABEL = 11
-_WIDEST_BAR = 60
+_WIDEST_BARS = 100
 _MOST_ISLANDS = 64
 _STYLES = {"running": "green", "done": "green", "paused": "yellow", "stopping": "yellow", "stopped": "red"}
 _FAINT = "bright_black"
@@ -31,13 +31,21 @@ def console(width: int) -> Console:
 
 
 def lines(
-    made: Console, directory: Path, overview: Overview | None, rows: int, now: float, *, own: bool = False
+    made: Console,
+    directory: Path,
+    overview: Overview | None,
+    rows: int,
+    now: float,
+    *,
+    own: bool = False,
+    starting: bool = False,
 ) -> list[str]:
     """The lines, at most ``rows`` of them, with escape sequences for colours and no others. ``overview``: None before
-    anything is known; ``now``: Unix seconds; ``own``: Ctrl-C stops the campaign."""
-    parts: list[RenderableType] = [_title(made.width, directory, overview)]
+    anything is known; ``now``: Unix seconds; ``own``: Ctrl-C stops the campaign; ``starting``: what is known is of
+    earlier launches."""
+    parts: list[RenderableType] = [_title(made.width, directory, overview, starting=starting)]
     if overview is not None:
-        parts += _facts(overview, now, own=own)
+        parts += _facts(made.width, overview, now, own=own)
         room = rows - 2 - sum(fact.row_count if isinstance(fact, Table) else 1 for fact in parts)
         if overview.individuals and room > 1:
             parts += ["", _running(overview, room, now)]
@@ -63,10 +71,8 @@ def line(overview: Overview, now: float) -> str:
     return f"{overview.state}: {'  '.join(filter(None, parts))}"
 
 
-def _title(width: int, directory: Path, overview: Overview | None) -> Text:
-    state = "starting" if overview is None or not overview.alive else overview.state
-    if overview is not None and overview.ended is not None:
-        state = overview.state
+def _title(width: int, directory: Path, overview: Overview | None, *, starting: bool) -> Text:
+    state = "starting" if starting or overview is None else overview.state
     name = one_line(directory)
     room = max(8, width - len(state) - 12)
     name = name if len(name) <= room else f"…{name[-room + 1 :]}"
@@ -79,10 +85,10 @@ def _title(width: int, directory: Path, overview: Overview | None) -> Text:
     )
 
 
-def _facts(overview: Overview, now: float, *, own: bool) -> list[RenderableType]:
+def _facts(width: int, overview: Overview, now: float, *, own: bool) -> list[RenderableType]:
     found: list[RenderableType] = []
     pace = overview.pace
-    bars = _bars()
+    bars = _bars(width)
     if overview.budget is not None:
         _add(bars, "evaluated", overview.final, overview.budget, _evaluated(overview), _left(overview, now))
     else:
@@ -116,10 +122,11 @@ def _fact(label: str, content: Text) -> Text:
     return Text.assemble((f" {label:<{_LABEL}}", _FAINT), content)
 
 
-def _bars() -> Table:
+def _bars(width: int) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.width = min(width, _WIDEST_BARS)
     table.add_column(width=_LABEL - 1)
-    table.add_column(ratio=1, max_width=_WIDEST_BAR)
+    table.add_column(ratio=1)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     return table
@@ -139,7 +146,9 @@ def _evaluated(overview: Overview) -> str:
 def _value(overview: Overview) -> str:
     assert overview.best is not None
     value = overview.best.value
-    return " ".join(map(short, value.values())) if isinstance(value, dict) else short(value)
+    if not isinstance(value, dict):
+        return short(value)
+    return ", ".join(f"{one_line(name)} {short(number)}" for name, number in value.items())
 
 
 def _params(params: Mapping[str, Scalar], overview: Overview) -> str:

@@ -17,10 +17,11 @@ from hpo.individual import COMPLETED, STATUSES, Individual, Scalar
 from hpo.journal.directory import read_identity
 from hpo.journal.durable import write_atomically
 from hpo.journal.records import storable
-from hpo.results.overview import folded
+from hpo.results.overview import folded, with_running
 from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.results.record import CampaignRecord, Launch, load
 from hpo.results.repeated import Repeated
+from hpo.results.running import Tails
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def status(record: CampaignRecord) -> dict[str, object]:
     front that is best in the first one, and its ``value`` holds all of them by name. ``left`` are the workers
     that take no more part in the launch, each with the reason. ``state``: see ``hpo.results.overview.Overview``.
     """
-    return folded(record).table()
+    return with_running(folded(record), Tails(record.directory)).table()
 
 
 def table_rows(record: CampaignRecord) -> list[Individual]:
@@ -182,7 +183,7 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     if suffix not in _SUFFIXES:
         raise UsageError(
             f"{path}: the suffix {suffix!r} is none that hpo can write. Name a file that ends in "
-            f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}."
+            f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}; or of an Optuna study NAME.journal or sqlite:///FILE."
         )
     record = load(directory)
     objectives = list(record.objectives)

@@ -9,21 +9,20 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import RUNNING, Individual, Scalar, is_known, known_id
-from hpo.journal.files import journal_files, read_lines_about
-from hpo.journal.records import Finished, Header, Note, Record, Reopened, Reported, Started, storable
+from hpo.journal.records import storable
 from hpo.results import pareto, text
 from hpo.results import result as results
 from hpo.results.curves import of_individuals
+from hpo.results.history import Run, history
 from hpo.results.record import CampaignRecord, load
 from hpo.spelling import suggestion
-from hpo.task.outcome import summary_line
 from hpo.task.trial_directory import OUTPUT
 from hpo.terminal import one_line, visible
 
@@ -34,24 +33,9 @@ _ID = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,18})")
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60
 _LAST_ROWS = 5
+_MOST_COLUMNS = 8
 _MOST_LISTED = 20
 _MOST_COMPARED = 2000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """An evaluation of the individual, from its start to its end. ``worker``: island-worker that evaluated it on
-    ``host``; ``status``: None while it runs, or where its launch died; times in Unix seconds."""
-
-    launch: int
-    worker: str
-    host: str
-    started: float | None
-    finished: float | None = None
-    status: str | None = None
-    retries: int = 0
-    resumed_at_step: int = 0
-    reopened: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +76,7 @@ def show(directory: Path, identity: str) -> Shown:
     found = pareto.best(record, 1)
     schedule = results.schedule(record, identity) if one.inherits else [one]
     curves = of_individuals(directory, {each.id for each in schedule})
-    runs, events = _history(directory, identity)
+    runs, events = history(directory, identity)
     places = EvaluationDirectories(directory)
     home = None if is_known(identity) else places.path(identity)
     return Shown(
@@ -143,75 +127,6 @@ def _near(identity: str, record: CampaignRecord) -> str:
 def _listed(words: Sequence[str]) -> str:
     more = len(words) - _MOST_LISTED
     return ", ".join(words[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-# --- its history ------------------------------------------------------------------------------------------------------
-
-
-def _history(directory: Path, identity: str) -> tuple[list[Run], list[tuple[float, str]]]:
-    """The evaluations of the individual, and what happened between, in the order of time."""
-    runs: list[Run] = []
-    events: list[tuple[float, str]] = []
-    for path in journal_files(directory):
-        header: Header | None = None
-        begun: Started | None = None
-        for record in read_lines_about(path, identity):
-            if isinstance(record, Header):
-                header = record
-            elif header is not None and isinstance(record, Started) and record.id == identity:
-                if begun is not None:
-                    runs.append(_run(header, begun, None))
-                begun = record
-            elif header is not None and isinstance(record, Finished) and record.id == identity:
-                runs.append(_run(header, begun, record))
-                begun = None
-            elif (
-                header is not None
-                and begun is not None
-                and isinstance(record, Note)
-                and record.id == identity
-            ):
-                ended = replace(_run(header, begun, None), finished=record.time, status=record.status)
-                runs.append(ended)
-                begun = None
-                if record.error:
-                    events.append((record.time, f"tried again after: {one_line(summary_line(record.error))}"))
-            elif (event := _event(record, identity)) is not None:
-                events.append(event)
-        if header is not None and begun is not None:
-            runs.append(_run(header, begun, None))
-    # After a write that failed a few records stand in two files.
-    unique = {
-        (one.launch, one.worker, one.started): one
-        for one in sorted(runs, key=lambda one: one.finished or 0.0)
-    }
-    ordered = sorted(unique.values(), key=lambda one: (one.launch, one.started or one.finished or 0.0))
-    return ordered, sorted(dict.fromkeys(events))
-
-
-def _run(header: Header, begun: Started | None, ended: Finished | None) -> Run:
-    record = ended or begun
-    assert record is not None
-    return Run(
-        launch=header.launch,
-        worker=f"{header.island}-{header.worker}",
-        host=header.host,
-        started=ended.started if ended is not None else begun.time if begun is not None else None,
-        finished=None if ended is None else ended.finished,
-        status=None if ended is None else ended.status,
-        retries=record.retries,
-        resumed_at_step=record.resumed_at_step,
-        reopened=record.reopened,
-    )
-
-
-def _event(record: Record, identity: str) -> tuple[float, str] | None:
-    if isinstance(record, Reopened) and record.id == identity:
-        return record.time, f"its failure does not count: evaluated again ({record.reason})"
-    if isinstance(record, Reported) and record.id == identity:
-        loss = "not finite" if record.loss is None else text.short(record.loss)
-        return record.time, f"compared by the pruner after step {record.step}: loss {loss}"
-    return None
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -322,21 +237,23 @@ def _curve(curve: pandas.DataFrame) -> list[str]:
     """The curve as a line of bars, and its last rows."""
     values = [float(value) for value in curve["value"]]
     finite = [value for value in values if math.isfinite(value)]
-    steps = f"steps {curve['step'].iloc[0]} to {curve['step'].iloc[-1]}, {len(curve)} reports"
+    many = len(curve) > 1
+    steps = text.steps_of(curve["step"].iloc[0], curve["step"].iloc[-1])
+    steps += f", {len(curve)} report{'s' if many else ''}"
     bounds = f", from {text.short(min(finite))} to {text.short(max(finite))}" if finite else ""
     names = [
         "step",
         "value",
         *(name for name in curve.columns if name not in ("id", "step", "value", "time")),
     ]
-    last = curve[names].dropna(axis="columns", how="all").tail(_LAST_ROWS)
+    last = curve[names].tail(_LAST_ROWS).dropna(axis="columns", how="all").iloc[:, :_MOST_COLUMNS]
     rows = [
         [f"    {one_line(name)}" if not place else one_line(name) for place, name in enumerate(last.columns)]
     ]
     rows += [
         [f"    {row[0]}", *(text.short(value) for value in row[1:])] for row in last.itertuples(index=False)
     ]
-    return [f"curve: {steps}{bounds}", f"    {sparkline(values)}", *_table(rows)]
+    return [f"curve: {steps}{bounds}", *([f"    {sparkline(values)}"] if many else []), *_table(rows)]
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
@@ -359,7 +276,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     return "".join(
         " "
         if not math.isfinite(value)
-        else _BARS[min(7, int(8 * (value / 2 - low / 2) / span)) if span else 3]
+        else _BARS[min(7, int(8 * ((value / 2 - low / 2) / span))) if span else 3]
         for value in means
     )
 
@@ -413,7 +330,7 @@ def as_json(shown: Shown) -> str:
         "default": _point(shown.default),
         "runs": [vars(run) for run in shown.runs],
         "events": [{"time": at, "what": what} for at, what in shown.events],
-        "curve": json.loads(shown.curve.drop(columns="id").to_json(orient="records")),
+        "curve": [_row(row) for row in shown.curve.drop(columns="id").to_dict("records")],
         "directory": None if shown.directory is None else str(shown.directory),
         "output": [str(path) for path in shown.output],
     }
@@ -428,6 +345,13 @@ def as_json(shown: Shown) -> str:
             for each, changed in zip(shown.schedule, results.changed(shown.schedule))
         ]
     return json.dumps(storable(table), indent=2)
+
+
+def _row(row: Mapping[str, object]) -> dict[str, object]:
+    """A report, without metrics that it lacks."""
+    return {
+        name: value for name, value in row.items() if name == "value" or not (value is None or value != value)
+    }
 
 
 def _point(one: Individual | None) -> dict[str, object] | None:

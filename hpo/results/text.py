@@ -234,18 +234,15 @@ def schedule(
     steps: Mapping[str, tuple[int, int]] | None = None,
 ) -> str:
     """The intervals of training that led to an individual, a line each; empty where it went on from no other.
-    ``steps``: the first and the last that was reported, by id."""
+    ``steps``: the first and the last that was reported, by id; where an interval counts from its own begin, they are
+    shown from that of the first."""
     if len(line) < 2:
         return ""
-    ranges = steps or {}
+    ranges = _continued([one.id for one in line], steps or {})
     rows = [
         [
             one.id,
-            *(
-                [f"steps {ranges[one.id][0]} to {ranges[one.id][1]}" if one.id in ranges else ""]
-                if ranges
-                else []
-            ),
+            *([steps_of(*ranges[one.id]) if one.id in ranges else ""] if ranges else []),
             *(f"{one_line(name)} = {short(value)}" for name, value in (one.objectives or {}).items()),
         ]
         for one in line
@@ -259,6 +256,23 @@ def schedule(
         cells = "  ".join(f"{cell:<{width}}" for cell, width in zip([*row, *[""] * len(widths)], widths))
         lines.append(f"    {cells}  {params(fresh) or 'goes on'}")
     return "\n".join(lines)
+
+
+def _continued(ids: Sequence[str], steps: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    before = 0
+    for identity in ids:
+        if identity in steps:
+            first, last = steps[identity]
+            offset = 0 if first > before else before
+            found[identity] = offset + first, offset + last
+            before = offset + last
+    return found
+
+
+def steps_of(first: int, last: int) -> str:
+    """In words."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def steadiest(record: CampaignRecord) -> str:

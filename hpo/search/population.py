@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpo.individual import COMPLETED, PRUNED
 from hpo.search.models.pareto import crowding, dominates
@@ -37,6 +38,20 @@ class Member:
     dominators: int = 0
 
 
+class PopulationState(NamedTuple):
+    """The members of a ``Population``, each kind in its order, and what it has counted."""
+
+    best: list[Member]
+    recent: list[Member]
+    failures: list[Member]
+    pruned: list[Member]
+    recent_limit: int
+    completed: int
+    native: int
+    judged: int
+    seen: int
+
+
 class Population:
     """The best, the most recent, the last pruned and the last failed members of one island.
 
@@ -55,9 +70,9 @@ class Population:
     ) -> None:
         self._reference = reference
         self.best: list[Member] = []
-        # What is searched of the best, in their order: lists of plain values are searched without a call.
+        # Of the best, in their order: a list of plain values is searched without a call.
         self._ranks: list[float] = []
-        self._ids: list[str] = []
+        self._ids: set[str] = set()
         self._best_limit = best
         self._recent_limit = self._recent_least = recent
         self._failure_limit = failures
@@ -71,6 +86,24 @@ class Population:
         self.judged = 0
         """How many have come that completed, or were pruned as worse than others."""
         self.seen = 0
+
+    @property
+    def state(self) -> PopulationState:
+        """What ``restore`` takes."""
+        members = (self.best, self.recent, self.failures, self.pruned)
+        return PopulationState(
+            *members, self._recent_limit, self.completed, self.native, self.judged, self.seen
+        )
+
+    def restore(self, state: PopulationState) -> None:
+        """Be what the population of ``state`` was, whose bounds this one has."""
+        self.best, recent, failures, pruned, *numbers = state
+        self._recent_limit, self.completed, self.native, self.judged, self.seen = numbers
+        self._ranks = [member.rank for member in self.best]
+        self._ids = {member.id for member in self.best}
+        self._recent, self._failures, self._pruned = (
+            OrderedDict((member.id, member) for member in members) for members in (recent, failures, pruned)
+        )
 
     def __iter__(self) -> Iterator[Member]:
         """The best first, then the recent ones that are not among them."""
@@ -153,7 +186,7 @@ class Population:
         self._pruned.pop(identity, None)
         self._failures.pop(identity, None)
         if identity in self._ids:
-            index = self._ids.index(identity)
+            index = next(index for index, one in enumerate(self.best) if one.id == identity)
             member = self.best[index]
             self._remove(index)
             if member.losses is not None and len(member.losses) > 1:
@@ -164,10 +197,11 @@ class Population:
     def _insert(self, index: int, member: Member) -> None:
         self.best.insert(index, member)
         self._ranks.insert(index, member.rank)
-        self._ids.insert(index, member.id)
+        self._ids.add(member.id)
 
     def _remove(self, index: int) -> None:
-        del self.best[index], self._ranks[index], self._ids[index]
+        self._ids.remove(self.best[index].id)
+        del self.best[index], self._ranks[index]
 
     def _add_by_domination(self, member: Member) -> None:
         member.dominators = 0
@@ -199,7 +233,6 @@ class Population:
                 member.rank = dominators + _BEYOND * beyond + place / len(members)
             self.best += members
         self._ranks = [member.rank for member in self.best]
-        self._ids = [member.id for member in self.best]
 
     def _is_beyond(self, member: Member) -> bool:
         if self._reference is None or member.losses is None:

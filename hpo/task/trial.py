@@ -66,6 +66,10 @@ class Link(Protocol):
 
     def should_checkpoint(self) -> bool: ...
 
+    def should_checkpoint_soon(self) -> bool:
+        """As ``should_checkpoint``, with an answer that may be some calls old: no rank waits for another."""
+        ...
+
 
 class Curve(Protocol):
     """Keeps what a trial reports."""
@@ -300,7 +304,9 @@ class Trial:
         ``trainers.train(…, **trial.training(value="accuracy"))``.
 
         They are ``seed``, ``checkpoint`` (a directory in ``directory`` for this number of ranks, as another number
-        cannot go on from it), ``interrupt`` and ``report``.
+        cannot go on from it), ``interrupt``, by which a stop takes effect within about a second or two steps, and
+        ``report``. The ranks do not wait for one another to ask whether to stop, as ``should_checkpoint`` would have
+        them do before each step.
 
         Args:
             value (str): the metric of the training that is reported after each epoch; the others go with it.
@@ -308,9 +314,13 @@ class Trial:
         return {
             "seed": self.seed,
             "checkpoint": self.directory / f"{self.size}-ranks",
-            "interrupt": self.should_checkpoint,
+            "interrupt": self._should_checkpoint_soon,
             "report": _EpochReport(self, value),
         }
+
+    def _should_checkpoint_soon(self) -> bool:
+        self._asked_to_save = self._link.should_checkpoint_soon()
+        return self._asked_to_save
 
     def __repr__(self) -> str:
         return f"Trial(id={self.id!r}, rank={self.rank} of {self.size}, params={self.params!r})"
@@ -402,4 +412,7 @@ class _Alone:
         return False
 
     def should_checkpoint(self) -> bool:
+        return False
+
+    def should_checkpoint_soon(self) -> bool:
         return False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
     from hpo.task.task import Constraint
     from search_spaces.readers.cifar import Parts
-    from trainers.data.loading import Assignment
+    from trainers.data.batches import Assignment
 
 RECORDED = (
     "train_loss", "validation_loss", "trainable_fraction", "compression_ratio",
@@ -50,7 +50,7 @@ class ImageOptions:
     - ``folds``: instead of that, the fitness is the mean over this many folds of all training images; 0: it is not.
     - ``batch_size``: of all ranks together, so that their number does not matter.
     - ``augmentation``: one of ``AUGMENTATIONS``.
-    - ``precision``: "fp32", or "bf16" for autocast.
+    - ``precision``: "fp32", "tf32", or "bf16" for autocast.
     - ``loader_processes``: a rank's, that read and augment ahead; 0: it does so itself.
     - ``train_samples``: how many images to train with; None: all.
     """

@@ -6,9 +6,10 @@ On a made-up archive of v2, in one process with one thread. Measured are, in sam
 and by the processor time, which other people's work on the machine disturbs less:
 
 - archive: a dozen GeoTIFFs a patch, read, brought to one grid, normalised and stacked;
-- file: the memory-mapped file, in random order, as trainers.data.loading gives batches to a training;
+- file: the memory-mapped file, in random order, as trainers.data.batches gives batches to a training;
 - both once more after the system was told to forget what it had read of them (cold: the disk's speed counts);
 - step: forward, backward and Adam's update of a ResNet-50 of ``filters`` in its first stage, and of the usual 64;
+- loader: epochs of eight batches that two processes read, from one ``Loader`` for all of them, and each from a new one;
 - memory: how far the resident set goes up over an epoch of the file after its first batches, in MB.
 
 And what it took to make the archive and the file. Ends in one line of JSON."""
@@ -19,6 +20,7 @@ import argparse
 import itertools
 import json
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -35,7 +37,8 @@ from search_spaces.readers.bigearthnet_files.convert import convert
 from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet, Grid, RawBigEarthNet
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES
 from search_spaces.readers.bigearthnet_files.sources import open_archive
-from trainers.data.loading import in_order, load
+from trainers.data.batches import in_order
+from trainers.data.loader import Loader, load
 
 BATCH = 64
 CPU = torch.device("cpu")
@@ -73,6 +76,22 @@ def steps(size: int, filters: int, count: int) -> Iterable[int]:
         nn.functional.binary_cross_entropy_with_logits(model(images), targets).backward()
         optimizer.step()
         yield batch
+
+
+def epochs_s(samples: BigEarthNet, *, kept: bool, epochs: int = 5) -> float:
+    """Seconds of an epoch of eight batches, the first left out."""
+    planned = in_order(range(min(len(samples), 8 * BATCH)), batch_size=BATCH)
+    seconds = []
+    loader = Loader(samples, device=CPU, processes=2)
+    for _ in range(1 + epochs):
+        begun = time.perf_counter()
+        if not kept:
+            loader.close()
+        for _ in loader.batches(planned):
+            pass
+        seconds.append(time.perf_counter() - begun)
+    loader.close()
+    return sum(seconds[1:]) / epochs
 
 
 def growth_mb(samples: BigEarthNet) -> float:
@@ -130,6 +149,9 @@ def main() -> None:
                 f"{name:8s} {temperature}  {wall:8.0f} a second, {processor:8.0f} a processor second",
                 flush=True,
             )
+        pairs = [(epochs_s(fast, kept=True), epochs_s(fast, kept=False)) for _ in range(3)]
+        result["loader_kept_to_new"] = statistics.median(kept / new for kept, new in pairs)
+        print(f"loader    an epoch takes {result['loader_kept_to_new']:.2f} of one whose processes are new")
         result["epoch_growth_mb"] = growth_mb(fast)
         for filters, count in ((options.filters, 4), *(() if options.quick else ((64, 2),))):
             for _ in steps(options.size, filters, 1):

@@ -4,7 +4,9 @@
 
 The journals of ten launches are written by hand; then a launch on one rank goes on with evaluations of 50 ms. Seconds
 of the command, the start of Python included: beside the launch that is at work, after its end, and with `status.json`
-removed, which folds the journals. Of the first two the median of five. Ends in one line of JSON."""
+removed, which folds the journals. Of the first two the median of five. Then what it takes to list what runs on a
+thousand workers, from the ends of their journals, at first and when a tenth of them have begun something else. Ends in
+one line of JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from launching import single_threaded
 
 import hpo
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Finished, Header, Launched
+from hpo.journal.records import Finished, Header, Launched, Started
+from hpo.results.running import Tails
 
 LAUNCHES, FLOATS, RUNNING_S = 10, 10, 20.0
 SPACE = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
@@ -82,6 +85,50 @@ def write_journals(directory: Path, evaluations: int) -> None:
                     journal.commit()
 
 
+def measure_running(workers: int) -> dict[str, float]:
+    """Seconds to list what ``workers`` workers run, at first and again."""
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory(prefix="status-") as scratch:
+        directory = Path(scratch)
+        journals = []
+        for worker in range(workers):
+            path = journal_path(directory, launch=1, island=0, worker=worker)
+            journals.append(JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=worker)))
+        for sequence in range(20):
+            for worker, journal in enumerate(journals):
+                journal.append(start(worker, sequence, rng))
+        for journal in journals:
+            journal.commit()
+        tails = Tails(directory)
+        seconds = []
+        for _ in range(2):
+            begun = time.perf_counter()
+            found = len(tails.poll())
+            seconds.append(time.perf_counter() - begun)
+            if found != workers:
+                raise SystemExit(f"{found} of {workers} were listed")
+            for worker, journal in enumerate(journals[: workers // 10]):
+                journal.append(start(worker, 20, rng))
+                journal.commit()
+        for journal in journals:
+            journal.close()
+        return {"running_s": seconds[0], "running_again_s": seconds[1]}
+
+
+def start(worker: int, sequence: int, rng: random.Random) -> Started:
+    return Started(
+        id=f"0-{worker}-{sequence}",
+        island=0,
+        worker=worker,
+        sequence=sequence,
+        params=SPACE.decode(SPACE.sample(rng)),
+        operator="random",
+        parents=(),
+        retries=0,
+        time=1e9 + sequence,
+    )
+
+
 def status(directory: Path) -> tuple[float, dict[str, object]]:
     """Seconds of the command, and what it printed."""
     begun = time.perf_counter()
@@ -136,6 +183,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--evaluations", type=int, default=1_000_000)
+    parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--quick", action="store_true", help="10 000 evaluations")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -144,7 +192,7 @@ def main() -> None:
         return
     if options.quick:
         options.evaluations = 10_000
-    row = measure(options.evaluations)
+    row = measure_running(options.workers) | measure(options.evaluations)
     for key, value in row.items():
         print(f"{key:12s} {value:.2f}", flush=True)
     print(json.dumps({"benchmark": "status", "evaluations": options.evaluations, **row}))

@@ -37,8 +37,15 @@ def test_what_the_environment_lists_is_visible(tmp_path: Path, listed: str, devi
 
 
 def test_without_a_list_all_that_the_driver_names_is_visible(tmp_path: Path) -> None:
-    assert visible_devices({}, gpus(tmp_path, 3)) == ("0", "1", "2")
-    assert visible_devices({}, tmp_path / "no driver") == ()
+    assert visible_devices({}, gpus(tmp_path, 3), tmp_path) == ("0", "1", "2")
+    assert visible_devices({}, tmp_path / "no driver", tmp_path / "no files") == ()
+
+
+def test_in_a_container_without_the_driver_s_folder_device_files_count(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert visible_devices({}, tmp_path / "no driver", tmp_path) == ("0", "1")
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path / "no driver", tmp_path) == ()
 
 
 def bound(

@@ -273,6 +273,9 @@ class Quiet:
     def report(self, step: int, value: float, last_step: int | None) -> bool:
         return False
 
+    def should_checkpoint_soon(self) -> bool:
+        return self.should_checkpoint()
+
     def should_checkpoint(self) -> bool:
         return False
 

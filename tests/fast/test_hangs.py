@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, Lost, encode
 from hpo.islands.resume import DeadLeaderRecord, ResumeState
-from hpo.journal.files import JournalWriter, fence, read_file
+from hpo.journal.files import JournalWriter, fence, fence_launch, read_file
 from hpo.journal.records import Finished, Header, Stopping
 from hpo.search.protocols import Candidate
 
@@ -66,12 +67,13 @@ def test_who_was_never_heard_and_is_not_expected_does_not_hang() -> None:
 
 
 class Clockwork:
-    """Rank 1 of 3: time passes with each poll, and ``script`` says what has come by then."""
+    """Rank 1 of 3: time passes with each poll, and ``script`` says what has come from ``source`` by then."""
 
     rank, size, any_thread = 1, 3, True
 
-    def __init__(self, script: dict[float, bytes]) -> None:
+    def __init__(self, script: dict[float, bytes], source: int = 0) -> None:
         self._script = script
+        self._source = source
         self._time = 0.0
         self._dead: frozenset[int] = frozenset()
         self.sent: Counter[int] = Counter()
@@ -79,7 +81,7 @@ class Clockwork:
     def poll(self) -> list[tuple[int, bytes]]:
         self._time += 0.25
         assert self._time < 200, "it goes on for ever"
-        return [(0, self._script[self._time])] if self._time in self._script else []
+        return [(self._source, self._script[self._time])] if self._time in self._script else []
 
     def send(self, destination: int, data: bytes) -> None:
         self.sent[destination] += data == encode(Alive())
@@ -103,6 +105,9 @@ class Idle:
         return False
 
     def disband(self) -> None:
+        pass
+
+    def deadline(self) -> None:
         pass
 
     def receive(self, content: dict[str, object]) -> None:
@@ -147,6 +152,26 @@ def test_a_rank_ends_that_hears_nothing_of_rank_0_or_was_given_up(
     assert (found.reason, found.exit_code) == ("lost", EXIT_RESUMABLE)
     assert end <= transport.now() <= end + 2 and transport.failed() == dead
     assert end / 2 - 1 <= transport.sent[0] <= end / 2 + 1 and set(transport.sent) == {0}
+
+
+@pytest.mark.parametrize(("signs", "end"), [((), 8.0), ((5.0, 11.0, 18.0), 26.0)], ids=str)
+def test_without_rank_0_a_rank_ends_when_its_leader_is_silent_too(
+    signs: tuple[float, ...], end: float
+) -> None:
+    """It waits for its leader, which lets what runs save itself; that one may hang as well."""
+    transport, idle = Clockwork(dict.fromkeys(signs, encode(Alive())), source=2), Idle()
+    with readable() as fileno:
+        loop = EventLoop(
+            transport=transport,  # type: ignore[arg-type]
+            roles=RankRoles(members=(2, 1), leader=None, non_leader=idle, filenos=lambda: [fileno]),
+            coordinator_rank=0,
+            coordinator=None,
+            signals=idle,
+            hang_timeout_s=8.0,
+        )
+        transport.abandon([0])
+        assert loop.run().reason == "lost"
+    assert end <= transport.now() <= end + 2 and transport.failed() == {0, 2}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -270,3 +295,27 @@ def test_what_the_writer_of_a_fenced_journal_writes_is_not_read(tmp_path: Path) 
         writer.commit()
     assert [record.reason for record in read_file(path) if isinstance(record, Stopping)] == ["before"]
     assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_the_writer_of_a_fenced_journal_begins_no_further_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where what it writes to a file that was replaced fails."""
+    path = tmp_path / "journal" / "0001-i000-w0001.jsonl"
+    writer = JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=1))
+    writer.append(Stopping(reason="before", time=time.time()))
+    writer.commit()
+    fence_launch(tmp_path, 1)
+
+    def fails(handle: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    writer.append(Stopping(reason="after", time=time.time()))
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Stale"):
+        patched.setattr(os, "fsync", fails)
+        writer.commit()
+    with pytest.raises(OSError, match="has fenced this journal"):
+        writer.commit()
+    writer.discard()
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert [one.reason for one in read_file(path) if isinstance(one, Stopping)] == ["before"]

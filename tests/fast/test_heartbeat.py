@@ -16,8 +16,11 @@ import pytest
 import hpo
 from hpo.errors import EXIT_RESUMABLE, CampaignError, LockLost
 from hpo.journal import lock as locks
+from hpo.journal import machine
+from hpo.journal.files import journal_files
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.lock import STALE_S, acquire, holder
+from hpo.journal.records import Finished, Started, encode
 
 
 class Clock:
@@ -28,7 +31,6 @@ class Clock:
         self.skew_s = skew_s
         self.slept_s = 0.0
         self.on_sleep: Callable[[], None] = lambda: None
-        self.strftime, self.localtime = time.strftime, time.localtime
 
     def time(self) -> float:
         return time.time() + self.skew_s
@@ -45,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(locks, "time", clock)
+    monkeypatch.setattr(machine, "time", clock)
     return clock
 
 
@@ -158,7 +160,7 @@ def test_errors_that_pass_are_borne_for_minutes(
 
     with monkeypatch.context() as patched:
         if call == "utime":
-            patched.setattr(locks.os, "utime", fails)
+            patched.setattr(os, "utime", fails)
         else:
             patched.setattr(Path, "read_bytes", fails)
         for _ in range(20):
@@ -275,7 +277,7 @@ def test_where_nothing_can_be_written_our_own_clock_has_to_do(
     def fails(*arguments: object) -> int:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(locks.os, "open", fails)
+    monkeypatch.setattr(machine.os, "open", fails)
     assert holder(tmp_path) is not None
     stamp(tmp_path, -STALE_S - 20)
     assert holder(tmp_path) is None
@@ -291,15 +293,17 @@ def test_a_holder_elsewhere_that_died_is_waited_for(tmp_path: Path, clock: Clock
     assert holder(tmp_path) == lock.holder
     assert STALE_S <= clock.slept_s < STALE_S + 2
     (sentence,) = said
-    assert "in use by process" in sentence and "on n17" in sentence and "at most 60 s" in sentence
+    assert "in use by process" in sentence and "on n17" in sentence and f"at most {STALE_S:.0f} s" in sentence
 
 
 def test_no_longer_than_its_stamp_asks_for(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere(tmp_path, age_s=STALE_S - 20)
-    stamped = locks._time_of
-    monkeypatch.setattr(locks, "_time_of", lambda directory: stamped(directory) + clock.slept_s)
+    stamped = machine.Machine.file_time
+    monkeypatch.setattr(
+        machine.Machine, "file_time", lambda self, directory: stamped(self, directory) + clock.slept_s
+    )
     acquire(tmp_path, waiting=lambda sentence: None)
     assert 19 < clock.slept_s < 22
 
@@ -346,3 +350,44 @@ def test_a_lock_of_an_older_version_is_read(tmp_path: Path) -> None:
     del fields["supervisor"]
     lock.path.write_text(json.dumps(fields))
     assert holder(tmp_path) == lock.holder
+
+
+# --- a launch that was silent, and goes on ----------------------------------------------------------------------------
+
+
+def test_what_a_launch_still_writes_whose_lock_was_taken_over_does_not_count(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    directories: list[Path] = []
+
+    def evaluate(trial: hpo.Trial) -> float:
+        directories.append(trial.directory)
+        return float(trial.params["x"])
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+
+    def run(evaluations: int) -> hpo.Result:
+        return hpo.Campaign(
+            task, directory=home, evaluations=evaluations, isolation="inline", kind="random"
+        ).run()
+
+    run(3)
+    (journal,) = journal_files(home, 1)
+    params = {"x": 0.5}
+    place = {"island": 0, "worker": 0, "operator": "random", "parents": (), "retries": 0, "params": params}
+    with open(journal, "ab", buffering=0) as silent:
+        silent.write(encode(Started(id="0-0-7", sequence=7, time=1.0, **place)))
+        elsewhere(home, age_s=STALE_S + 20)
+        assert len(run(6).individuals) == 6
+        late = {
+            "started": 1.0,
+            "finished": 2.0,
+            "status": "completed",
+            "objectives": {"value": 0.5},
+            "metrics": {},
+            "error": None,
+        }
+        silent.write(encode(Finished(id="0-0-99", sequence=99, **late, **{**place, "params": {"x": 0.6}})))
+    individuals = hpo.Result(home).individuals
+    assert len(individuals) == 6 and {one.status for one in individuals} == {"completed"}
+    # The one that it had begun may still be at work in its directory.
+    assert [one.name for one in directories if one.name.startswith("0-0-7")] == ["0-0-7.attempt-2"]

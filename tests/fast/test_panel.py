@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from hpo import cli
 from hpo.campaign.painter import Above
+from hpo.config import reader as config
 from hpo.individual import RUNNING, STATUSES
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path, encode
@@ -133,6 +134,19 @@ def test_without_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) 
     assert COLOURS.search("".join(drawn(campaign(), 80, 20)))
     monkeypatch.setenv("NO_COLOR", "1")
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", "".join(drawn(campaign(), 80, 20))) is None
+
+
+@pytest.mark.parametrize("kind", ["", "dumb", "unknown", None, "xterm"])
+def test_nothing_is_drawn_where_the_cursor_cannot_be_moved(
+    monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    monkeypatch.delenv("TERM", raising=False)
+    if kind is not None:
+        monkeypatch.setenv("TERM", kind)
+    master, handle = os.openpty()
+    with os.fdopen(handle, "w") as stream:
+        assert (config.terminal_columns(stream) is None) == (kind != "xterm")
+    os.close(master)
 
 
 ROWS = 40

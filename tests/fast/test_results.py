@@ -265,7 +265,7 @@ def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
     lock.release()
     assert list(status) == [
         "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
-        "left", "state",
+        "left", "state", "running_individuals",
     ]  # fmt: skip
     assert status["evaluations"] == {
         "completed": 2,
@@ -278,6 +278,7 @@ def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
         "interrupted": 0,
     }
     assert status["running"] == 1
+    assert [one["id"] for one in status["running_individuals"]] == ["0-0-4"]
     assert status["budget"] == {"evaluations": 8, "deadline": 7200.0}
     assert status["best"] == {"value": 1.0, "params": {"lr": 0.5}, "id": "0-0-1"}
     assert (status["islands"], status["workers"]) == (2, 4)

@@ -50,7 +50,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "early_stopping = 5: must be None or a trainers.EarlyStopping": {"early_stopping": 5},
     "topology = 2: must be None or a trainers.Topology": {"topology": 2},
     "assignment = 'fine': must be an assignment": {"assignment": "fine"},
-    "trainers.data.loading.Disjoint'>: must be an assignment": {"assignment": trainers.Disjoint},
+    "trainers.data.batches.Disjoint'>: must be an assignment": {"assignment": trainers.Disjoint},
     "report = 3: must be None or a function": {"report": 3},
     "interrupt = True: must be None or a function": {"interrupt": True},
     "loss = None: must be a function": {"loss": None},

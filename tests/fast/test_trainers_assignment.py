@@ -20,7 +20,7 @@ from trainers.data.assignment import (
     Overlapping,
     effective_epochs,
 )
-from trainers.data.loading import Batch, Disjoint
+from trainers.data.batches import Batch, Disjoint
 
 SEEDS = st.integers(0, 3)
 

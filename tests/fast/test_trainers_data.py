@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from trainers.data.loading import Batch, Disjoint, _Collated, in_order, load, share
+from trainers.data.batches import Batch, Disjoint, in_order, share
+from trainers.data.loader import _Collated, load
 from trainers.randomness import derive, generators_kept, seed_generators
 
 CPU = torch.device("cpu")

@@ -31,6 +31,9 @@ class Recorder:
         self.last_steps.append(last_step)
         return value >= self.limit
 
+    def should_checkpoint_soon(self) -> bool:
+        return self.should_checkpoint()
+
     def should_checkpoint(self) -> bool:
         return len(self.reports) > 1
 

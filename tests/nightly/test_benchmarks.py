@@ -25,6 +25,7 @@ TWO_NODES = {"ab", "daso", "oialr"}
 KEYS = {
     "ab": {"busiest_to_fair_share", "fewer", "fewer_bf16", "group_phase_bytes"},
     "accuracy": {"table", "trainable_oialr", "within", "worst_points"},
+    "checkpoints": {"background_to_copy", "background_to_waited_for"},
     "data_loading": {
         "archive_warm_per_s",
         "epoch_growth_mb",
@@ -32,6 +33,7 @@ KEYS = {
         "file_to_archive_cpu",
         "file_to_step_cpu",
         "file_warm_per_s",
+        "loader_kept_to_new",
     },
     "daso": {
         "bytes_to_expected",
@@ -92,6 +94,7 @@ KEYS = {
         "one_island",
         "seconds_to_simulate",
     },
+    "resuming": {"again", "eleventh", "journals", "sizes", "to_fold_cpu_s", "to_fold_s"},
     "status": {"after_s", "folded_s", "resume_s", "working_s"},
 }
 

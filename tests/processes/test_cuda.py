@@ -126,6 +126,17 @@ def test_torch_without_cuda_where_there_is_a_device_is_warned_of_once(install) -
         assert OwnDevice("cuda:0").take_warning() is None, "not loaded, or built with CUDA"
 
 
+def test_gpus_that_torch_sees_and_nothing_else_shows_are_said(install) -> None:
+    install(FakeTorch(2))
+    device = OwnDevice("cpu", label="the evaluator on node7")
+    text = device.take_warning()
+    assert text is not None and device.take_warning() is None
+    assert "the evaluator on node7 trains on the CPU" in text and "CUDA_VISIBLE_DEVICES naming those" in text
+    assert OwnDevice("cpu", visible="").take_warning() is None, "the CPU is asked for"
+    install(FakeTorch(0))
+    assert OwnDevice("cpu").take_warning() is None, "there is none"
+
+
 @pytest.mark.parametrize(
     ("isolation", "asks"), [("fresh", "trial.device"), ("inline", "'torch' in sys.modules")]
 )

@@ -24,7 +24,8 @@ from hpo.islands import messages
 from hpo.journal import directory
 from hpo.journal.files import journal_path, read_directory, read_file
 from hpo.journal.inspection import check, repair
-from hpo.journal.lock import _machine, holder
+from hpo.journal.lock import holder
+from hpo.journal.machine import THIS_MACHINE
 from hpo.results import best_report, overview, text
 from hpo.results import result as results
 from hpo.results.record import load
@@ -463,7 +464,7 @@ def test_campaign_json_of_any_bytes(home: Path, content: bytes) -> None:
 
 
 _LOCK: dict[str, object] = {
-    "host": "h", "machine": _machine(), "pid": 1, "process_started": None, "time": 1.0, "token": "t",
+    "host": "h", "machine": THIS_MACHINE.identity, "pid": 1, "process_started": None, "time": 1.0, "token": "t",
 }  # fmt: skip
 
 

@@ -211,6 +211,9 @@ class Stopping(hpo.Trial):
 
     __slots__ = ("left",)
 
+    def should_checkpoint_soon(self) -> bool:
+        return self.should_checkpoint()
+
     def should_checkpoint(self) -> bool:
         self.left -= 1
         word = torch.tensor(int(self.left < 0))

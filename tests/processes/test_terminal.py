@@ -102,7 +102,7 @@ def shown(capsys: pytest.CaptureFixture[str], *line: object) -> str:
 
 
 def test_what_a_journal_says_is_shown_and_not_obeyed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for line in ("status", home), ("best", home), ("best", home, "--top", 1):
+    for line in ("status", home), ("best", home), ("best", home, "--top", 1), ("show", home, "0-0-2"):
         assert r"\x1b" in shown(capsys, *line)
     status = shown(capsys, "status", home)
     assert r"a\nbest  9.9 by nobody" in status

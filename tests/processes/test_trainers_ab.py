@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 import trainers
 import trainers.methods.ab
 from trainers.communication.communicator import Communicator
-from trainers.data.loading import Disjoint
+from trainers.data.batches import Disjoint
 from trainers.lowrank.layers import matrix_weights
 from trainers.methods.ab_merge import groups_of, merged_matrix, shares_by_loss
 

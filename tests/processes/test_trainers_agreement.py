@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.data.loading import Batch
+from trainers.data.batches import Batch
 
 
 def samples(count: int) -> TensorDataset:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.checkpoints.checkpoint import read_alone
 from trainers.checkpoints.contents import described
+from trainers.checkpoints.files import read_alone
+from trainers.checkpoints.host_copy import HostCopy
 
 REMEDY = "Put back a copy of the checkpoint, or remove it, or name another directory"
 
@@ -445,22 +447,70 @@ def test_a_rank_alone_with_other_settings_is_told_of_by_all(tmp_path: Path) -> N
     assert "clip_norm = 1.0 on rank 1: not the same on all ranks" in other
 
 
-def disk_full(rank: int, directory: str) -> str:
-    write = trainers.checkpoints.checkpoint._write
+def disk_full(rank: int, directory: str, at: int) -> str:
+    """The disk of rank 1 is full at its write of this number, from 0."""
+    write, writes = trainers.checkpoints.files.write, iter(range(100))
 
     def full(path: Path, content: Any) -> int:
-        if path.name == "rank-1.pt":
+        if path.name == "rank-1.pt" and next(writes) == at:
             raise OSError(28, "No space left on device")
         return write(path, content)
 
-    trainers.checkpoints.checkpoint._write = full
+    trainers.checkpoints.files.write = full
     with pytest.raises((OSError, ValueError)) as caught:
         train(model(), directory, batch_size=2)
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-def test_a_rank_that_cannot_save_ends_the_others_at_once(tmp_path: Path) -> None:
-    one, other = run_ranks(2, disk_full, str(tmp_path))
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_rank_that_cannot_save_ends_the_others_and_what_was_saved_stays(tmp_path: Path, at: int) -> None:
+    one, other = run_ranks(2, disk_full, str(tmp_path), at)
     assert one.startswith("ValueError: Rank 1 could not write its part of the checkpoint in")
     assert other == "OSError: [Errno 28] No space left on device"
-    assert not (tmp_path / "latest").exists()
+    assert (tmp_path / "latest").exists() == (at > 0)
+    if at:
+        assert read_alone(tmp_path)["epoch"] == 1
+
+
+def slow_disk(rank: int, directory: str) -> tuple[list[int], int]:
+    """Epochs whose checkpoint was whole when the epoch after them had been trained."""
+    write, trained = trainers.checkpoints.background.write, threading.Event()
+
+    def slow(path: Path, content: Any) -> int:
+        if rank == 1 and path.name == "rank-1.sum" and "step-000000008" in str(path):
+            assert trained.wait(60)  # the second epoch's is written while the third is trained
+        return write(path, content)
+
+    trainers.checkpoints.background.write = slow
+    seen = []
+
+    def report(epoch: int, metrics: dict[str, float]) -> None:
+        seen.append(int(read_alone(directory)["epoch"]) if epoch > 1 else 0)
+        if epoch == 3:
+            trained.set()
+
+    train(model(), directory, batch_size=2, report=report, epochs=3)
+    return seen, int(read_alone(directory)["epoch"])
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    # At the third epoch's end the second's is not whole, and what counts is the first's.
+    assert run_ranks(2, slow_disk, str(tmp_path)) == [([0, 1, 1], 3)] * 2
+
+
+def test_copies_in_the_host_s_memory_are_taken_where_the_last_one_was() -> None:
+    shared = torch.arange(6.0)
+    state = {
+        "a": [shared, (torch.ones(2, 3), 5)],
+        "b": {"again": shared, "text": "x", "half": torch.ones(2).half()},
+    }
+    memory = HostCopy()
+    first = memory.of(state)
+    where = first["a"][0].data_ptr()
+    assert first["a"][0] is first["b"]["again"] and first["a"][1][1] == 5 and first["b"]["text"] == "x"
+    shared.fill_(7)
+    assert first["a"][0].tolist() == list(range(6))
+    second = memory.of(state)
+    assert second["a"][0].data_ptr() == where and second["a"][0].tolist() == [7.0] * 6
+    grown = memory.of({**state, "a": [torch.zeros(9), state["a"][1]]})
+    assert grown["a"][0].tolist() == [0.0] * 9 and grown["b"]["again"].tolist() == [7.0] * 6

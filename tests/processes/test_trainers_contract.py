@@ -11,7 +11,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import trainers
+from trainers.lowrank.layers import merged
 
 EPOCHS, STEPS_PER_EPOCH, BATCH_SIZE = 3, 5, 2
 
@@ -108,8 +109,9 @@ def train(net: nn.Module, name: str, per_node: int, **changed: Any) -> trainers.
         "topology": trainers.Topology(ranks_per_node=per_node),
         "timeout": timedelta(seconds=20),
     }
-    samples = tokens(STEPS_PER_EPOCH * BATCH_SIZE * ranks)
-    return trainers.train(net, samples, tokens(20), **{**settings, **changed})
+    settings["train_set"] = tokens(STEPS_PER_EPOCH * BATCH_SIZE * ranks)
+    settings["validation_set"] = tokens(20)
+    return trainers.train(net, **{**settings, **changed})
 
 
 def of(ranks: int, function: Any, *arguments: Any) -> list[Any]:
@@ -184,6 +186,50 @@ def test_replicas_agree_and_what_is_trained_moves(name: str, ranks: int, per_nod
     for other, _, groups_left in others:
         assert_identical(state, other)
         assert groups_left == 0
+
+
+# In which memory format
+
+
+def images(samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(
+        torch.randn(samples, 4, 6, 6, generator=generator), torch.randint(8, (samples,), generator=generator)
+    )
+
+
+def laid_out(rank: int, memory_format: torch.memory_format) -> dict[str, dict[str, Tensor]]:
+    states = {}
+    for name in PLAIN:
+        torch.manual_seed(3)
+        layers = [nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(128, 8)]
+        net = nn.Sequential(*layers).to(memory_format=memory_format)
+        train(net, name, 2, train_set=images(60), validation_set=None, optimizer=sgd)
+        weight = cast(nn.Conv2d, merged(net)[2]).weight  # OIALR leaves it in factors
+        assert weight.is_contiguous(memory_format=memory_format), name
+        states[name] = state_of(net)
+    return states
+
+
+def test_channels_last_stays_and_changes_nothing() -> None:
+    """Methods that send or factor weights know their memory format: training is the same but for roundings."""
+    plain, apart = (of(2, laid_out, kept)[1] for kept in (torch.contiguous_format, torch.channels_last))
+    for name in PLAIN:
+        for key, value in plain[name].items():
+            torch.testing.assert_close(apart[name][key], value, rtol=1e-3, atol=1e-4, msg=f"{name}: {key}")
+
+
+def of_two_formats(rank: int) -> str:
+    net = nn.Sequential(nn.Conv2d(4, 16, 3), nn.Flatten(), nn.Linear(256, 8))
+    if rank:
+        net = net.to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError) as caught:
+        train(net, "DDP", 2, train_set=images(20), validation_set=None)
+    return str(caught.value)
+
+
+def test_ranks_with_other_memory_formats_are_refused() -> None:
+    assert "0.weight (16, 4, 3, 3) float32 channels_last on rank 1" in of(2, of_two_formats)[1]
 
 
 # Interrupted after every step

@@ -23,7 +23,7 @@ import trainers
 from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
-from trainers.data.loading import Disjoint
+from trainers.data.batches import Disjoint
 from trainers.methods.strategy import Method, Setup, Strategy
 
 SHORT = {"warmup_epochs": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtype": None}

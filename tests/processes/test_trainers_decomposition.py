@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import trainers
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Topology
-from trainers.lowrank.decomposition import SharedWork, deal, full_precision, svd, svd_cost
+from trainers.lowrank.decomposition import SharedWork, _by_double_gram, deal, svd, svd_cost
 from trainers.lowrank.layers import factorise, make_whole, matrix_weights
 from trainers.lowrank.state_projection import Projection, exchange, insert, remove
 from trainers.methods.ab_merge import merged_matrix
+from trainers.precision import full_precision
 
 
 def matrix(rows: int, columns: int, smallest: float = 1e-3, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -68,6 +69,21 @@ def test_by_the_gram_matrix_single_precision_is_orthogonal_on_both_sides(shape: 
         u, values, vt = svd(a, cutoff=0.05)
         assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 3e-6
         torch.testing.assert_close(values, torch.linalg.svdvals(a)[: len(values)], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(96, 64), (64, 96), (80, 80)])
+def test_by_the_gram_matrix_in_double_precision_nothing_of_single_is_lost(shape: tuple[int, int]) -> None:
+    """What a GPU does, on the CPU."""
+    for smallest, exact in ((1e-2, True), (1e-5, True), (1e-8, False)):
+        a = matrix(*shape, smallest=smallest, dtype=torch.float32)
+        found = _by_double_gram(a, 0.0)
+        assert (found is not None) == exact
+        if found is not None:
+            u, values, vt = found
+            assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 3e-5
+            torch.testing.assert_close(u @ torch.diag(values) @ vt, a, rtol=0, atol=1e-6)
+            torch.testing.assert_close(values.double(), torch.linalg.svdvals(a.double()), rtol=0, atol=2e-7)
+    assert _by_double_gram(a, 0.1) is not None
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e30])
@@ -271,22 +287,25 @@ def test_every_task_is_done_once_and_all_have_the_result(ranks: int, per_node: i
 
 
 def one_fails(rank: int) -> str:
-    comm = Communicator(topology=None, timeout=timedelta(seconds=3), device=torch.device("cpu"))
+    comm = Communicator(topology=None, timeout=timedelta(seconds=60), device=torch.device("cpu"))
 
     def work(task: int) -> tuple[Tensor, ...]:
         if rank == 1:
-            raise ArithmeticError
+            raise ArithmeticError("no convergence")
         return (torch.ones(2),)
 
     try:
         SharedWork(comm).run([1.0, 1.0], work, [torch.float32] * 2)
     except (ArithmeticError, RuntimeError) as error:
-        return type(error).__name__
+        comm.service.barrier(comm.device)  # all have raised: the ranks are in step, and the channel is whole
+        return f"{type(error).__name__}: {error}"
     return "returned"
 
 
-def test_a_rank_that_fails_keeps_no_other_waiting_for_ever() -> None:
-    assert run_ranks(2, one_fails) == ["CommunicationError", "ArithmeticError"]
+def test_where_a_decomposition_fails_on_one_rank_all_raise() -> None:
+    other, own = run_ranks(2, one_fails)
+    assert other.startswith("RuntimeError: rank 1 of 2 could not decompose")
+    assert own == "ArithmeticError: no convergence"
 
 
 # What the optimizer knows

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 import trainers
 from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.communicator import Communicator
-from trainers.data.loading import Disjoint
+from trainers.data.batches import Disjoint
 from trainers.methods.local_sgd import adapted_period, effective_batch_size
 from trainers.methods.strategy import Method, Setup, Strategy
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 import weakref
+from collections import Counter
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -148,16 +149,17 @@ def test_killed_without_warning_goes_on_from_the_last_checkpoint(tmp_path: Path)
 def saved_by_one_ahead(rank: int, directory: str) -> list[int]:
     """Rank 0 is slow to name the step that all have written; the other has nothing to wait for."""
     communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-    write = trainers.checkpoints.checkpoint._write
+    write = trainers.checkpoints.background.write
 
     def slow(path: Path, content: Any) -> int:
         time.sleep(0.2 if path.name == "latest" else 0)
         return write(path, content)
 
-    trainers.checkpoints.checkpoint._write = slow
+    trainers.checkpoints.background.write = slow
     checkpoint = Checkpoint(directory, communicator)
     for step in range(3):
-        checkpoint.save(step, shared={}, own={"step": step})
+        checkpoint.save(step, shared={}, own={"step": step}, wait=False)
+    checkpoint.finish()
     found = Checkpoint(directory, communicator).load()
     communicator.close()
     assert found is not None
@@ -592,6 +594,42 @@ def test_reading_processes_end_with_an_interrupted_run() -> None:
     # While the error is still there, and what it holds on to.
     assert stopped.value.__traceback__ is not None
     assert not multiprocessing.active_children()
+
+
+class Pids(Dataset[tuple[Tensor, Tensor]]):
+    """Says in which epoch, by which process and how often its items are read."""
+
+    def __init__(self, log: Path, length: int) -> None:
+        self.log, self.length, self.epoch = log, length, -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()} {self.epoch}\n")
+        item: tuple[Tensor, Tensor] = labelled()[index]
+        return item
+
+
+def test_the_same_processes_read_all_epochs(tmp_path: Path) -> None:
+    read, validated = tmp_path / "read", tmp_path / "validated"
+    train(
+        model(),
+        train_set=Pids(read, 12),
+        validation_set=Pids(validated, 4),
+        epochs=3,
+        loader_processes=2,
+    )
+    assert not multiprocessing.active_children()
+    lines = read.read_text().split("\n")[:-1]
+    pids = {line.split()[0] for line in lines}
+    assert len(pids) == 2 and str(os.getpid()) not in pids
+    assert Counter(line.split()[1] for line in lines) == {"0": 12, "1": 12, "2": 12}
+    assert len({line.split()[0] for line in validated.read_text().split("\n")[:-1]}) <= 2
 
 
 def test_an_interrupted_run_s_model_is_let_go() -> None:

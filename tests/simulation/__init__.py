@@ -78,6 +78,8 @@ class MemoryJournal:
         self.committed: list[Record] = []
         self.fenced = False
         """Its writer was given up: what it still writes is not read."""
+        self.discarded = False
+        """Whether anything was given up that may be on the disk all the same."""
         self.error: OSError | None = None
         self.disturb: Callable[[], object] = lambda: None
         self.reached: Callable[[int], int] = lambda number: 0
@@ -100,6 +102,7 @@ class MemoryJournal:
         self._appended.clear()
 
     def discard(self) -> None:
+        self.discarded |= bool(self._appended)
         self.error = None
         self._appended.clear()
 
@@ -312,6 +315,34 @@ class Report:
     by_kind: dict[str, float]
 
 
+def leader_settings(
+    *,
+    seed: int,
+    migration: MigrationSettings,
+    durable_starts: bool,
+    grace_s: float = GRACE_S,
+    pruning: PruningSettings | None = None,
+    steps: int | None = None,
+) -> LeaderSettings:
+    """For leaders of campaigns of one objective, ``value``, which is minimised."""
+    return LeaderSettings(
+        seed=seed,
+        losses=lambda objectives: tuple(objectives.values()),
+        allows=lambda params: True,
+        migration=migration,
+        retries=1,
+        duplicates=False,
+        durable_starts=durable_starts,
+        grace_s=grace_s,
+        keep=3,
+        pruning=pruning,
+        steps=steps,
+        reported="value",
+        sign=1.0,
+        reference=None,
+    )
+
+
 class Simulation:
     """A campaign of one-rank workers.
 
@@ -409,23 +440,14 @@ class Simulation:
                     crew=crew,
                     job_of=lambda candidate: candidate,  # type: ignore[arg-type,return-value]
                     journal=journal,
-                    settings=LeaderSettings(
+                    settings=leader_settings(
                         seed=seed,
-                        losses=lambda objectives: tuple(objectives.values()),
-                        allows=lambda params: True,
                         migration=MigrationSettings(
                             probability=migration, copy=copy, emigrants=matrix[place.island]
                         ),
-                        retries=1,
-                        duplicates=False,
                         durable_starts=durable_starts,
-                        grace_s=GRACE_S,
-                        keep=3,
                         pruning=pruning,
                         steps=steps,
-                        reported="value",
-                        sign=1.0,
-                        reference=None,
                     ),
                 )
             )

@@ -73,10 +73,22 @@ def checked(
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a model's ``state``, to which modules may add other things than tensors."""
+    """A copy, on the CPU, of a model's ``state``, to which modules may add other things than tensors."""
     return {
-        name: value.clone() if isinstance(value, Tensor) else deepcopy(value) for name, value in state.items()
+        name: value.to("cpu", copy=True) if isinstance(value, Tensor) else deepcopy(value)
+        for name, value in state.items()
     }
+
+
+def on_cpu(value: Any) -> Any:
+    """``value`` with the tensors in it, at any depth of dictionaries, lists and tuples, on the CPU."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {name: on_cpu(part) for name, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(on_cpu, value))
+    return value
 
 
 def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainers.checkpoints.checkpoint import read_alone
+from trainers.checkpoints.files import read_alone
 from trainers.lowrank.layers import factorise, matrix_weights, product
 from trainers.names import plain, plain_name
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainers.communication.channel import REAL_TYPES, Channel
 from trainers.communication.communicator import Communicator
+from trainers.names import format_of
 
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
@@ -23,7 +24,7 @@ class Bucket:
     wire_dtype: torch.dtype
     flat: Tensor = field(init=False)
     views: list[Tensor] = field(init=False)
-    """Parts of ``flat`` in the shapes of ``tensors``."""
+    """Parts of ``flat`` in the shapes of ``tensors``, and in their memory format, which is the same on all ranks."""
     firsts: Tensor | None = field(init=False, default=None)
     """Where in ``flat`` the tensors begin, apart from empty ones; None until it is needed."""
 
@@ -32,6 +33,9 @@ class Bucket:
         self.flat = torch.empty(sum(sizes), dtype=self.wire_dtype, device=self.tensors[0].device)
         self.views = [
             part.view(tensor.shape)
+            if format_of(tensor) is torch.contiguous_format
+            # A copy between two layouts of the same numbers costs several times one between equal ones.
+            else part.as_strided(tensor.shape, tensor.stride())
             for part, tensor in zip(torch.split(self.flat, sizes), self.tensors, strict=True)
         ]
 

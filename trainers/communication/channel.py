@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -26,6 +26,9 @@ _SENT = (*REAL_TYPES, torch.int8, torch.uint8, torch.int32, torch.int64)
 
 _SUMMED = (*_SENT, torch.complex64, torch.complex128)
 """What both gloo and NCCL take as it is; other types are sent as bytes, where they need not be summed."""
+
+
+_MANY_WAITS = 1000
 
 
 class CommunicationError(RuntimeError):
@@ -64,12 +67,30 @@ class Channel:
     """Whether the ring's next rank is on the same node."""
     bytes_inside: float = 0.0
     bytes_between: float = 0.0
-    wait_s: float = 0.0
     operations: int = 0
+    _waited_s: float = 0.0
+    _stream_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    """Around each wait of a GPU's stream that is not in ``_waited_s`` yet."""
 
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that computation has waited for this channel: the CPU, or the stream of a GPU. Reading it waits for
+        the stream.
+        """
+        for begin, end in self._stream_waits:
+            end.synchronize()
+            self._waited_s += begin.elapsed_time(end) / 1000
+        self._stream_waits.clear()
+        return self._waited_s
+
+    @wait_s.setter
+    def wait_s(self, seconds: float) -> None:
+        self._stream_waits.clear()
+        self._waited_s = seconds
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """Start to sum ``tensor``, in place, over the ranks. TypeError for a type that cannot be summed."""
@@ -135,14 +156,28 @@ class Channel:
             if tensor.device.type == "cpu":
                 work.wait(self.timeout)
             else:
+                # The host goes on at once: what waits is the stream, between these two events.
+                around = _timing_event(), _timing_event()
+                around[0].record(torch.cuda.current_stream(tensor.device))
                 # With a time-out NCCL's wait would hold up the host; its own watchdog ends a hung operation.
                 work.wait()
+                around[1].record(torch.cuda.current_stream(tensor.device))
+                self._note(around)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise self._lost(what, time.perf_counter() - begin, error) from error
         finally:
-            self.wait_s += time.perf_counter() - begin
+            self._waited_s += time.perf_counter() - begin
+
+    def _note(self, around: tuple[torch.cuda.Event, torch.cuda.Event]) -> None:
+        """Keep a wait of the stream; those that are over are summed up where there are many."""
+        waits = self._stream_waits
+        waits.append(around)
+        if len(waits) >= _MANY_WAITS:
+            done = next((index for index, (_, end) in enumerate(waits) if not end.query()), len(waits))  # type: ignore[no-untyped-call]
+            self._waited_s += sum(begin.elapsed_time(end) for begin, end in waits[:done]) / 1000
+            del waits[:done]
 
     def _lost(self, what: str, waited_s: float, error: RuntimeError) -> CommunicationError:
         return CommunicationError(
@@ -150,6 +185,10 @@ class Channel:
             f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "
             f"printed. ({error})"
         )
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _sendable(tensor: Tensor) -> Tensor:

@@ -59,9 +59,10 @@ class Communicator:
             next_is_near=True,
         )
         self._finding = finding
-        if finding.group is not None and self.size > 1 and _has_gloo(finding.group, device):
-            # gloo's threads stay in an operation whose peer hangs until its group's own time-out, in the caller's half
-            # an hour by default, and no process can end before they do.
+        if finding.group is not None and self.size > 1:
+            _refuse_other_device(finding.group, device)
+            # A group has the time-out that it was made with, the caller's half an hour by default: so long would gloo's
+            # threads stay in an operation whose peer hangs, and NCCL's watchdog wait.
             finding.group = self._made([everyone])
         try:
             self.nodes = (topology or Topology()).nodes(_hosts(finding, device))
@@ -197,15 +198,14 @@ class Communicator:
         return self._channels[name]
 
 
-def _has_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether ``group`` sends tensors on ``device`` by gloo. ValueError if nothing sends them."""
+def _refuse_other_device(group: dist.ProcessGroup, device: torch.device) -> None:
+    """ValueError if ``group`` has no backend that sends tensors on ``device``."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     if device.type not in backends:
         raise ValueError(
             f"The process group has a backend for {' and '.join(backends)}, and the model is on {device.type}. Move "
             'the model there, or name a backend for each: init_process_group("cpu:gloo,cuda:nccl"), say.'
         )
-    return backends[device.type] == "gloo"
 
 
 def _hosts(channel: Channel, device: torch.device) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.communication.channel import Channel
-from trainers.names import plain_name
+from trainers.names import format_of, plain_name
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHOWN = 200
@@ -47,9 +47,10 @@ def refuse_other_settings(channel: Channel, agreed: Mapping[str, object], device
 
 
 def refuse_other_models(channel: Channel, model: nn.Module, device: torch.device) -> None:
-    """As ``refuse_other_settings``, of names, shapes and types of parameters and buffers."""
+    """As ``refuse_other_settings``, of names, shapes, types and memory formats of parameters and buffers."""
     forms = [
-        f"{plain_name(name)} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{trained}"
+        f"{plain_name(name)} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{_laid_out(tensor)}"
+        f"{trained}"
         for tensors, trained in (
             ([(n, p) for n, p in model.named_parameters() if p.requires_grad], ""),
             ([(n, p) for n, p in model.named_parameters() if not p.requires_grad], ", frozen"),
@@ -61,6 +62,11 @@ def refuse_other_models(channel: Channel, model: nn.Module, device: torch.device
     refuse_other_settings(
         channel, {f"model's tensor {index}": form for index, form in enumerate(forms)}, device
     )
+
+
+def _laid_out(tensor: Tensor) -> str:
+    kept = format_of(tensor)
+    return "" if kept is torch.contiguous_format else f" {str(kept).removeprefix('torch.')}"
 
 
 def refuse_other_optimizers(channel: Channel, optimizer: Optimizer, device: torch.device) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainers.arguments import check_kinds
-from trainers.data.loading import Batch
+from trainers.data.batches import Batch
 from trainers.randomness import derive
 
 

@@ -8,42 +8,22 @@ are not determined, or in roundings.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from trainers.communication.buckets import broadcast_everywhere
 from trainers.communication.communicator import Communicator
+from trainers.precision import full_precision
 
 GRAM_CUTOFF = 0.05
 """From this cutoff on singular vectors come from the Gram matrix: 2.4 times faster, in single precision blind
 for singular values below 3e-4 of the largest."""
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Inside, products of float32 matrices are float32's, whatever ``torch.set_float32_matmul_precision`` and its
-    like allow: what becomes weights and bases for good shall not lose bits that a gradient can spare.
-    """
-    if not hasattr(torch.backends.mkldnn, "matmul"):  # before torch 2.9 one setting is for all
-        allowed = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(allowed)
-        return
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+DOUBLE_GRAM_REACH = 1e-6
+"""Down to this part of the largest, singular values and vectors come from the Gram matrix in double precision as exact
+as a single-precision decomposition gives them. On a GPU that is the fast way: cuSOLVER's iterations leave most of it
+idle."""
 
 
 @full_precision()
@@ -61,14 +41,20 @@ def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
         return (matrix[:, :1] * torch.nan, matrix[0, :1] * torch.nan, matrix[:1] * torch.nan)
     # Zeros have every basis; the Gram matrix would give none that is orthogonal on both sides.
     zeros = not bool(largest)
-    by_gram = cutoff >= GRAM_CUTOFF and not zeros
-    if by_gram:
+    found = None
+    if not zeros:
         # Squares of very large or small entries would leave the range of the type.
-        u, values, vt = _by_gram(work / largest)
-        values = values * largest
+        scaled = work / largest
+        if work.is_cuda and work.dtype is torch.float32:
+            found = _by_double_gram(scaled, cutoff)
+        elif cutoff >= GRAM_CUTOFF:
+            found = _by_gram(scaled)
+    by_gram = found is not None
+    if found is not None:
+        u, values, vt = found[0], found[1] * largest, found[2]
     else:
         u, values, vt = torch.linalg.svd(work, full_matrices=False)
-    k = len(values) if cutoff == 0 or zeros else max(1, int((values > cutoff * values[0]).sum()))
+    k = len(values) if zeros else _kept(values, cutoff)
     u, vt = u[:, :k], vt[:k]
     if by_gram:
         # Those of small singular values are orthogonal to 1e-4 only.
@@ -79,9 +65,21 @@ def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
     return u.to(matrix.dtype), values[:k].to(matrix.dtype), vt.to(matrix.dtype)
 
 
+def _kept(values: Tensor, cutoff: float) -> int:
+    """How many of the singular ``values``, falling, ``cutoff`` leaves."""
+    return len(values) if cutoff == 0 else max(1, int((values > cutoff * values[0]).sum()))
+
+
 def _straightened(basis: Tensor) -> Tensor:
     """``basis``, whose columns are nearly orthonormal, with the square of its error (Newton-Schulz)."""
     return 1.5 * basis - 0.5 * basis @ (basis.T @ basis)
+
+
+def _by_double_gram(matrix: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    """As ``_by_gram``, in double precision; None where a singular value to be kept is too small for that."""
+    u, values, vt = (part.to(matrix.dtype) for part in _by_gram(matrix.double()))
+    smallest = values[_kept(values, cutoff) - 1]
+    return (u, values, vt) if bool(smallest > DOUBLE_GRAM_REACH * values[0]) else None
 
 
 def _by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,12 +120,19 @@ class SharedWork:
             return []
         owners = deal(costs, communicator.size)
         begin = self._now()
-        own = {
-            task: [tensor.contiguous() for tensor in work(task)]
-            for task, owner in enumerate(owners)
-            if owner == communicator.rank
-        }
+        own: dict[int, list[Tensor]] = {}
+        failure: Exception | None = None
+        try:
+            for task, owner in enumerate(owners):
+                if owner == communicator.rank:
+                    own[task] = [tensor.contiguous() for tensor in work(task)]
+        except Exception as error:
+            failure = error
         self.own_s += self._now() - begin
+        if communicator.size > 1:
+            self._agree_that_all_worked(failure)
+        if failure is not None:
+            raise failure
         if communicator.size == 1:
             return [own[task] for task in range(len(costs))]
         shapes = self._shapes(own, len(costs))
@@ -142,6 +147,17 @@ class SharedWork:
             tensors = [tensor for task in tasks for tensor in results[task]]
             broadcast_everywhere(communicator, tensors, source=owner)
         return results
+
+    def _agree_that_all_worked(self, failure: Exception | None) -> None:
+        """RuntimeError on the ranks that did their part where another has failed: it shares nothing with them."""
+        communicator = self._communicator
+        flag = torch.tensor([failure is not None], dtype=torch.int64, device=communicator.device)
+        failed = [rank for rank, one in enumerate(communicator.service.all_gather(flag)) if one.item()]
+        if failed and failure is None:
+            raise RuntimeError(
+                f"rank {failed[0]} of {communicator.size} could not decompose its share of the weights. Its own error "
+                "says why."
+            )
 
     def _now(self) -> float:
         """Seconds, when all that was started on the device is done: at decompositions only, which are rare."""

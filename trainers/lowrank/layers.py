@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, cast
+from functools import cache, lru_cache
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, linear
 from torch.optim import Optimizer
 
-from trainers.lowrank.decomposition import full_precision
-from trainers.names import plain_name
+from trainers.names import format_of, plain_name
+from trainers.precision import full_precision
 
 SMALLEST_SIDE = 16
 """Weights with a smaller side stay whole: there is nothing to gain."""
@@ -138,12 +138,15 @@ def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None
     """Replace the weight, whole or factored, by the product of ``factors``, matrices given in its order."""
     module, attribute = weight.module, weight.attribute
     first, *_, last = factors.values()
+    formats: dict[str, torch.memory_format] = {**getattr(module, "_whole_formats", {})}
+    if not weight.factors:
+        formats[attribute] = format_of(weight.whole)
     if first.shape[0] != weight.rows or last.shape[1] != weight.columns:
         raise ValueError(f"{weight.name}: the factors make no {weight.rows} × {weight.columns} matrix.")
     _exchange(weight, {f"{attribute}_{name}": factor for name, factor in factors.items()})
     held: dict[str, tuple[str, ...]] = {**getattr(module, "_factors", {}), attribute: tuple(factors)}
     shapes: dict[str, torch.Size] = {**getattr(module, "_whole_shapes", {}), attribute: weight.shape}
-    _become(module, held, shapes)
+    _become(module, held, shapes, formats)
 
 
 def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Parameter:
@@ -151,12 +154,14 @@ def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Paramet
     if matrix is None:
         with torch.no_grad():
             matrix = weight.matrix().clone()
-    parameter = nn.Parameter(matrix.detach().reshape(weight.shape))
     module, attribute = weight.module, weight.attribute
+    formats: dict[str, torch.memory_format] = dict(getattr(module, "_whole_formats", {}))
+    laid_out = formats.pop(attribute, torch.contiguous_format)
+    parameter = nn.Parameter(matrix.detach().reshape(weight.shape).contiguous(memory_format=laid_out))
     _exchange(weight, {attribute: parameter})
     held = {name: names for name, names in getattr(module, "_factors", {}).items() if name != attribute}
     shapes = {name: shape for name, shape in getattr(module, "_whole_shapes", {}).items() if name in held}
-    _become(module, held, shapes)
+    _become(module, held, shapes, formats)
     return parameter
 
 
@@ -185,37 +190,53 @@ def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
     return result
 
 
-def product_cost(factors: tuple[Tensor, ...], rows: int, columns: int) -> int:
-    """Multiplications that ``product`` takes."""
-    inner = factors[:-1] if columns < rows else factors[1:]
-    return min(rows, columns) * sum(factor.numel() for factor in inner)
-
-
 def cheapest(factors: tuple[Tensor, ...], rows: int) -> list[tuple[Tensor, ...]]:
     """``factors`` in their order, in groups of which each is best multiplied into one matrix before ``rows`` inputs
     go through: what takes the fewest multiplications, those of the backward pass counted where there is one.
+
+    Args:
+        factors (tuple of matrices): of one weight, in the order of their product.
+        rows (int): inputs, those of all samples together.
 
     Of U Σ Vᵀ these are the three apart for a small k, then U and Σ Vᵀ (or U Σ and Vᵀ, where W is tall: Σ's gradient
     needs a product the less), then, of many rows, W. Of few rows making a matrix takes more than it saves.
     """
     gradients = torch.is_grad_enabled()
-    least, chosen = math.inf, [factors]
-    for borders in range(1 << (len(factors) - 1)):
-        groups, cost = _divided(factors, borders), 0
-        for group in groups:
+    forms = tuple((one.shape[0], one.shape[1], gradients and one.requires_grad) for one in factors)
+    # A compiler traces the search once, and warns of caches.
+    search = _cheapest_borders.__wrapped__ if torch.compiler.is_compiling() else _cheapest_borders
+    return _divided(factors, search(forms, rows, gradients))
+
+
+_Form = tuple[int, int, bool]
+"""Rows and columns of a factor, and whether a gradient of it is asked for."""
+
+
+@lru_cache(maxsize=4096)
+def _cheapest_borders(forms: tuple[_Form, ...], rows: int, gradients: bool) -> int:
+    """The borders, as ``_divided`` takes them, that ``cheapest`` is about; the same at every step of a run."""
+    least, chosen = math.inf, 0
+    for borders in range(1 << (len(forms) - 1)):
+        cost = 0
+        for group in _divided(forms, borders):
             # A gradient for the input; one for the matrix, if anything of it is trained; and from it for each such.
-            trained = sum(factor.requires_grad for factor in group) if gradients else 0
-            height, width = group[0].shape[0], group[-1].shape[1]
+            trained = sum(wanted for _, _, wanted in group)
+            height, width = group[0][0], group[-1][1]
             cost += rows * height * width * (1 + gradients + (trained > 0))
-            cost += product_cost(group, height, width) * (1 + trained)
+            # What ``product`` takes, from the narrower side.
+            inner = group[:-1] if width < height else group[1:]
+            cost += min(height, width) * sum(one[0] * one[1] for one in inner) * (1 + trained)
         if cost < least:
-            least, chosen = cost, groups
+            least, chosen = cost, borders
     return chosen
 
 
-def _divided(factors: tuple[Tensor, ...], borders: int) -> list[tuple[Tensor, ...]]:
+_Item = TypeVar("_Item")
+
+
+def _divided(factors: tuple[_Item, ...], borders: int) -> list[tuple[_Item, ...]]:
     """With a border after factor i where bit i of ``borders`` is set."""
-    groups: list[tuple[Tensor, ...]] = []
+    groups: list[tuple[_Item, ...]] = []
     begin = 0
     for end in range(1, len(factors) + 1):
         if end == len(factors) or borders >> (end - 1) & 1:
@@ -233,6 +254,7 @@ class Factored(nn.Module):
     _plain_class: ClassVar[type[nn.Module]]
     _factors: dict[str, tuple[str, ...]]
     _whole_shapes: dict[str, torch.Size]
+    _whole_formats: dict[str, torch.memory_format]
 
     def _factors_of(self, attribute: str) -> tuple[Tensor, ...]:
         return tuple(self._parameters[f"{attribute}_{name}"] for name in self._factors[attribute])  # type: ignore[misc]
@@ -337,16 +359,21 @@ def _restored(plain: type[nn.Module], attributes: tuple[str, ...]) -> nn.Module:
     return made.__new__(made)
 
 
-def _become(module: nn.Module, held: dict[str, tuple[str, ...]], shapes: dict[str, torch.Size]) -> None:
+def _become(
+    module: nn.Module,
+    held: dict[str, tuple[str, ...]],
+    shapes: dict[str, torch.Size],
+    formats: dict[str, torch.memory_format],
+) -> None:
     """Give ``module`` the class for the factored weights that it holds."""
     plain: type[nn.Module] = getattr(type(module), "_plain_class", type(module))
     if held:
         module.__class__ = _factored_class(cast(Any, plain), tuple(sorted(held)))
-        module.__dict__["_factors"], module.__dict__["_whole_shapes"] = held, shapes
+        module.__dict__.update(_factors=held, _whole_shapes=shapes, _whole_formats=formats)
     else:
         module.__class__ = plain
-        module.__dict__.pop("_factors", None)
-        module.__dict__.pop("_whole_shapes", None)
+        for name in ("_factors", "_whole_shapes", "_whole_formats"):
+            module.__dict__.pop(name, None)
 
 
 def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter]) -> None:

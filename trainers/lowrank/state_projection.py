@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.lowrank.decomposition import full_precision
 from trainers.optim.ftrl import Ftrl
+from trainers.precision import full_precision
 
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
 _SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"})

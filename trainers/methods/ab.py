@@ -335,10 +335,6 @@ class _ABTraining(Strategy):
         if self._factored:
             self._become_whole([weight.matrix() for weight in self._weights])
         self._ranks = dict(saved["ranks"])
-        if saved["merges"]:
-            # As merges leave them: of another layout, channels last say, sums would come in another order.
-            for weight in self._weights:
-                weight.whole.data = weight.whole.detach().contiguous()
         if saved["factored"]:
             self._become_factored(
                 [

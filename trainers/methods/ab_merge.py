@@ -10,8 +10,8 @@ from torch import Tensor
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
-from trainers.lowrank.decomposition import full_precision
 from trainers.lowrank.layers import MatrixWeight
+from trainers.precision import full_precision
 
 Nodes = tuple[Ranks, ...]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainers.arguments import check_kinds, is_integer
 from trainers.communication.buckets import broadcast_tensors
-from trainers.lowrank.decomposition import SharedWork, full_precision, svd, svd_cost
+from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank.layers import (
     LARGEST_ASPECT,
     SMALLEST_SIDE,
@@ -38,6 +38,7 @@ from trainers.methods.strategy import (
     check_steps,
     steps_of,
 )
+from trainers.precision import full_precision
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import HpoError
 from hpo.evaluation import cuda
+from hpo.evaluation.announcement import Announcement, Words
 from hpo.evaluation.conversation import (
     Broken,
     Evaluate,
@@ -59,6 +61,7 @@ _DUMP_LEAD_S = 0.2
 """Stacks are written this long before the time-out."""
 
 _BEGIN, _REPORT, _CHECKPOINT = range(3)
+_VERDICTS: tuple[Verdict, ...] = (GO, STOP, PAUSE)
 _CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoint")
 
 
@@ -73,6 +76,7 @@ class Group:
         self._connections: dict[int, int] = {}
         self._port = -1
         self.address: tuple[str, int] | None = None
+        self.announcement = Announcement(self._rank, self.send)
         own = own_address(hello.hosts, self._rank, hello.interface)
         self._name_interfaces(own, hello)
         os.environ.update(
@@ -156,6 +160,7 @@ class Group:
                 shut_connection(number, keep_port=self._port)
         self._connections = {}
         self._control = None
+        self.announcement = Announcement(self._rank, self.send)
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -166,20 +171,39 @@ class Group:
 
         return self._control is not None and dist.is_initialized()
 
-    def agree(self, turn: int, call: int, answer: bool) -> bool:
+    def begin(self, turn: int) -> None:
+        """All ranks begin the evaluation of this turn. Collective."""
+        # One that the last evaluation left under way would meet the messages of this one.
+        self.announcement.finish()
+        self.announcement = Announcement(self._rank, self.send)
+        self.agree(turn, _BEGIN, 0)
+
+    def agree(self, turn: int, call: int, answer: int) -> int:
         """What worker rank 0 says. Collective; RuntimeError where the ranks make different calls."""
+        their_turn, theirs, agreed = self.send((turn, call, answer))()
+        if (their_turn, theirs) != (turn, call):
+            said = _CALLS[theirs] if their_turn == turn and 0 <= theirs < len(_CALLS) else "another step"
+            raise RuntimeError(
+                f"worker rank {self._rank} is in {_CALLS[call]}, but rank 0 in {said}: all ranks of a worker must make "
+                "these calls, in the same order."
+            )
+        return agreed
+
+    def send(self, words: Words) -> Callable[[], Words]:
+        """Begin to send worker rank 0's words to the others; what is returned waits for them. Collective."""
         import torch
         import torch.distributed as dist
 
-        word = torch.tensor([(turn * len(_CALLS) + call) * 2 + answer], dtype=torch.int64)
-        dist.broadcast(word, 0, group=self._control)
-        theirs, agreed = divmod(int(word), 2)
-        if theirs != turn * len(_CALLS) + call:
-            raise RuntimeError(
-                f"worker rank {self._rank} is in {_CALLS[call]}, but rank 0 in {_CALLS[theirs % len(_CALLS)]}: "
-                "all ranks of a worker must make these calls, in the same order."
-            )
-        return bool(agreed)
+        # Of one length, whatever they are about: a call that meets another kind is found out.
+        sent = torch.tensor(words, dtype=torch.int64)
+        work = dist.broadcast(sent, 0, group=self._control, async_op=True)
+
+        def received() -> Words:
+            work.wait()
+            first, second, third = sent.tolist()
+            return first, second, third
+
+        return received
 
 
 class EvaluatorLink:
@@ -217,14 +241,22 @@ class EvaluatorLink:
         verdict: Verdict = GO
         if self._rank == 0:
             verdict = self._channel.ask(self._turn, step, value, last_step=last_step, saves=self._saves)
+        if self._group is not None:
+            verdict = _VERDICTS[self._group.agree(self._turn, _REPORT, _VERDICTS.index(verdict))]
         self._pause = verdict == PAUSE
-        stop = verdict == STOP
-        return stop if self._group is None else self._group.agree(self._turn, _REPORT, stop)
+        return verdict == STOP
 
     def should_checkpoint(self) -> bool:
         self._saves = True
         asked = self._pause or self._channel.checkpoint_turn == self._turn
-        return asked if self._group is None else self._group.agree(self._turn, _CHECKPOINT, asked)
+        return asked if self._group is None else bool(self._group.agree(self._turn, _CHECKPOINT, asked))
+
+    def should_checkpoint_soon(self) -> bool:
+        self._saves = True
+        asked = self._channel.checkpoint_turn == self._turn
+        if self._pause or self._group is None:  # all ranks know the verdict on a report
+            return self._pause or asked
+        return self._group.announcement.ask(asked)
 
 
 class Evaluator:
@@ -353,7 +385,7 @@ class Evaluator:
     def _call(self, trial: Trial) -> object:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
         if self._group is not None:
-            self._group.agree(self._turn, _BEGIN, False)
+            self._group.begin(self._turn)
         self._seeder.seed(trial.seed)
         return self._task.evaluate(trial)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, is_known
 from hpo.islands.messages import EvaluationEnd
+from hpo.journal.records import Number
+
+_RECENT = 64
 
 MOST_RECENT = 256
 """Of so many ends of evaluations the times are kept, from which the pace follows."""
@@ -21,7 +23,7 @@ class Best(NamedTuple):
     id: str
     started: float = 0.0
     params: dict[str, Scalar] | None = None
-    objectives: dict[str, float] | None = None
+    objectives: dict[str, Number] | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -60,8 +62,8 @@ class Tally:
     counts: dict[str, int] = field(default_factory=dict)
     best: Best | None = None
     busy_s: float = 0.0
-    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    recent_ends: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
+    recent_s: list[float] = field(default_factory=list)
+    recent_ends: list[float] = field(default_factory=list)
     islands: dict[int, IslandTally] = field(default_factory=dict)
     unfinished: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
@@ -77,8 +79,10 @@ class Tally:
             return
         self.unfinished.pop(end.id, None)
         self.recent_ends.append(end.started + end.seconds)
+        del self.recent_ends[:-MOST_RECENT]
         if status == COMPLETED:
             self.recent_s.append(end.seconds)
+            del self.recent_s[:-_RECENT]
             if end.losses:
                 params, objectives = end.result or (None, None)
                 self.enter(Best(end.losses, end.id, end.started, params, objectives))
@@ -93,7 +97,8 @@ class Tally:
 
     def enter(self, completed: Best) -> None:
         """One that may be the best."""
-        if self.best is None or completed.losses < self.best.losses or completed.order < self.best.order:
+        best = self.best
+        if best is None or (completed.losses <= best.losses and completed.order < best.order):
             self.best = completed
 
     def reopen(self, status: str = PRUNED, number: int = 1, identity: str | None = None) -> None:

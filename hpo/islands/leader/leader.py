@@ -235,7 +235,8 @@ class Leader:
                 at_once=self._stop is not None, before_results=self._promote_if_idle
             )
             self._look_at_storage()
-        if self._disbanding is not None and self._crew.gone:
+        # What is done here counts: none of it is begun elsewhere while it may still be put on record.
+        if self._disbanding is not None and self._crew.gone and not self._publisher.pending.results:
             self._ask(Disbanded(self._disbanding))
             self._disbanding = None
         if self.started and self._stop is None and self.end is None:
@@ -250,7 +251,8 @@ class Leader:
             wake = min(wake, limit)
         if self.can_work:  # its journal has just come back
             return self._transport.now()
-        if self._waits_for_directory and self._publisher.wait.error is None:
+        # Evaluators that are being started wake this rank themselves.
+        if self._waits_for_directory and self._crew.ready and self._publisher.wait.error is None:
             wake = min(wake, self._evaluations.wait.retry_at)
         return min(wake, self._publisher.next_wake())
 
@@ -379,7 +381,9 @@ class Leader:
     def _look_at_storage(self) -> None:
         """The coordinator learns what this worker waits for. Without a journal it takes no more part."""
         journal, directory = self._publisher.wait, self._evaluations.wait
-        if journal.over:
+        if journal.over and self._disbanding is not None:
+            self._disbanding += [_begun(one, one.retries, True) for one in self._publisher.give_up()]
+        elif journal.over:
             self._leave(journal.error or "")
         waits = Waiting(journal.error or directory.error, directory.over)
         if waits != self._waits:

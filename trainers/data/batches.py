@@ -1,16 +1,16 @@
-"""Which samples each rank sees at each step, and their way from the data set to the device."""
+"""Which samples each rank sees at each step, and what a data set has to be for that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainers.randomness import derive, generators_kept, seed_generators
+from trainers.randomness import derive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,106 +152,3 @@ def length_of(samples: object, which: str = "") -> int:
     if not len(samples):
         raise ValueError(f"{named} is empty. Bring data.")
     return len(samples)
-
-
-@runtime_checkable
-class ReadsBatches(Protocol):
-    """A data set that gives many items faster together than one by one, and stacked; it is asked so.
-
-    One that has torch's ``__getitems__`` is asked for that, and its items are stacked here.
-    """
-
-    def read_batch(self, indices: Tensor) -> tuple[object, Tensor]:
-        """Inputs and targets of these items, along a first axis."""
-        ...
-
-
-class _Fetched(Dataset[object]):
-    """A data set that is asked for whole batches, each under the batch's own seed."""
-
-    def __init__(self, samples: Dataset[object]) -> None:
-        self._samples = samples
-
-    def __getitems__(self, batch: Batch) -> object:
-        # Not its subclasses, whose items may be others than the tensors'.
-        if type(self._samples) is TensorDataset:
-            return tuple(tensor[batch.indices] for tensor in self._samples.tensors)
-        with generators_kept():
-            seed_generators(batch.seed)
-            if isinstance(self._samples, ReadsBatches):
-                return self._samples.read_batch(batch.indices)
-            indices = batch.indices.tolist()
-            together = getattr(self._samples, "__getitems__", None)
-            items = together(indices) if together else [self._samples[i] for i in indices]
-            # Not where the user's default device has numbers become tensors: processes that read ahead have no GPU.
-            with torch.device("cpu"):
-                return default_collate(items)
-
-
-class _Collated:
-    """A batch, which DataLoader asks to pin itself."""
-
-    def __init__(self, parts: object) -> None:
-        self.parts = parts
-
-    def pin_memory(self, device: object = None) -> _Collated:
-        return _Collated(_pinned(self.parts))
-
-
-def _pinned(value: object) -> object:
-    """``value`` with the tensors in it that are on the CPU in page-locked memory; those on a GPU cannot be."""
-    if isinstance(value, Tensor):
-        return value.pin_memory() if value.device.type == "cpu" else value
-    if isinstance(value, Mapping):
-        return {name: _pinned(part) for name, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return _like(value, map(_pinned, value))
-    return value
-
-
-def load(
-    samples: Dataset[object], batches: Sequence[Batch], *, device: torch.device, processes: int
-) -> Generator[tuple[object, Tensor]]:
-    """(inputs, targets) of each batch, on ``device``; ``processes`` of them read ahead, this one alone if 0.
-
-    TypeError if the data set's items are not pairs.
-    """
-    loader: DataLoader[object] = DataLoader(
-        _Fetched(samples),
-        # DataLoader hands each element of a batch sampler to __getitems__ as it is.
-        batch_sampler=batches,  # type: ignore[arg-type]
-        collate_fn=_Collated,
-        num_workers=processes,
-        pin_memory=device.type == "cuda",
-        # A generator of its own: iterating would otherwise draw from the global one.
-        generator=torch.Generator(),
-    )
-    # It draws a number, on the default device with a generator of the CPU.
-    with torch.device("cpu"):
-        fetched_batches = iter(loader)
-    for collated in fetched_batches:
-        assert isinstance(collated, _Collated)
-        fetched = collated.parts
-        if not isinstance(fetched, (tuple, list)) or len(fetched) != 2 or not isinstance(fetched[1], Tensor):
-            raise TypeError(
-                f"An item of {type(samples).__name__} is no pair of inputs and target. "
-                "Several inputs go into the first as a tuple or a dictionary."
-            )
-        yield moved(fetched[0], device), moved(fetched[1], device)  # type: ignore[misc]
-
-
-def moved(value: object, device: torch.device) -> object:
-    """``value``, a tensor or tuples, lists and dictionaries of them, on ``device``; tuples without names as lists."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {name: moved(part, device) for name, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return _like(value, (moved(part, device) for part in value))
-    return value
-
-
-def _like(value: tuple[object, ...] | list[object], parts: Iterable[object]) -> object:
-    """``parts`` by the names that those of ``value`` have, if any, as a model may ask for them; else a list."""
-    named: Callable[..., object] | None = getattr(value, "_make", None)
-    return list(parts) if named is None else named(parts)

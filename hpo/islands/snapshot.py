@@ -1,0 +1,187 @@
+"""``DIR/journal/snapshot``: what the journals of earlier launches come to, so that the next reads only what came after.
+
+It is a cache, and the journals are the truth. It names those that it was folded from, with their sizes and times of
+change, and counts where these are the first of all journals and unchanged, and campaign, islands and hpo's own code are
+the same; else all are folded. Whatever else is found in its place is left out of account."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from hpo.individual import Scalar
+from hpo.islands.coordinator.tally import Tally
+from hpo.journal.commands import Standing
+from hpo.journal.durable import write_atomically
+from hpo.journal.evaluations import EvaluationsState
+from hpo.journal.records import Hash, Id, Known, Migrated
+from hpo.search.population import Member, PopulationState
+
+_NAME = "journal/snapshot"
+_LEAST_BYTES = 1 << 20
+"""Of journals that are not in a snapshot yet: fewer are read in a fraction of a second."""
+_LEAST_SHARE = 0.1
+"""The same, of the bytes that are."""
+_FAREWELL_S = 5.0
+_DIGEST = 32
+
+Stamp = tuple[str, int, int]
+"""Of a journal: its name, bytes, and when it was changed, in ns."""
+
+
+class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What ``hpo.islands.resume`` holds after ``journals`` of them. ``evaluations``, ``born``: see the classes of
+    these states; ``latest``: heaps; the others as there."""
+
+    journals: int = 0
+    launch: int
+    updated: float
+    torn: list[str]
+    evaluations: EvaluationsState
+    keys: set[str]
+    tally: Tally
+    sequences: dict[tuple[int, int], int]
+    reports: dict[int, list[tuple[str, int, float]]]
+    resting: set[Id]
+    continued: set[str]
+    saves: bool
+    repeats: bool
+    commands: Standing
+    codes: dict[int, Hash]
+    launches: dict[int, tuple[float, float]]
+    moves: dict[str, dict[tuple[int, int, int], Migrated]]
+    born: dict[int, PopulationState]
+    latest: dict[int, list[tuple[float, str, Member]]]
+    configurations: dict[Id, dict[str, Scalar]]
+    known: dict[int, Known]
+    enqueued: dict[str, dict[str, Scalar]]
+    first_number: int
+    contested: int
+
+
+class _File(msgspec.Struct):
+    """``context``: of what else the state depends on."""
+
+    context: bytes
+    journals: list[Stamp]
+    state: msgspec.Raw
+
+
+_encoder = msgspec.msgpack.Encoder()
+_file_decoder = msgspec.msgpack.Decoder(_File)
+_state_decoder = msgspec.msgpack.Decoder(FoldState)
+
+
+def stamps(files: Sequence[Path]) -> list[Stamp]:
+    """Of the journals in ``files``, in their order; empty where one is no plain file.
+
+    They are taken before the journals are read: what is changed meanwhile does not fit them any more."""
+    found = []
+    for path in files:
+        try:
+            status = path.lstat()
+        except OSError:  # whoever reads it will see
+            return []
+        if not stat.S_ISREG(status.st_mode):
+            return []
+        found.append((path.name, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def read(directory: Path, journals: list[Stamp], islands: int) -> FoldState | None:
+    """The state after the first of ``journals``; None where there is none that fits them."""
+    try:
+        found = _file_decoder.decode(_content(directory / _NAME, limit=_bytes(journals)))
+        covered = len(found.journals)
+        fits = covered and found.journals == journals[:covered]
+        if not fits or found.context != _context(directory, islands):
+            return None
+        state = _state_decoder.decode(found.state)
+        members = [one for born in state.born.values() for kind in born[:4] for one in kind]
+        members += [one for latest in state.latest.values() for _, _, one in latest]
+        if not all(one.id in state.configurations for one in members):
+            return None
+    except (OSError, ValueError, RecursionError):
+        return None
+    state.journals = covered
+    return state
+
+
+def is_due(journals: list[Stamp], covered: int) -> bool:
+    """Whether a snapshot of ``journals`` is worth it, where there is one of the first ``covered`` of them."""
+    further = _bytes(journals[covered:])
+    return further >= max(_LEAST_BYTES, _LEAST_SHARE * _bytes(journals[:covered]))
+
+
+def encode(directory: Path, journals: list[Stamp], islands: int, state: FoldState) -> bytes:
+    """What ``write_beside`` takes; empty where ``state`` cannot be kept."""
+    try:
+        file = _File(_context(directory, islands), journals, msgspec.Raw(_encoder.encode(state)))
+    except (OSError, ValueError, OverflowError, TypeError):
+        return b""
+    data = bytearray(_DIGEST)
+    _encoder.encode_into(file, data, _DIGEST)
+    data[:_DIGEST] = _digest(memoryview(data)[_DIGEST:])
+    return bytes(data) if len(data) <= _bytes(journals) else b""
+
+
+def write_beside(directory: Path, data: bytes) -> Callable[[], None]:
+    """Write the snapshot ``data`` in a thread of its own, by the holder of the campaign's lock; what is returned waits
+    for it, for a few seconds. Without it the next launch reads more."""
+
+    def write() -> None:
+        path = directory / _NAME
+        with suppress(OSError):
+            # By a process that was killed while it wrote.
+            for left in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 32}"):
+                left.unlink()
+            write_atomically(path, data)
+
+    thread = threading.Thread(target=write, name="snapshot", daemon=True)
+    thread.start()
+    return lambda: thread.join(_FAREWELL_S)
+
+
+def _content(path: Path, limit: int) -> memoryview:
+    # Neither waits for whoever might write into a pipe, nor follows a link out of the directory.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        # It is never larger than the journals.
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            raise ValueError(f"{path} is no file of ours")
+        data = memoryview(file.read(found.st_size))
+    if _digest(data[_DIGEST:]) != data[:_DIGEST]:
+        raise ValueError(f"{path} is damaged")
+    return data[_DIGEST:]
+
+
+def _digest(data: memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
+
+
+def _bytes(journals: Sequence[Stamp]) -> int:
+    return sum(size for _, size, _ in journals)
+
+
+def _context(directory: Path, islands: int) -> bytes:
+    digest = hashlib.blake2b(_code() + b"%d\n" % islands, digest_size=_DIGEST)
+    digest.update((directory / "campaign.json").read_bytes())
+    return digest.digest()
+
+
+@cache
+def _code() -> bytes:
+    """Of all modules of hpo: a fold by other ones may come to something else."""
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()

@@ -1,0 +1,104 @@
+"""The machine that a process runs on, as far as others must know of it: names, processes, clocks, and the clock of the
+file server that stamps what it writes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+
+class Machine:
+    """This machine."""
+
+    @property
+    def host(self) -> str:
+        """Its name."""
+        return socket.gethostname()
+
+    @property
+    def identity(self) -> str:
+        """Boot and PID namespace: only there can the number of a process be looked up."""
+        parts = [self.host]
+        with suppress(OSError):
+            parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+            parts.append(os.readlink("/proc/self/ns/pid"))
+        return " ".join(parts)
+
+    @property
+    def pid(self) -> int:
+        """Of this process."""
+        return os.getpid()
+
+    def process_started(self, pid: int) -> int | None:
+        """Clock ticks after boot at which process ``pid`` started; None without such a process or /proc."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        state, *fields = stat.rpartition(")")[2].split()
+        # A zombie does nothing any more; only its parent has yet to notice.
+        return None if state in "ZX" else int(fields[18])
+
+    def is_running(self, pid: int, started: int | None) -> bool:
+        """Whether the process ``pid`` that began at ``started`` (None if unknown) runs."""
+        if started is not None:
+            return self.process_started(pid) == started
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    def time(self) -> float:
+        """Unix seconds by this machine's clock."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds by a clock that nobody sets."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def create(self, path: Path, data: bytes) -> bool:
+        """Make a file that is not there; whether it was not. OSError as the file system says: it is not there then."""
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+        except OSError:  # an empty one would be in the way of the next
+            with suppress(OSError):
+                path.unlink()
+            raise
+        return True
+
+    def touch(self, path: Path) -> None:
+        """Stamp ``path`` with the time of the clock that stamps files there."""
+        os.utime(path)
+
+    def file_time(self, directory: Path) -> float:
+        """Unix seconds by the clock that stamps files in ``directory``: that of a file server may be minutes off ours.
+        Ours where nothing can be written."""
+        probe = directory / f".lock.{uuid.uuid4().hex}"
+        try:
+            handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError:
+            return self.time()
+        try:
+            return os.fstat(handle).st_mtime
+        finally:
+            os.close(handle)
+            with suppress(OSError):
+                probe.unlink()
+
+
+THIS_MACHINE = Machine()

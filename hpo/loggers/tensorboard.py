@@ -1,0 +1,218 @@
+"""TensorBoard: a folder of event files an individual, and HParams over all of them.
+
+A folder gets another file where another process, or another attempt, goes on with its individual. That file begins with
+the step from which TensorBoard is to forget what the files before it have."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import RecordWriter
+from tensorboardX.proto.api_pb2 import (
+    DataType,
+    Experiment,
+    HParamInfo,
+    Interval,
+    MetricInfo,
+    MetricName,
+    Status,
+)
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.summary import scalar, text
+
+from hpo.individual import Individual, Scalar
+from hpo.journal.curves import Point, Sample
+from hpo.journal.durable import write_atomically
+from hpo.loggers.sink import (
+    RESULT,
+    LoggedCampaign,
+    reported,
+    results,
+    sampled,
+    seconds_since_start,
+    succeeded,
+)
+from hpo.space.parameters import Categorical, Float, Int, Parameter
+
+_EXPERIMENT, _START, _END = (
+    f"_hparams_/{name}" for name in ("experiment", "session_start_info", "session_end_info")
+)
+_VERSION = "brain.Event:2"
+
+
+class TensorBoardSink:
+    """Writes below ``folder``."""
+
+    def __init__(self, campaign: LoggedCampaign, folder: Path) -> None:
+        self._campaign = campaign
+        self._folder = folder
+        self._runs: dict[str, _Run] = {}
+        self._metrics = dict.fromkeys((*(RESULT + name for name in campaign.objectives), *campaign.results))
+        self._experiment: bytes = b""
+        self._write_experiment()
+
+    def started(self, one: Individual) -> None:
+        run = self._run(one)
+        hparams = {
+            name: _hparam(self._campaign.parameters.get(name), value) for name, value in one.params.items()
+        }
+        start = SessionStartInfo(group_name=one.id, start_time_secs=one.started or 0.0)
+        for name, value in hparams.items():
+            if isinstance(value, bool):
+                start.hparams[name].bool_value = value
+            elif isinstance(value, str):
+                start.hparams[name].string_value = value
+            else:
+                start.hparams[name].number_value = value
+        run.write(_plugin(_START, HParamsPluginData(session_start_info=start, version=0)), 0, one.started)
+
+    def measured(self, one: Individual, points: Sequence[Point]) -> None:
+        run = self._run(one)
+        for point in points:
+            run.reach(point)
+            for name, value in reported(point).items():
+                run.write(scalar(name, value), point.step, point.time)
+
+    def sampled(self, one: Individual, samples: Sequence[Sample]) -> None:
+        run = self._run(one)
+        for sample in samples:
+            for name, value in sampled(sample).items():
+                run.write(scalar(name, value), seconds_since_start(one, sample), sample.time)
+
+    def finished(self, one: Individual) -> None:
+        run = self._run(one)
+        step = max(run.step, 0)
+        for name, value in results(one).items():
+            self._metrics.setdefault(name)
+            run.write(scalar(name, value), step, one.finished)
+        if one.error:
+            run.write(text("error", f"    {one.error}".replace("\n", "\n    ")), step, one.finished)
+        status = "STATUS_SUCCESS" if succeeded(one) else "STATUS_FAILURE"
+        end = SessionEndInfo(status=Status.Value(status), end_time_secs=one.finished or 0.0)
+        run.write(_plugin(_END, HParamsPluginData(session_end_info=end, version=0)), step, one.finished)
+        self._runs.pop(one.id).close()
+
+    def flush(self) -> None:
+        for run in self._runs.values():
+            run.flush()
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            run.close()
+        self._runs.clear()
+        self._write_experiment()
+
+    def _run(self, one: Individual) -> _Run:
+        run = self._runs.get(one.id)
+        if run is None:
+            run = self._runs[one.id] = _Run(self._folder / one.id)
+        return run
+
+    def _write_experiment(self) -> None:
+        """The columns of HParams. TensorBoard keeps the first that it reads of a folder, so there is one file of it,
+        which is replaced when there are more metrics."""
+        experiment = Experiment(
+            name=self._campaign.name,
+            description=self._campaign.task,
+            time_created_secs=self._campaign.created,
+            hparam_infos=[_info(name, one) for name, one in self._campaign.parameters.items()],
+            metric_infos=[
+                MetricInfo(name=MetricName(tag=name), display_name=name.removeprefix(RESULT))
+                for name in self._metrics
+            ],
+        )
+        content = experiment.SerializeToString()
+        if content == self._experiment:
+            return
+        self._experiment = content
+        path = self._folder / f"events.out.tfevents.{int(self._campaign.created):010d}.hpo"
+        partial = self._folder / ".experiment"
+        file = _File(partial)
+        file.write(_plugin(_EXPERIMENT, HParamsPluginData(experiment=experiment, version=0)), 0, None)
+        file.close()
+        write_atomically(path, partial.read_bytes(), durable=False)
+        partial.unlink()
+
+
+class _File:
+    """One file of events."""
+
+    def __init__(self, path: Path) -> None:
+        self._records = RecordWriter(os.fspath(path))
+        self.write_event(Event(file_version=_VERSION, wall_time=time.time()))
+
+    def write(self, summary: Any, step: int, at: float | None) -> None:
+        self.write_event(Event(summary=summary, step=step, wall_time=time.time() if at is None else at))
+
+    def write_event(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
+
+
+class _Run(_File):
+    """The folder of an individual. ``step``: the last one that was reported, -1 before."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names.
+        before = sorted(path.name for path in folder.glob("events.out.tfevents.*"))
+        number = max([int(time.time()), *(int(name.split(".")[3]) + 1 for name in before)])
+        super().__init__(folder / f"events.out.tfevents.{number:010d}.hpo")
+        self.step = -1
+        self._began: float | None = None
+        self._goes_on = bool(before)
+
+    def reach(self, point: Point) -> None:
+        """Before this report is written: what there is of this step and later ones counts no more, where it was written
+        by a process that ended, or by an earlier attempt."""
+        again = self._goes_on if self._began is None else point.began != self._began
+        if again or point.step < self.step:
+            start = SessionLog(status=SessionLog.START)
+            self.write_event(Event(step=point.step, session_log=start, wall_time=point.time))
+        self._began, self.step = point.began, point.step
+
+
+def _info(name: str, parameter: Parameter) -> Any:
+    """A parameter as a column of HParams."""
+    if isinstance(parameter, (Float, Int)):
+        return HParamInfo(
+            name=name,
+            type=DataType.Value("DATA_TYPE_FLOAT64"),
+            domain_interval=Interval(min_value=parameter.low, max_value=parameter.high),
+        )
+    info = HParamInfo(name=name)
+    values = [_hparam(parameter, value) for value in parameter.values()]
+    kind = type(values[0])
+    info.type = DataType.Value(
+        {bool: "DATA_TYPE_BOOL", str: "DATA_TYPE_STRING"}.get(kind, "DATA_TYPE_FLOAT64")
+    )
+    info.domain_discrete.extend(values)
+    return info
+
+
+def _hparam(parameter: Parameter | None, value: Scalar) -> bool | float | str:
+    """A value as HParams has it: all of one parameter are of one type."""
+    kinds: set[type] = {type(value)}
+    if isinstance(parameter, Categorical):
+        kinds = {float if type(one) is int else type(one) for one in parameter.choices}
+    if len(kinds) == 1 and isinstance(value, (bool, str)):
+        return value
+    if len(kinds) == 1 and value is not None:
+        return float(value)
+    return str(value)
+
+
+def _plugin(tag: str, content: Any) -> Any:
+    data = SummaryMetadata.PluginData(plugin_name="hparams", content=content.SerializeToString())
+    return Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=data))])

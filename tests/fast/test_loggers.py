@@ -1,0 +1,210 @@
+"""What a sink gets of a campaign: all of it, once, whichever process writes and wherever one dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from cases import cases
+from written import Written
+
+from hpo.errors import CampaignError, HpoError, UsageError
+from hpo.individual import Individual
+from hpo.journal.curves import Point, Sample
+from hpo.loggers import command, registry
+from hpo.loggers.log import CampaignLog, sink_folder
+from hpo.loggers.sink import LoggedCampaign
+
+
+class Remembering:
+    """A sink that keeps what it gets, as one that is told apart by id and step does, and fails at its ``fails``-th
+    call."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, int], float] = {}
+        self.begun: dict[str, dict[str, object]] = {}
+        self.ended: dict[str, str] = {}
+        self.calls = self.most_open = 0
+        self.fails = -1
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.calls == self.fails:
+            raise RuntimeError("the server is away")
+
+    def started(self, one: Individual) -> None:
+        self._call()
+        self.begun[one.id] = dict(one.params)
+        self.ended.pop(one.id, None)
+        self.most_open = max(self.most_open, len(self.begun) - len(self.ended))
+
+    def measured(self, one: Individual, points: Sequence[Point]) -> None:
+        assert one.id in self.begun
+        for point in points:
+            self._call()
+            self.rows[one.id, point.step] = point.value
+
+    def sampled(self, one: Individual, samples: Sequence[Sample]) -> None:
+        raise AssertionError("there are none")
+
+    def finished(self, one: Individual) -> None:
+        self._call()
+        self.ended[one.id] = one.status
+
+    def flush(self) -> None:
+        self._call()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def sink(monkeypatch: pytest.MonkeyPatch) -> Remembering:
+    sink = Remembering()
+
+    def make(name: str, campaign: LoggedCampaign, folder: Path) -> Remembering:
+        return sink
+
+    monkeypatch.setattr(registry, "make", make)
+    return sink
+
+
+def _log(campaign: Written) -> CampaignLog:
+    return CampaignLog(campaign.path, "tensorboard", sink_folder(campaign.path, None, "tensorboard"))
+
+
+def _grow(campaign: Written) -> list[Callable[[], object]]:
+    """What comes about in a campaign, in parts between which a sink may look."""
+    return [
+        lambda: campaign.evaluate(0, 3.0),
+        lambda: (campaign.start(1), campaign.report(1, 1, 0.5)),
+        lambda: (campaign.evaluate(2, None, "failed"), campaign.report(1, 2, 0.25)),
+        lambda: (campaign.reopen(2), campaign.finish(1, 0.125)),
+        lambda: (campaign.start(2, reopened=1), campaign.report(2, 1, 9.0, attempt=1)),
+        lambda: (campaign.finish(2, 9.0, reopened=1), campaign.end()),
+    ]
+
+
+def _whole(sink: Remembering) -> None:
+    assert sink.ended == {"0-0-0": "completed", "0-0-1": "completed", "0-0-2": "completed"}
+    steps = {
+        (f"0-0-{number}", step) for number, count in ((0, 3), (1, 2), (2, 3)) for step in range(1, count + 1)
+    }
+    assert set(sink.rows) == steps
+    assert sink.rows["0-0-1", 2] == 0.25 and sink.rows["0-0-2", 1] == 9.0
+
+
+@pytest.mark.parametrize("looks", ["after each part", "at the end", "each by a process of its own"])
+def test_each_thing_is_written_once_however_often_one_looks(
+    tmp_path: Path, sink: Remembering, looks: str
+) -> None:
+    campaign = Written(tmp_path / "x")
+    log = _log(campaign)
+    for part in _grow(campaign):
+        part()
+        if looks != "at the end":
+            log.write()
+        if looks.startswith("each"):
+            log.close()
+            log = _log(campaign)
+    log.write()
+    _whole(sink)
+    assert log.done
+    calls = sink.calls
+    assert not log.write()
+    log.close()
+    again = _log(campaign)
+    assert not again.write() and sink.calls == calls
+    again.close()
+    # begun, rows, ends; and as many flushes as there were looks that found something
+    assert calls == (3 + 9 + 3 + 1 if looks == "at the end" else 3 + 9 + 4 + 6)
+
+
+@pytest.mark.parametrize("process", ["goes on", "is another one"])
+def test_where_a_sink_fails_at_any_call_it_gets_the_rest_later(
+    tmp_path: Path, sink: Remembering, process: str
+) -> None:
+    # Of all calls, as the test above counts them, a few on every change.
+    for fails in cases(range(1, 23, 5), set(range(1, 23)) - set(range(1, 23, 5))):
+        campaign = Written(tmp_path / f"x{fails}")
+        sink.__init__()  # type: ignore[misc]
+        sink.fails = fails
+        log, failures = _log(campaign), 0
+        for part in (*_grow(campaign), lambda: None):
+            part()
+            try:
+                log.write()
+            except CampaignError as error:
+                assert "the server is away" in str(error)
+                failures += 1
+                if process != "goes on":
+                    log.close()
+                    log = _log(campaign)
+        log.close()
+        assert failures == 1
+        _whole(sink)
+
+
+def test_afterwards_individuals_are_begun_and_ended_one_after_the_other(
+    tmp_path: Path, sink: Remembering
+) -> None:
+    campaign = Written(tmp_path / "x")
+    for number in range(30):
+        campaign.evaluate(number, 1.0)
+    log = _log(campaign)
+    assert str(log.write()) == "30 individuals begun, 30 ended, 90 rows of curves"
+    log.close()
+    assert sink.most_open == 1 and len(sink.rows) == 90
+
+
+def test_a_folder_is_one_campaigns_and_one_processs(tmp_path: Path, sink: Remembering) -> None:
+    campaign = Written(tmp_path / "a" / "x")
+    campaign.evaluate(0, 1.0)
+    first = CampaignLog(campaign.path, "wandb", sink_folder(campaign.path, tmp_path / "all", "wandb"))
+    assert (tmp_path / "all/x/wandb").is_dir()
+    with pytest.raises(UsageError, match="another process"):
+        CampaignLog(campaign.path, "wandb", tmp_path / "all/x/wandb")
+    first.write()
+    first.close()
+    other = Written(tmp_path / "b" / "x", seed=1)
+    with pytest.raises(UsageError, match="log of another campaign"):
+        CampaignLog(other.path, "wandb", sink_folder(other.path, tmp_path / "all", "wandb"))
+    (tmp_path / "elsewhere").mkdir()
+    (other.path / "logs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="symbolic link"):
+        CampaignLog(other.path, "wandb", sink_folder(other.path, None, "wandb"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (campaign.path / "logs").write_text("a file of the user's")
+    with pytest.raises(CampaignError, match="cannot be used"):
+        CampaignLog(campaign.path, "wandb", sink_folder(campaign.path, None, "wandb"))
+    with pytest.raises(CampaignError, match="holds no campaign"):
+        CampaignLog(tmp_path, "wandb", tmp_path / "all/y/wandb")
+
+
+def test_a_sink_that_is_not_there_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wandb").mkdir()  # as W&B leaves it where it was used
+    monkeypatch.setattr(registry, "find_spec", lambda name: None if name != "wandb" else _Namespace)
+    for name, words in {
+        "wandb": r"needs the package wandb, .*jobs/setup.sh wandb",
+        "tensorboard": "package tensorboardX",
+        "tensorbord": 'Did you mean "tensorboard"',
+    }.items():
+        with pytest.raises(UsageError, match=words):
+            command.log(tmp_path / "absent", name, base=None, follow=True)
+
+    import hpo
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0)
+    with pytest.raises(HpoError, match=r"wandb.*\n.*trackio.*remove it from \[logging\] sinks"):
+        hpo.Campaign(
+            task, directory=tmp_path / "x", evaluations=1, isolation="inline", log_sinks=["wandb", "trackio"]
+        ).run()
+    assert not (tmp_path / "x" / "journal").exists()
+
+
+class _Namespace:
+    origin = None

@@ -1,0 +1,356 @@
+"""Whole launches in virtual time: the event loops of all ranks, workers of several ranks with their crews and evaluator
+hosts, ranks that hang, rank 0 too, clocks that differ, and launches that overlap.
+
+Here a rank is what it is under MPI. Only network, clocks, evaluators and journals are simulated.
+``simulation.Simulation`` is faster, for campaigns of thousands of workers, and has neither event loops nor crews."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hpo.campaign.evaluators import Jobs
+from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
+from hpo.config.settings import EvaluationSettings
+from hpo.evaluation.conversation import pack_answer
+from hpo.evaluation.crew import ProcessCrew
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.event_loop import EventLoop, RankRoles
+from hpo.islands.leader.leader import Leader
+from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.messages import Start, WorkerMessage, encode
+from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
+from hpo.journal.lock import REFRESH_S, Lock
+from hpo.journal.records import Launched, Record, Reopened
+from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.space.space import SearchSpace
+from simulation import MemoryJournal, leader_settings
+from simulation.evaluators import Fates, NoGuard, SimulatedEvaluator, Worker
+from simulation.ranks import Rank
+from simulation.world import EPOCH_S, World
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """``seconds``: how long the next evaluation takes; ``skews``: by rank, seconds that its host's clock is ahead;
+    ``tolerant``: the others survive the death of a rank; ``migration``, ``copy``: as of ``MigrationSettings``."""
+
+    layout: Layout
+    evaluations: int
+    evaluation: EvaluationSettings
+    seconds: Callable[[], float]
+    skews: Sequence[float]
+    fates: Fates
+    latency_s: float
+    tolerant: bool
+    migration: float
+    copy: bool
+
+
+class SimulatedLaunch:
+    """One MPI job that works on a campaign. ``number``: of the launch; ``earlier``: what former ones left; ``lock``: of
+    the directory, which rank 0 holds."""
+
+    def __init__(
+        self,
+        world: World,
+        space: SearchSpace,
+        objective: Callable[[Mapping[str, Any]], float],
+        settings: LaunchSettings,
+        *,
+        number: int,
+        earlier: ResumeState,
+        lock: Lock,
+    ) -> None:
+        self.world = world
+        self.number = number
+        self._space = space
+        self._objective = objective
+        self._settings = settings
+        self._lock = lock
+        self._layout = layout = settings.layout
+        self._groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
+        self._registry = WorkerRegistry(layout.workers)
+        self._tolerant = settings.tolerant
+        self._last: dict[tuple[int, int], float] = {}
+        self._cut: dict[tuple[int, int], float] = {}
+        self.size = sum(len(place.ranks) for place in layout.workers)
+        self.ranks = [Rank(self, rank, self.size) for rank in range(self.size)]
+        self.unwritable: dict[int, Callable[[], str | None]] = {}
+        """By rank, why no directory can be made from there."""
+        self.unread = False
+        """Whether a journal could not be read when it was needed."""
+        self.lock_lost = False
+        """Whether rank 0 gave up because another launch may have taken its lock."""
+        for rank, skew in zip(self.ranks, settings.skews):
+            rank.transport.skew_s = EPOCH_S + skew
+        starts = start_messages(layout, earlier, number, [f"n{rank}" for rank in range(self.size)])
+        own = RankRoles(members=(), leader=None, non_leader=None, filenos=list)
+        for place in layout.workers:
+            self.ranks[place.leader].journal = MemoryJournal()
+            evaluators = self._evaluators(place)
+            for worker_rank, rank in enumerate(place.ranks):
+                if rank == 0:
+                    own = self._roles(place, worker_rank, evaluators, starts[rank])
+                else:
+                    # Rank 0 serves first; the others get their Start a little later.
+                    begin = partial(self._begin, place, worker_rank, evaluators, starts[rank])
+                    world.at(world.time + world.rng.expovariate(5.0), begin)
+        self.coordinator = self._make_coordinator(earlier)
+        self._record_start(earlier)
+        self._make_loop(self.ranks[0], own, self.coordinator)
+        self._refresh_lock()
+
+    # --- the parts of a rank ----------------------------------------------------------------------------------
+
+    def _evaluators(self, place: WorkerPlacement) -> Worker:
+        def unwritable(worker_rank: int) -> str | None:
+            return self.unwritable.get(place.ranks[worker_rank], lambda: None)()
+
+        return Worker(
+            self.world,
+            len(place.ranks),
+            seconds=self._settings.seconds,
+            objective=lambda job: self._objective(job.params),
+            unwritable=unwritable,
+            fates=self._settings.fates,
+            directories=self.world.directories,
+        )
+
+    def _begin(self, place: WorkerPlacement, worker_rank: int, evaluators: Worker, start: Start) -> None:
+        """A rank that is not rank 0 has got its Start."""
+        rank = self.ranks[place.ranks[worker_rank]]
+        if not rank.over:
+            self._make_loop(rank, self._roles(place, worker_rank, evaluators, start), None)
+
+    def _make_loop(self, rank: Rank, roles: RankRoles, coordinator: Coordinator | None) -> None:
+        rank.loop = EventLoop(
+            transport=rank.transport,
+            roles=roles,
+            coordinator_rank=0,
+            coordinator=coordinator,
+            signals=rank.signals,
+            hang_timeout_s=self._settings.evaluation.hang_timeout_s,
+            housekeeping=lambda now: None if coordinator is None else self._lock.check(),
+            on_bad_message=_refuse,
+        )
+        rank.wake(self.world.time)
+
+    def _roles(self, place: WorkerPlacement, worker_rank: int, evaluators: Worker, start: Start) -> RankRoles:
+        rank = self.ranks[place.ranks[worker_rank]]
+        transport = rank.transport
+
+        def child() -> SimulatedEvaluator:
+            made = SimulatedEvaluator(evaluators, worker_rank, rank.wake_soon)
+            rank.evaluators.append(made)
+            return made
+
+        if worker_rank:
+            host = EvaluatorHost(
+                worker_rank=worker_rank,
+                child_factory=child,
+                send=lambda epoch, answer: transport.send(
+                    place.leader, encode(WorkerMessage(pack_answer(epoch, worker_rank, answer)))
+                ),
+                clock=transport.now,
+                guard=NoGuard(),
+            )
+            return RankRoles(members=place.ranks, leader=None, non_leader=host, filenos=host.filenos)
+        crew = ProcessCrew(
+            size=len(place.ranks),
+            child_factory=child,
+            send=lambda one, content: transport.send(place.ranks[one], encode(WorkerMessage(content))),
+            objectives=("value",),
+            settings=self._settings.evaluation,
+            clock=transport.now,
+            guard=NoGuard(),
+        )
+        crew.prepare()
+        rank.leader = self._leader(place, rank, crew)
+        rank.leader.begin(start)
+        return RankRoles(members=place.ranks, leader=rank.leader, non_leader=None, filenos=crew.filenos)
+
+    def _leader(self, place: WorkerPlacement, rank: Rank, crew: ProcessCrew) -> Leader:
+        assert rank.journal is not None
+        matrix = topology_matrix("ring", self._layout.islands)
+        return Leader(
+            place=place,
+            peers=self._groups[place.island],
+            islands=self._groups,
+            coordinator=0,
+            transport=rank.transport,
+            space=self._space,
+            breeder=EvolutionBreeder(self._space),
+            crew=crew,
+            job_of=Jobs(self.world.copies, seed=self.number),
+            journal=rank.journal,
+            settings=leader_settings(
+                seed=self.number,
+                migration=MigrationSettings(
+                    probability=self._settings.migration,
+                    copy=self._settings.copy,
+                    emigrants=matrix[place.island],
+                ),
+                grace_s=self._settings.evaluation.grace_s,
+                durable_starts=True,
+            ),
+            signalled=lambda: rank.signals.count > 0,
+        )
+
+    def _make_coordinator(self, earlier: ResumeState) -> Coordinator:
+        settings = self._settings.evaluation
+        journal = self.ranks[0].journal
+        assert journal is not None
+        transport = self.ranks[0].transport
+
+        def reopened(again: list[Assignment], reason: str) -> None:
+            for one in again:
+                journal.append(Reopened(id=one.id, number=one.reopened, reason=reason, time=transport.now()))
+            with suppress(OSError):
+                journal.commit()
+
+        return Coordinator(
+            transport=transport,
+            registry=self._registry,
+            everyone=range(self.size),
+            dead_leader_record=self._dead_leader_record,
+            journal_totals=self._journal_totals,
+            evaluations=self._settings.evaluations,
+            known=earlier.keys,
+            assignments=earlier.pending,
+            tally=earlier.tally,
+            duplicates=False,
+            grace_s=settings.grace_s,
+            checkpoints=False,
+            health=Health(
+                settings.first_failures,
+                patience_s=settings.start_timeout_s,
+                leaders=[place.leader for place in self._layout.workers],
+            ),
+            timed=True,
+            reopened=reopened,
+        )
+
+    def _record_start(self, earlier: ResumeState) -> None:
+        journal = self.ranks[0].journal
+        assert journal is not None
+        launched = Launched(
+            evaluations=self._settings.evaluations,
+            deadline_s=None,
+            islands=self._layout.islands,
+            workers=len(self._layout.workers),
+            time=self.ranks[0].transport.now(),
+            contested=earlier.contested,
+        )
+        journal.append(launched)
+        journal.commit()
+
+    def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+        journal = self.ranks[place.leader].journal
+        assert journal is not None
+        unread, self.unread = self.unread, True
+        journal.unreadable()
+        self.unread = unread
+        journal.fenced |= place.leader in self._registry.hung
+        return dead_leader_record(
+            journal.committed, space=self._space, islands=self._layout.islands, losses=_losses
+        )
+
+    def _journal_totals(self) -> ResumeState:
+        return fold(self.records(), space=self._space, islands=self._layout.islands, losses=_losses)
+
+    @property
+    def journals(self) -> list[MemoryJournal]:
+        return [rank.journal for rank in self.ranks if rank.journal is not None]
+
+    def records(self) -> list[Record]:
+        """What is on disk."""
+        return [record for journal in self.journals for record in journal.committed]
+
+    def _refresh_lock(self) -> None:
+        """The heartbeat of rank 0."""
+        if not self.ranks[0].over:
+            if not self.ranks[0].stopped and self.ranks[0].stalled <= self.world.time:
+                loop = self.ranks[0].loop
+                ends = loop is None or loop.end is not None
+                assert ends or not self.lock_lost, "it goes on without its lock"
+                self._lock.refresh()
+                # By the next beat rank 0 has seen it.
+                path = self._lock.path
+                self.lock_lost = path.exists() and self._lock.holder.token not in path.read_text()
+            self.world.at(self.world.time + REFRESH_S, self._refresh_lock)
+
+    # --- network and deaths -------------------------------------------------------------------------------------
+
+    def post(self, source: int, destination: int, data: bytes) -> None:
+        """Deliver ``data`` later, in order between the two."""
+        pair = source, destination
+        delay_s = self.world.rng.expovariate(1.0 / self._settings.latency_s)
+        when = max(self._last.get(pair, 0.0), self.ranks[source].time + delay_s)
+        self._last[pair] = when
+        self.world.at(when, partial(self._deliver, pair, data))
+
+    def _deliver(self, pair: tuple[int, int], data: bytes) -> None:
+        source, destination = pair
+        rank = self.ranks[destination]
+        if not rank.over and self.world.time <= self._cut.get(pair, math.inf):
+            rank.transport.inbox.append((source, data))
+            rank.wake_soon()
+
+    def kill(self, victim: int, *, told_after: float = 0.05) -> None:
+        """Rank ``victim`` is killed; what it has not committed is lost, and so may be what it has sent."""
+        rank = self.ranks[victim]
+        if rank.over:
+            return
+        rank.dead = True
+        now, rng = self.world.time, self.world.rng
+        for other in range(self.size):
+            self._cut[victim, other] = now + rng.expovariate(1.0 / self._settings.latency_s)
+        rank.exit()
+        for one in self.ranks:
+            if not self._tolerant:
+                self.world.at(now + told_after, partial(self.kill, one.number))
+            elif not one.over:
+                heard = partial(self._hear_of_death, one, victim)
+                self.world.at(now + told_after * rng.uniform(1.0, 3.0), heard)
+
+    @staticmethod
+    def _hear_of_death(rank: Rank, victim: int) -> None:
+        rank.transport.abandon([victim])
+        rank.wake_soon()
+
+    def kill_all(self) -> None:
+        """mpirun and all ranks are killed."""
+        self._tolerant = True
+        for rank in self.ranks:
+            self.kill(rank.number)
+
+    def lost_lock(self) -> None:
+        """Rank 0 gives up because another launch may have taken its lock."""
+        self.lock_lost = True
+
+    def exited(self, rank: Rank) -> None:
+        """The process of ``rank`` has ended."""
+        if rank.number == 0 and not rank.dead:
+            self._lock.release()
+
+    @property
+    def settled(self) -> bool:
+        """Whether none of its processes does anything any more."""
+        return all(rank.over or rank.stopped for rank in self.ranks)
+
+
+def _refuse(source: int, text: str) -> None:
+    raise AssertionError(f"rank {source} sent nonsense: {text}")
+
+
+def _losses(objectives: dict[str, float]) -> tuple[float, ...]:
+    return tuple(objectives.values())
