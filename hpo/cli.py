@@ -477,13 +477,13 @@ def _check(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from hpo.results.report.command import report
 
-    return _said(report(options.paths, options.output, options.figures))
+    return _said(report(options.paths, options.output, options.figures, version=__version__))
 
 
 def _watch(options: argparse.Namespace) -> int:
     from hpo.results.watch.command import watch
 
-    return watch(options.directory, options.port)
+    return watch(options.directory, options.port, version=__version__)
 
 
 def _export(options: argparse.Namespace) -> int:

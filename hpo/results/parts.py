@@ -37,10 +37,18 @@ class PartsFold:
         self._events: list[_Event] = []
 
     def copy(self) -> PartsFold:
-        """With the records so far."""
-        other = PartsFold()
-        other.hosts, other._events = dict(self.hosts), list(self._events)
-        return other
+        """What it knows now, which later records do not change."""
+        found = PartsFold()
+        found.hosts, found._events = dict(self.hosts), list(self._events)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they hold the same, in whatever order the journals were read."""
+        return (
+            isinstance(other, PartsFold) and self.hosts == other.hosts and self.parts({}) == other.parts({})
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
     def enter(self, header: Header) -> None:
         """The records that follow are those of this journal."""

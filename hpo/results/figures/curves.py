@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from hpo.individual import COMPLETED, PRUNED, RUNNING
 from hpo.results.figures import theme
@@ -29,7 +30,8 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     if table.empty:
         raise NotDrawn("no evaluation has reported intermediate values by trial.report")
     statuses = {one.id: one.status for one in source.record.individuals}
-    ids = list(dict.fromkeys(table["id"]))
+    by_id = _rows(table)
+    ids = list(by_id)
     first = {
         one.id: name
         for name, one in (("default", source.default), ("best", source.best))
@@ -50,14 +52,13 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         "default": {"color": theme.INK, "width": 2, "dash": "dash"},
         "best": {"color": theme.ORANGE, "width": 3},
     }
-    by_id = dict(list(table.groupby("id", sort=False)))
     traces, shown = [], []
     for name in looks:
         own = groups.get(name) or [one for one, word in first.items() if word == name]
         own = [own[index] for index in thinned(len(own), _MOST_CURVES)]
         own = [one for one in own if one in by_id]
         if own:
-            trace, values = _trace([by_id[one] for one in own], own)
+            trace, values = _trace(table, {one: by_id[one] for one in own})
             faint = 0.55 if name in ("pruned", "completed", "failed or lost") else 1.0
             known = name in first.values()
             extra = f", {name}" if known else ""
@@ -71,7 +72,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
                 }
             )
             shown.append(values)
-    objective = _reported(source, table)
+    objective = _reported(source, table, by_id)
     way = source.objectives.get(objective, "minimize")
     seen = scale(numpy.concatenate(shown), way)
     count = sum(len(set(trace["customdata"]) - {""}) for trace in traces)
@@ -84,40 +85,51 @@ def draw(sources: Sequence[Source]) -> go.Figure:
                 height=420,
                 xaxis={"title": "step", "rangemode": "tozero"},
                 yaxis={**seen.axis(), "title": theme.label(objective)},
-                shapes=_rungs(source, by_id),
+                shapes=_rungs(source),
                 annotations=_note(seen, way),
             ),
         }
     )
 
 
-def _trace(tables: Sequence[pandas.DataFrame], ids: Sequence[str]) -> tuple[dict[str, Any], Any]:
-    """All curves in one trace, with gaps between them."""
-    x: list[Any] = []
-    y: list[Any] = []
+def _rows(table: pandas.DataFrame) -> dict[str, slice]:
+    """By id the rows of its curve, which stand together."""
+    ids = table["id"].to_numpy()
+    starts = [0, *(numpy.flatnonzero(ids[1:] != ids[:-1]) + 1)]
+    return {
+        str(ids[start]): slice(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(ids)])
+    }
+
+
+def _trace(table: pandas.DataFrame, chosen: Mapping[str, slice]) -> tuple[dict[str, Any], NDArray[Any]]:
+    """All chosen curves in one trace, with gaps between them; and their values."""
+    steps, values = table["step"].to_numpy(dtype=float), table["value"].to_numpy(dtype=float)
+    x: list[float] = []
+    y: list[float] = []
     names: list[str] = []
-    for identity, table in zip(ids, tables, strict=True):
-        kept = thinned(len(table), _MOST_STEPS)
-        x += [*table["step"].to_numpy(dtype=float)[kept], numpy.nan]
-        y += [*table["value"].to_numpy(dtype=float)[kept], numpy.nan]
+    for identity, rows in chosen.items():
+        kept = thinned(rows.stop - rows.start, _MOST_STEPS)
+        x += [*steps[rows][kept], numpy.nan]
+        y += [*values[rows][kept], numpy.nan]
         names += [identity] * len(kept) + [""]
-    values = numpy.array(y, dtype="float32")
-    lone = all(len(table) < 2 for table in tables)
+    lone = all(rows.stop - rows.start < 2 for rows in chosen.values())
+    found = numpy.array(y, dtype="float32")
     return {
         "type": "scatter",
         "mode": "markers" if lone else "lines",
         "x": numpy.array(x, dtype="float32"),
-        "y": values,
+        "y": found,
         "customdata": names,
         "connectgaps": False,
-    }, values
+    }, found
 
 
-def _reported(source: Source, table: pandas.DataFrame) -> str:
+def _reported(source: Source, table: pandas.DataFrame, by_id: Mapping[str, slice]) -> str:
     """The objective that is reported: that whose results the last reports come closest to."""
     if len(source.objectives) == 1:
         return source.objective
-    last = dict(zip(table["id"], table["value"], strict=True))
+    values = table["value"].to_numpy(dtype=float)
+    last = {one: float(values[rows.stop - 1]) for one, rows in by_id.items()}
     errors: dict[str, float] = {}
     for name in source.objectives:
         pairs = [(last[one.id], source.value(one, name)) for one in source.completed if one.id in last]
@@ -128,7 +140,7 @@ def _reported(source: Source, table: pandas.DataFrame) -> str:
     return min(errors, key=lambda name: errors[name])
 
 
-def _rungs(source: Source, tables: dict[str, pandas.DataFrame]) -> list[dict[str, Any]]:
+def _rungs(source: Source) -> list[dict[str, Any]]:
     """Where a pruner has compared."""
     steps = sorted({one.step for one in source.record.reported})
     if not 0 < len(steps) <= _MOST_RUNGS:

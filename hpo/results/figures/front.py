@@ -37,6 +37,9 @@ class _Campaign:
     colour: str
     title: str
 
+_MOST_BOXES = 1000
+"""Of more marks, the boxes beside the pointer have no configuration."""
+
 
 def draw(sources: Sequence[Source]) -> go.Figure:
     """Of two objectives a plane, of three or four (of more the first four) a panel for each pair."""
@@ -69,11 +72,12 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         if reference:
             _reference(figure, reference, extents, names[x], names[y], row, column)
         panel = figure.get_subplot(row, column)
-        axes[panel.xaxis.plotly_name] = _axis(names[x] if row == size else "", extents[names[x]])
-        axes[panel.yaxis.plotly_name] = _axis(names[y] if column == 1 else "", extents[names[y]])
-    ways = ", ".join(
-        f"{theme.label(name, 20)} {'↑' if way == 'maximize' else '↓'}" for name, way in directions.items()
-    )
+        axes[panel.xaxis.plotly_name] = _axis(
+            names[x], directions[names[x]], extents[names[x]], titled=row == size
+        )
+        axes[panel.yaxis.plotly_name] = _axis(
+            names[y], directions[names[y]], extents[names[y]], titled=column == 1
+        )
     figure.update_layout(
         theme.layout(
             "Pareto front" if size == 1 else f"Pareto front of {len(names)} objectives",
@@ -81,11 +85,6 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             **placed(figure, axes),
         )
     )
-    figure.add_annotation(
-        text=f"better: {ways}",
-        xref="paper", yref="paper", x=1, y=1, xanchor="right", yanchor="bottom" if size == 1 else "top",
-        showarrow=False, font={"color": theme.MUTED, "size": 12},
-    )  # fmt: skip
     return figure
 
 
@@ -134,7 +133,7 @@ def _traces(
             name=name,
             legendgroup=name,
             marker=marker,
-            text=[_box(one, directions) for one in ones],
+            text=[_box(one, directions, whole=len(ones) < _MOST_BOXES) for one in ones],
             customdata=[one.id for one in ones],
             hovertemplate="%{text}<extra></extra>",
             **{"mode": "markers", **more},
@@ -190,9 +189,10 @@ def _reference(
     )
 
 
-def _axis(name: str, extent: ValueRange) -> dict[str, Any]:
+def _axis(name: str, direction: str, extent: ValueRange, *, titled: bool) -> dict[str, Any]:
+    better = "higher" if direction == "maximize" else "lower"
     return {
-        "title": theme.label(name, 24),
+        "title": f"{theme.label(name, 24)} ({better} is better)" if titled else "",
         "type": "log" if extent.log else "linear",
         "range": extent.limits(),
         "nticks": 6,
@@ -200,8 +200,9 @@ def _axis(name: str, extent: ValueRange) -> dict[str, Any]:
     }
 
 
-def _box(one: Individual, directions: Mapping[str, str]) -> str:
+def _box(one: Individual, directions: Mapping[str, str], *, whole: bool) -> str:
     values = ", ".join(
         f"{theme.label(name, 20)} {theme.number((one.objectives or {})[name])}" for name in directions
     )
-    return f"{theme.label(one.id)}: {values}<br>{configuration(one.params)}"
+    head = f"{theme.label(one.id)}: {values}"
+    return f"{head}<br>{configuration(one.params)}" if whole else head

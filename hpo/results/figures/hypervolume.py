@@ -51,8 +51,13 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         )
     )
     figure.add_annotation(
-        text="up to " + ", ".join(f"{theme.label(name, 20)} {theme.number(value)}" for name, value in at.items())
-        + ("" if found[0][1].given and not _guessed(sources) else ", the worst of each"),
+        text="<br>".join(
+            [
+                "up to the worst of each:" if _guessed(sources) else "up to:",
+                *(f"{theme.label(name, 20)} {theme.number(value)}" for name, value in at.items()),
+            ]
+        ),
+        align="right",
         xref="paper", yref="paper", x=1, y=0.03, xanchor="right", yanchor="bottom", showarrow=False,
         font={"color": theme.MUTED, "size": 12},
     )  # fmt: skip

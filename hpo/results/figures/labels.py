@@ -27,6 +27,16 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
 
 
+def told_apart(values: Sequence[float]) -> list[str]:
+    """Numbers beside an axis, with as many digits as they need to differ."""
+    found = [short(one) for one in values]
+    for digits in range(4, 13):
+        if len({*found}) == len({*values}):
+            break
+        found = [f"{one:.{digits}g}" for one in values]
+    return found
+
+
 def plain(value: Scalar, most: int = 24) -> str:
     """A parameter's value as plain text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

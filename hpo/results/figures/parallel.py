@@ -7,18 +7,22 @@ lines."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import plotly.graph_objects as go
 
 from hpo.results.figures import theme
-from hpo.results.figures.labels import short
+from hpo.results.figures.labels import told_apart
 from hpo.results.figures.ordering import important
 from hpo.results.figures.parameter_axis import Axis, rounds
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.thinning import best_and_spread
 from hpo.results.figures.value_range import value_range
 from hpo.terminal import one_line
+
+if TYPE_CHECKING:
+    from hpo.individual import Individual
 
 _MOST_LINES = 1200
 _MOST_AXES = 60
@@ -53,7 +57,8 @@ class Coordinate(msgspec.Struct, kw_only=True):
 
 class Lines(msgspec.Struct, kw_only=True):
     """``bands``: the worst last; ``ids``, ``values``, ``band``: by line, the worst first and the best last;
-    ``shown``: how many axes before the last are shown at first; ``left_out``: lines that are not here."""
+    ``objectives``: how many of the axes, the last, are no parameters;
+    ``shown``: how many of the others are shown at first; ``left_out``: lines that are not here."""
 
     objective: str
     axes: list[Coordinate]
@@ -62,6 +67,7 @@ class Lines(msgspec.Struct, kw_only=True):
     values: list[str]
     band: list[int]
     shown: int
+    objectives: int
     left_out: int
 
 
@@ -70,18 +76,14 @@ def content(sources: Sequence[Source]) -> Lines:
     source = sources[0]
     sign = source.sign()
     ended = [one for one in source.completed if source.value(one) is not None]
-    extent = value_range(
-        [value for one in ended if (value := source.value(one)) is not None],
-        source.objectives[source.objective],
-    )
     names = important(source)[:_MOST_AXES]
-    if extent is None or len(ended) < 2:
+    if len(ended) < 2:
         raise NotDrawn("fewer than two evaluations have completed")
     if not names or source.space is None:
         raise NotDrawn("no parameter has more than one value")
 
-    def loss(one: object) -> float:
-        return sign * (source.value(one) or 0.0)  # type: ignore[arg-type]
+    def loss(one: Individual) -> float:
+        return sign * (source.value(one) or 0.0)
 
     order = {one.id: place / len(ended) for place, one in enumerate(sorted(ended, key=loss))}
     lines = sorted(best_and_spread(ended, _MOST_LINES, loss=loss), key=loss, reverse=True)
@@ -99,22 +101,8 @@ def content(sources: Sequence[Source]) -> Lines:
                 ],
             )
         )
-    low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))
-    width = (high - low) or 1.0
-    axes.append(
-        Coordinate(
-            name=one_line(source.objective),
-            note="",
-            ticks=[
-                (round((at - low) / width, 4), short(extent.value_at(at)))
-                for at in rounds(low, low + width, 6, whole=extent.log and width > 2)
-            ],
-            places=[
-                _rounded((extent.place(extent.inside(source.value(one) or 0.0)) - low) / width)
-                for one in lines
-            ],
-        )
-    )
+    objectives = [*[name for name in source.objectives if name != source.objective], source.objective]
+    axes += [_objective(source, name, lines) for name in objectives]
     return Lines(
         objective=one_line(source.objective),
         axes=axes,
@@ -123,7 +111,30 @@ def content(sources: Sequence[Source]) -> Lines:
         values=[theme.number(source.value(one)) for one in lines],
         band=[next(place for place, band in enumerate(_BANDS) if order[one.id] < band[0]) for one in lines],
         shown=min(SHOWN, len(names)),
+        objectives=len(objectives),
         left_out=len(ended) - len(lines),
+    )
+
+
+def _objective(source: Source, name: str, lines: Sequence[Individual]) -> Coordinate:
+    """Its axis, on which values far worse than the others lie at the end."""
+    values = [source.value(one, name) for one in lines]
+    direction = source.objectives[name]
+    extent = value_range([one for one in values if one is not None], direction)
+    if extent is None:
+        return Coordinate(name=one_line(name), note="", ticks=[], places=[None] * len(lines))
+    low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))
+    width = (high - low) or 1.0
+    ticks = rounds(low, low + width, 6, whole=extent.log and width > 2)
+    texts = told_apart([extent.value_at(at) for at in ticks])
+    return Coordinate(
+        name=one_line(name),
+        note="higher is better" if direction == "maximize" else "lower is better",
+        ticks=[(round((at - low) / width, 4), text) for at, text in zip(ticks, texts)],
+        places=[
+            None if one is None else _rounded((extent.place(extent.inside(one)) - low) / width)
+            for one in values
+        ],
     )
 
 
@@ -153,7 +164,7 @@ def _path(places: Sequence[float | None]) -> list[tuple[float | None, float | No
 def draw(sources: Sequence[Source]) -> go.Figure:
     """The first ten axes and the objective."""
     found = content(sources)
-    axes = [*found.axes[: found.shown], found.axes[-1]]
+    axes = [*found.axes[: found.shown], *found.axes[-found.objectives :]]
     figure = go.Figure()
     for number, band in reversed(list(enumerate(found.bands))):
         x: list[float | None] = []
@@ -175,13 +186,12 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             hovertemplate="%{text}<extra></extra>",
         )
     best = _path([one.places[-1] for one in axes])
-    line = {"color": theme.ORANGE, "width": 3}
     figure.add_scatter(
         x=[at for at, _ in best],
         y=[place for _, place in best],
         mode="lines",
         name="best",
-        line=line,
+        line={"color": theme.ORANGE, "width": 3},
         hoverinfo="skip",
     )
     for number, coordinate in enumerate(axes):

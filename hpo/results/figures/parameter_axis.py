@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeGuard
 
-from hpo.results.figures.labels import plain, short, shortened
+from hpo.results.figures.labels import plain, shortened, told_apart
 from hpo.results.figures.theme import label
-from hpo.space.parameters import Categorical, Float, Int
+from hpo.space.parameters import Categorical, Encoder, Float, Int, Parameter
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
-    from hpo.results.figures.theme import label
-from hpo.space.parameters import Parameter
 
 _TICKS = 5
 _FEW = 32
@@ -39,19 +38,26 @@ class Axis:
 
     def place(self, one: Scalar) -> float | None:
         """Of a value in [0, 1]; None for one that is not in the space (an edited journal's)."""
-        try:
-            gene = self.parameter.encoder()(self.parameter.canonical(one))
-        except ValueError:
-            return None
         if isinstance(self.parameter, Categorical):
-            return (gene + 0.5) / len(self.parameter.choices)
-        return gene
+            try:
+                choice = self.parameter.canonical(one)
+            except ValueError:
+                return None
+            return (self._encode(choice) + 0.5) / len(self.parameter.choices)
+        assert isinstance(self.parameter, (Float, Int))
+        if not _is_number(one) or not self.parameter.low <= one <= self.parameter.high:
+            return None
+        return self._encode(one)
+
+    @cached_property
+    def _encode(self) -> Encoder:
+        return self.parameter.encoder()
 
     def mark(self, one: Scalar, identity: str = "") -> float | None:
         """Of a value on an axis of plotly's: the number itself, or the choice's place from 0. Where there are few
         values, individuals lie beside one another by their ``identity``."""
         if not isinstance(self.parameter, Categorical):
-            if isinstance(one, (str, bool)) or one is None or (self.log and one <= 0):
+            if not _is_number(one) or (self.log and one <= 0):
                 return None
             return float(one) + (_aside(identity) if self._beside else 0.0)
         place = self.place(one)
@@ -114,7 +120,11 @@ class Axis:
             numbers = _decades(low, high, most)
         else:
             numbers = rounds(low, high, most, whole=isinstance(parameter, Int))
-        return [(one, short(one)) for one in numbers]
+        return list(zip(numbers, told_apart(numbers)))
+
+
+def _is_number(one: Scalar) -> TypeGuard[int | float]:
+    return isinstance(one, (int, float)) and not isinstance(one, bool)
 
 
 def _aside(identity: str) -> float:

@@ -89,8 +89,8 @@ FIGURES: tuple[Entry, ...] = (
     Entry(
         name="slices",
         title="Slices",
-        caption="The result over each of the six most important parameters. What was pruned or failed lies at the worse "
-        "border; results far worse than the others lie on it.",
+        caption="The result over each of the six most important parameters. What was pruned or failed lies at the "
+        "worse border; results far worse than the others lie on it.",
     ),
     Entry(
         name="family",
@@ -108,8 +108,8 @@ FIGURES: tuple[Entry, ...] = (
         name="budget",
         title="Early stopping: is it safe?",
         caption="Where the correlation is low, an intermediate value says little about the end: stop later. Below, "
-        "what halving from that step on (reduction 3) would keep of the best, had all curves been known. Individuals that "
-        "were stopped have no end to compare.",
+        "what halving from that step on (reduction 3) would keep of the best, had all curves been known. Individuals "
+        "that were stopped have no end to compare.",
     ),
     Entry(
         name="noise",

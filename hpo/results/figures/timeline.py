@@ -20,6 +20,8 @@ _ROW, _LEAST, _MOST = 18, 140, 1100
 _GAP = 0.6
 """Between islands, of a row."""
 _MOST_LABELS = 48
+_MOST_WORDED = 3000
+"""Where there are more parts, a page's details say what each was."""
 _MOST_LAUNCHES = 12
 """So many are named."""
 
@@ -57,7 +59,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             begins=float(begin),
             ends=float(max(end, begin)),
             status=part.status,
-            words=_words(source, part, end_s - part.started),
+            words=_words(source, part, end_s - part.started) if len(parts) <= _MOST_WORDED else part.id,
         )
         for part, begin, end, end_s in zip(parts, begins, finishes, ends, strict=True)
     ]

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _DECADES = 2.5
-"""Positive values over more orders of magnitude than that are drawn by the logarithm."""
+"""Positive values, most of which span more orders of magnitude than that, are drawn by the logarithm."""
+_MOST = 0.9
 _FAR = 4.0
 """What is worse than the median by this many times the distance from the best to the median lies at the border."""
 _MARGIN = 0.04
@@ -51,14 +52,15 @@ class ValueRange:
 def value_range(values: Iterable[float], direction: str) -> ValueRange | None:
     """For the finite ones of ``values``; None where there are none."""
     sign = -1.0 if direction == "maximize" else 1.0
-    losses = sorted(sign * one for one in values if math.isfinite(one))
-    if not losses:
+    ordered = sorted((one for one in values if math.isfinite(one)), key=lambda one: sign * one)
+    if not ordered:
         return None
-    ends = sign * losses[0], sign * losses[-1]
-    log = min(ends) > 0 and max(ends) / min(ends) > 10**_DECADES
+    most = ordered[: int(_MOST * (len(ordered) - 1)) + 1]
+    log = min(ordered) > 0 and max(most) / min(most) > 10**_DECADES
+    losses = [sign * (math.log10(one) if log else one) for one in ordered]
     middle = losses[len(losses) // 2]
-    if log:
-        return ValueRange(best=ends[0], worst=ends[1], log=True)
     far = middle + _FAR * (middle - losses[0])
-    worst = losses[-1] if far <= losses[0] or losses[-1] <= far else max(one for one in losses if one <= far)
-    return ValueRange(best=ends[0], worst=sign * worst, log=False)
+    if far <= losses[0]:  # half of them are equal
+        return ValueRange(best=ordered[0], worst=ordered[-1], log=log)
+    worst = max(place for place, loss in enumerate(losses) if loss <= far)
+    return ValueRange(best=ordered[0], worst=ordered[worst], log=log)

@@ -17,9 +17,12 @@ from hpo.terminal import one_line
 _SUFFIX = ".html"
 
 
-def report(arguments: Sequence[Path], output: Path | None, figures: Path | None) -> str:
+def report(
+    arguments: Sequence[Path], output: Path | None = None, figures: Path | None = None, *, version: str = ""
+) -> str:
     """Write the report of the campaigns in ``arguments``, of which one that ends in .html is the output; returns what
-    was written, for a person to read. ``figures``: a folder that gets each figure as SVG and PDF.
+    was written, for a person to read. ``figures``: a folder that gets each figure as SVG and PDF; ``version``: of hpo,
+    which the page names.
 
     Raises:
         UsageError: no directory, or several outputs.
@@ -50,7 +53,7 @@ def report(arguments: Sequence[Path], output: Path | None, figures: Path | None)
         from hpo.results.figures.files import write
 
         written = write(sources, figures)
-    data = page.report(content(sources))
+    data = page.report(content(sources, version))
     try:
         write_atomically(target, data, durable=False)
     except OSError as error:

@@ -3,23 +3,29 @@ page sends it anew."""
 
 from __future__ import annotations
 
+import base64
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
 import msgspec
+import numpy
 
-from hpo import __version__
+from hpo.individual import Individual
 from hpo.results.figures import theme
 from hpo.results.figures.registry import FIGURES, Entry
 from hpo.results.figures.source import NotDrawn, Source, thinned
 from hpo.results.report.summary import Missing, Summary, Table, compared, summary
 from hpo.terminal import one_line
 
-_MOST_DETAILS = 10_000
-_LONGEST_ERROR = 400
+_MOST_DETAILS_BYTES = 700_000
+"""Of all campaigns together, about."""
+_MOST_ERRORS = 500
+_FEWEST_PACKED = 50
+_LONGEST_ERROR = 600
+"""Characters, the last ones: there is what was raised."""
 
 
 class Drawn(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -36,14 +42,16 @@ class Drawn(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Details(msgspec.Struct, kw_only=True):
-    """The individuals of one campaign by column, for who points at a mark."""
+    """The individuals of one campaign by column, for who points at a mark. ``status``, ``operator``: places in
+    ``words``; other columns are lists, or packed (see ``_column``)."""
 
     ids: list[str]
-    status: list[str]
-    operator: list[str]
-    seconds: list[float | None]
-    objectives: dict[str, list[float | None]]
-    params: dict[str, list[Any]]
+    words: list[str]
+    status: list[int]
+    operator: list[int]
+    seconds: Any
+    objectives: dict[str, Any]
+    params: dict[str, Any]
     errors: dict[str, str]
 
 
@@ -60,10 +68,8 @@ class Content(msgspec.Struct, kw_only=True):
     dark: dict[str, str]
 
 
-def content(
-    sources: Sequence[Source], figures: Sequence[Entry] = FIGURES, *, with_details: bool = True
-) -> Content:
-    """The page of one campaign, or of several side by side. The live page asks for its words alone."""
+def content(sources: Sequence[Source], version: str = "", figures: Sequence[Entry] = FIGURES) -> Content:
+    """The page of one campaign, or of several side by side. ``version``: of hpo."""
     summaries = [summary(source) for source in sources]
     found: list[Drawn] = []
     for entry in figures:
@@ -75,11 +81,11 @@ def content(
     return Content(
         title=", ".join(one_line(source.name) for source in sources),
         made=time.strftime("%-d %B %Y, %H:%M"),
-        versions=f"hpo {__version__}, Python {platform.python_version()}",
+        versions=f"hpo {version}, Python {platform.python_version()}".replace("hpo , ", ""),
         campaigns=summaries,
         compared=compared(sources) if len(sources) > 1 else None,
         figures=found,
-        details=[details(source) for source in sources] if with_details else [],
+        details=[details(source, marked(found, place)) for place, source in enumerate(sources)],
         dark=theme.DARK,
     )
 
@@ -108,6 +114,8 @@ def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) 
     else:
         figure = entry.draw(sources)
         plot = figure.to_dict()
+        for trace in plot["data"]:
+            _pack(trace)
         title = plot.get("layout", {}).get("title", {}).get("text") or title
     return Drawn(
         name=entry.name,
@@ -120,29 +128,74 @@ def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) 
     )
 
 
-def details(source: Source) -> Details:
-    """The individuals of ``source``, all or an even choice of them."""
-    everyone = [*source.record.known, *source.record.individuals]
+def _pack(trace: dict[str, Any]) -> None:
+    """Long lists of numbers as plotly's encoded arrays."""
+    for name in ("x", "y"):
+        data = _packed(trace.get(name))
+        if data is not None:
+            trace[name] = {"dtype": "f4", "bdata": data}
+
+
+def _packed(values: Any) -> str | None:
+    """Single precision in base64, a third as long as digits; None for what is short, or not of numbers alone."""
+    if not isinstance(values, (list, tuple)) or len(values) < _FEWEST_PACKED:
+        return None
+    if any(type(one) not in (int, float, type(None)) for one in values):
+        return None
+    found = numpy.array([numpy.nan if one is None else one for one in values], dtype="<f4")
+    return base64.b64encode(found.tobytes()).decode()
+
+
+def _column(values: list[Any]) -> Any:
+    """Of numbers with a decimal point ``{"packed": base64}``, NaN where there is none; else the list."""
+    if all(type(one) in (float, type(None)) for one in values) and (data := _packed(values)) is not None:
+        return {"packed": data}
+    return values
+
+
+def marked(drawn: Sequence[Drawn], campaign: int) -> set[str]:
+    """The ids that marks of the figures of a campaign stand for."""
+    found: set[str] = set()
+    for figure in drawn:
+        if figure.campaign in (None, campaign) and figure.plot is not None:
+            for trace in figure.plot["data"]:
+                for name in ("customdata", "hovertext"):
+                    values = trace.get(name)
+                    if values is not None and not isinstance(values, str):
+                        found.update(one.partition(":")[0] for one in values if isinstance(one, str))
+    return found
+
+
+def details(source: Source, identities: Collection[str]) -> Details:
+    """Of the individuals ``identities`` and the best, all or an even choice of them."""
+    everyone = [one for one in (*source.record.known, *source.record.individuals) if one.id in identities]
     best = source.best
     keep = [index for index, one in enumerate(everyone) if best is not None and one.id == best.id]
-    found = [everyone[index] for index in thinned(len(everyone), _MOST_DETAILS, keep)]
+    width = 30 + 6 * max((len(one.params) for one in everyone), default=0)
+    found = [everyone[index] for index in thinned(len(everyone), _MOST_DETAILS_BYTES // width, keep)]
+    words = {
+        word: place
+        for place, word in enumerate(dict.fromkeys(w for one in found for w in (one.status, one.operator)))
+    }
     names = list(dict.fromkeys(name for one in found for name in one.params))
     return Details(
         ids=[one.id for one in found],
-        status=[one.status for one in found],
-        operator=[one.operator for one in found],
-        seconds=[_short(one.seconds) for one in found],
-        objectives={name: [_short(source.value(one, name)) for one in found] for name in source.objectives},
-        params={one_line(name): [_short(one.params.get(name)) for one in found] for name in names},
-        errors={one.id: one.error[:_LONGEST_ERROR] for one in found if one.error},
+        words=[one_line(word) for word in words],
+        status=[words[one.status] for one in found],
+        operator=[words[one.operator] for one in found],
+        seconds=_column([one.seconds for one in found]),
+        objectives={
+            one_line(name): _column([source.value(one, name) for one in found]) for name in source.objectives
+        },
+        params={one_line(name): _column([one.params.get(name) for one in found]) for name in names},
+        errors={
+            one.id: (one.error or "")[-_LONGEST_ERROR:] for one in _spread([o for o in found if o.error])
+        },
     )
 
 
-def _short(value: Any) -> Any:
-    """A float with the digits that a page shows; what JSON lacks as a word."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if value - value == 0 else str(value)
-    return value
+def _spread(failed: list[Individual]) -> list[Individual]:
+    return [failed[index] for index in thinned(len(failed), _MOST_ERRORS)]
 
 
 def _as_list(value: Any) -> Any:

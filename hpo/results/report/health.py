@@ -46,9 +46,9 @@ def findings(source: Source, busy: float | None = None) -> list[Finding]:
                 "evaluations cost the rest.",
             )
         )
-    if not any(one.level in ("bad", "warn") for one in found) and source.ended:
-        found.insert(0, Finding("good", "Nothing needs attention."))
-    order = {"bad": 0, "warn": 1, "note": 2, "good": 3}
+    if source.ended and all(one.level == "note" for one in found):
+        found.append(Finding("good", "Nothing needs attention."))
+    order = {"bad": 0, "warn": 1, "good": 2, "note": 3}
     return sorted(found, key=lambda one: order[one.level])
 
 
@@ -73,7 +73,10 @@ def _failures(source: Source) -> Iterator[Finding]:
         line, often = lines.most_common(1)[0]
         verb = {"timeout": "timed out", "invalid": "returned no finite number"}.get(status, status)
         why = f", {often} of them with: {_cut(line)}" if often < count else f": {_cut(line)}"
-        yield Finding(level, f"{_percent(share)} {verb} ({count} of {total}){why if line else '.'}")
+        shown = _percent(share)
+        yield Finding(
+            level, f"{shown[0].upper()}{shown[1:]} {verb} ({count} of {total}){why if line else '.'}"
+        )
 
 
 def _cut(line: str, most: int = 160) -> str:

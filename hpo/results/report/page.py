@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
 from hpo.results.figures.registry import FIGURES
-from hpo.results.report.content import Content, encoded
+from hpo.results.report.content import Content, Drawn, encoded
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -58,7 +59,7 @@ def report(content: Content) -> bytes:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
         f"<title>{html.escape(content.title)}</title>\n",
         f"<style>\n{asset('page.css')}</style>\n</head>\n",
-        body(),
+        body(content.figures),
         '<script type="application/json" id="hpo-data">',
         encoded(content).decode(),
         "</script>\n",
@@ -73,11 +74,26 @@ def head() -> str:
     return _HEAD + f'<link rel="icon" href="{_ICON}">\n'
 
 
-def body() -> str:
+def body(figures: Sequence[Drawn] = ()) -> str:
     """What scripts fill: the beginning of the body, which the live page shares."""
+    return "".join(
+        [
+            '<body>\n<main id="hpo-page">\n<noscript><p>This page is drawn by the script inside it: allow it to run, '
+            "or read <code>hpo status</code> and <code>hpo best</code>.</p></noscript>\n",
+            '<div class="figures" id="hpo-figures">\n',
+            *map(_frame, figures),
+            "</div>\n</main>\n",
+        ]
+    )
+
+
+def _frame(figure: Drawn) -> str:
+    """The element that a figure is drawn into."""
+    identity = figure.name if figure.campaign is None else f"{figure.name}-{figure.campaign}"
+    title = html.escape(html.unescape(figure.title))
     return (
-        '<body>\n<main id="hpo-page">\n<noscript><p>This page is drawn by the script inside it: allow it to run, or '
-        "read <code>hpo status</code> and <code>hpo best</code>.</p></noscript>\n</main>\n"
+        f'<figure data-plot="{figure.name}" id="figure-{identity}"><h3>{title}</h3>'
+        f'<figcaption>{html.escape(figure.caption)}</figcaption><div class="plot"></div></figure>\n'
     )
 
 

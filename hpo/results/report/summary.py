@@ -52,6 +52,7 @@ class Row(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True):
     """Configurations side by side. ``heads``: what each is; ``ids``; ``results``: a row an objective."""
 
+    title: str
     heads: list[str]
     ids: list[str]
     results: list[Row]
@@ -119,12 +120,21 @@ def _lead(source: Source, standing: overview.Overview) -> str:
     value = number(source.value(best))
     if len(source.objectives) > 1:
         front = pareto.front(record)
-        ways = " and ".join(f"{one_line(key)} ({way}d)" for key, way in source.objectives.items())
+        ways = " and ".join(
+            f"{one_line(key)} ({'more' if way == 'maximize' else 'less'} is better)"
+            for key, way in source.objectives.items()
+        )
         parts.append(
             f"Of {len(source.completed)} completed evaluations, {len(front)} are on the Pareto front of {ways}."
             if len(front) > 1
             else f"Of {len(source.completed)} completed evaluations one is the best in {ways}."
         )
+        knee = pareto.knee(front, source.objectives)
+        if knee is not None and len(front) > 2:
+            values = " and ".join(
+                f"{one_line(key)} {number(value)}" for key, value in (knee.objectives or {}).items()
+            )
+            parts.append(f"Its knee, {knee.id}, has {values}.")
         return " ".join([*parts, _work(source, standing)])
     if is_known(best.id):
         parts.append(
@@ -220,7 +230,10 @@ def _comparison(source: Source) -> Comparison | None:
     ]
     parameters = source.space.parameters if source.space is not None else {}
     names = [*parameters, *(name for one in individuals for name in one.params if name not in parameters)]
+    several = len(source.objectives) > 1
+    title = "Notable configurations" if several else " and ".join(head for head, _ in chosen).capitalize()
     return Comparison(
+        title=title,
         heads=[head for head, _ in chosen],
         ids=[one.id for one in individuals],
         results=results,

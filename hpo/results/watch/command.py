@@ -24,16 +24,16 @@ _GRACE_S = 1
 """For answers under way when it ends."""
 
 
-def watch(directory: Path, port: int | None) -> int:
+def watch(directory: Path, port: int | None, *, version: str = "") -> int:
     """Serve the live page of the campaign in ``directory`` until SIGINT or SIGTERM; the exit code. ``port``: of
-    127.0.0.1, 0 for any; None: a Unix socket.
+    127.0.0.1, 0 for any; None: a Unix socket; ``version``: of hpo.
 
     Raises:
         UsageError: there is no such port.
         CampaignError: there is no campaign, or it cannot be served there.
     """
     directories.read_identity(directory)
-    asyncio.run(_serve(directory, port))
+    asyncio.run(_serve(directory, port, version))
     return 0
 
 
@@ -45,7 +45,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(directory: Path, port: int | None) -> None:
+async def _serve(directory: Path, port: int | None, version: str) -> None:
     loop = asyncio.get_running_loop()
     streams = Streams()
     server: _Server | None = None
@@ -70,7 +70,7 @@ async def _serve(directory: Path, port: int | None) -> None:
     for number in _ending_signals():
         loop.add_signal_handler(number, end)
     with private_socket() if port is None else local_port(port) as address:
-        page = Page(directory, notify=woken)
+        page = Page(directory, notify=woken, version=version)
         app = application(page, streams, title=one_line(directory.absolute().name), token=address.token)
         server = _Server(_configuration(app))
         server.should_exit = asked > 0

@@ -40,15 +40,16 @@ class View:
 class Page:
     """The live page of the campaign in ``directory``, from ``start`` on.
 
-    Nothing is made while nobody looks (``viewer``). ``notify`` is called from the thread when ``view`` is another."""
+    Nothing is made while nobody looks (``viewer``). ``notify`` is called from the thread when ``view`` is another;
+    ``version``: of hpo."""
 
-    def __init__(self, directory: Path, notify: Callable[[], None]) -> None:
+    def __init__(self, directory: Path, notify: Callable[[], None], *, version: str = "") -> None:
         self.view = View()
         self._directory = directory
         self._notify = notify
         self._follower = Follower(directory)
         self._tails = Tails(directory)
-        self._parts = Parts(publish=self._publish)
+        self._parts = Parts(publish=self._publish, version=version)
         self._source: Source | None = None
         self._new_records = self._new_rows = self._more = False
         self._beat = 0.0

@@ -18,7 +18,7 @@ from hpo.errors import HpoError
 from hpo.results.figures.registry import FIGURES, Entry
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.theme import number
-from hpo.results.report.content import Content, content, details, drawn, encoded
+from hpo.results.report.content import Content, Details, Drawn, content, details, drawn, encoded, marked
 from hpo.results.report.summary import Missing, Table
 from hpo.results.running import Running
 from hpo.terminal import one_line
@@ -84,7 +84,11 @@ class Parts:
     parts: dict[str, Part] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     """By part, why it could not be made: a fault of ours, which must not keep the others from being made."""
+    version: str = ""
+    """Of hpo."""
     _missing: dict[str, str] = field(default_factory=dict)
+    _marked: dict[str, set[str]] = field(default_factory=dict)
+    """By figure, the individuals that its marks stand for."""
     _running: list[Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -94,7 +98,7 @@ class Parts:
             self._words,
             self._of_running,
             *(_Task(name=entry.name, make=_drawing(entry)) for entry in FIGURES),
-            _Task(name=DETAILS, make=lambda source: [details(source)], least_s=_LEAST_DETAILS_S),
+            _Task(name=DETAILS, make=self._make_details, least_s=_LEAST_DETAILS_S),
         ]
 
     def changed(self) -> None:
@@ -151,7 +155,10 @@ class Parts:
         self.problems.pop(task.name, None)
         self._missing.pop(task.name, None)
         try:
-            part = Part.of(task.make(source))
+            made = task.make(source)
+            if isinstance(made, Drawn):
+                self._marked[task.name] = marked([made], 0)
+            part = Part.of(made)
             if task.name not in self.parts or self.parts[task.name].version != part.version:
                 self.parts = {**self.parts, task.name: part}
         except NotDrawn as reason:
@@ -172,12 +179,15 @@ class Parts:
         return [entry.name for entry in FIGURES if entry.name in self.parts]
 
     def _make_words(self, source: Source) -> _Words:
-        found = content([source], figures=[], with_details=False)
+        found = content([source], self.version, figures=[])
         titles = {entry.name: entry.title for entry in FIGURES}
         found.campaigns[0].missing.extend(
             Missing(title, self._missing[name]) for name, title in titles.items() if name in self._missing
         )
         return _Words(content=found, figures=self._figures())
+
+    def _make_details(self, source: Source) -> list[Details]:
+        return [details(source, set().union(*self._marked.values()))]
 
     def _make_running(self, source: Source) -> Table | None:
         return _table(self._running) if self._running else None

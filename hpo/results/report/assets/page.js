@@ -112,7 +112,7 @@ const hpo = (() => {
   }
 
   function table(found) {
-    const cell = (tag, text, place) => make(tag, { class: found.numeric[place] ? "right" : place ? null : "id" }, text);
+    const cell = (tag, text, place) => make(tag, { class: found.numeric[place] ? "right" : place || tag === "th" ? null : "id" }, text);
     return make("div", { class: "wide" }, make("table", {},
       make("thead", {}, make("tr", {}, found.columns.map((text, place) => cell("th", text, place)))),
       make("tbody", {}, found.rows.map((row) => make("tr", {}, row.map((text, place) => cell("td", text, place))))),
@@ -156,7 +156,7 @@ const hpo = (() => {
       facts(one.facts),
       make("div", { class: one.comparison && one.comparison.heads.length > 2 ? "columns stacked" : "columns" },
         make("div", {}, make("h2", {}, "What to know"), health(one.health)),
-        one.comparison ? make("div", {}, make("h2", {}, one.comparison.heads.length > 1 ? one.comparison.heads.join(" and ").replace(/^./, (c) => c.toUpperCase()) : "The best"),
+        one.comparison ? make("div", {}, make("h2", {}, one.comparison.title),
           comparison(one.comparison)) : null),
       one.top ? make("details", {}, make("summary", {}, `The ${one.top.rows.length} best`), table(one.top)) : null,
     );
@@ -222,7 +222,7 @@ const hpo = (() => {
           if (name[0] === "x" && axis.nticks === undefined) axis.nticks = 6;
         }
       }
-      if (layout.legend) layout.legend = { ...layout.legend, font: { ...layout.legend.font, size: 11 } };
+      if (layout.legend) layout.legend = { ...layout.legend, font: { ...layout.legend.font, size: 11 }, y: Math.max(layout.legend.y, 1.01) + 12 / layout.height };
     }
     return layout;
   }
@@ -282,20 +282,31 @@ const hpo = (() => {
     }
   }
 
+  // Of a column, plain or packed, the value of one row; null where there is none.
+  function cellOf(column, row) {
+    if (!column.packed) return column[row];
+    column.numbers ||= new Float32Array(Uint8Array.from(atob(column.packed), (one) => one.charCodeAt(0)).buffer);
+    const value = column.numbers[row];
+    return Number.isNaN(value) ? null : Number(value.toPrecision(5));
+  }
+
   function panel(details, row) {
     document.querySelector(".panel")?.remove();
-    const text = (value) => (value === null || value === undefined ? "–" : String(value));
+    const text = (value) => {
+      if (value === null || value === undefined) return "–";
+      return typeof value === "number" && value && Math.abs(value) < 1e-3 ? value.toExponential() : String(value);
+    };
     const line = (name, value) => make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "value" }, text(value)));
     const id = details.ids[row];
     const close = make("button", { type: "button", "aria-label": "close" }, "✕");
-    const params = Object.entries(details.params).filter(([, column]) => column[row] !== null);
-    const seconds = details.seconds[row];
+    const params = Object.entries(details.params).map(([name, column]) => [name, cellOf(column, row)]).filter(([, value]) => value !== null);
+    const seconds = cellOf(details.seconds, row);
     const found = make("aside", { class: "panel" },
       make("div", { class: "top" }, make("h3", { class: "id" }, id), close),
-      make("p", { class: "muted" }, [details.status[row], details.operator[row], seconds === null ? "" : `${Number(seconds.toPrecision(4))} s`].filter(Boolean).join(" · ")),
+      make("p", { class: "muted" }, [details.words[details.status[row]], details.words[details.operator[row]], seconds === null ? "" : `${Number(seconds.toPrecision(4))} s`].filter(Boolean).join(" · ")),
       make("table", {}, make("tbody", {},
-        Object.entries(details.objectives).map(([name, column]) => line(name, column[row])),
-        params.map(([name, column]) => line(name, column[row])))),
+        Object.entries(details.objectives).map(([name, column]) => line(name, cellOf(column, row))),
+        params.map(([name, value]) => line(name, value)))),
       details.errors[id] ? make("pre", {}, details.errors[id]) : null);
     close.addEventListener("click", () => found.remove());
     document.body.append(found);

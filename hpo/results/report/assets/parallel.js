@@ -13,9 +13,9 @@ hpo.drawers.parallel = (element, data, look) => {
   }
   const width = state.width = element.clientWidth || look.width || 800;
   const lying = width < 560;
-  const axes = state.all ? data.axes : [...data.axes.slice(0, data.shown), data.axes[data.axes.length - 1]];
+  const axes = state.all ? data.axes : [...data.axes.slice(0, data.shown), ...data.axes.slice(-data.objectives)];
   const hidden = data.axes.length - axes.length;
-  const last = axes.length - 1;
+  const last = axes.length - 1, first = axes.length - data.objectives;
   const INK = colour("#1d2129"), MUTED = colour("#667080"), RULE = colour("#a3abb8"), PAPER = colour("#ffffff");
   const ORANGE = colour("#e69f00");
 
@@ -26,7 +26,7 @@ hpo.drawers.parallel = (element, data, look) => {
   const along = (axis) => start + axis * step;
   const point = (axis, place) => (lying ? [top + place * across, along(axis)] : [along(axis), top + (1 - place) * across]);
   const size = lying ? [width, along(last) + 34] : [along(last) + 50, top + across + 12];
-  const letters = Math.max(6, Math.floor((lying ? width - 30 : step - 8) / 6.8));
+  const letters = Math.max(6, Math.floor((lying ? width - 30 : step - 10) / 7.6));
 
   const shortened = (text, most) => {
     if (text.length <= most) return text;
@@ -99,7 +99,7 @@ hpo.drawers.parallel = (element, data, look) => {
   function axis(one, place) {
     const [x0, y0] = point(place, 0), [x1, y1] = point(place, 1);
     const group = draw("g", {});
-    group.append(draw("line", { x1: x0, y1: y0, x2: x1, y2: y1, stroke: place === last ? INK : RULE, "stroke-width": place === last ? 1.5 : 1 }));
+    group.append(draw("line", { x1: x0, y1: y0, x2: x1, y2: y1, stroke: place >= first ? INK : RULE, "stroke-width": place >= first ? 1.5 : 1 }));
     for (const [at, text] of one.ticks) {
       const [x, y] = point(place, at);
       const anchor = !lying ? "start" : at < 0.04 ? "start" : at > 0.96 ? "end" : "middle";
@@ -114,7 +114,7 @@ hpo.drawers.parallel = (element, data, look) => {
     const anchor = lying || place === 0 ? "start" : place === last ? "end" : "middle";
     const shift = lying ? 0 : place === 0 ? -14 : place === last ? 42 : 0;
     const name = draw("text", {
-      x: x + shift, y, "text-anchor": anchor, "font-size": 12.5, "font-weight": place === last ? 650 : 500, fill: INK,
+      x: x + shift, y, "text-anchor": anchor, "font-size": 12.5, "font-weight": place >= first ? 650 : 500, fill: INK,
       stroke: PAPER, "stroke-width": 3, "paint-order": "stroke",
     }, shortened(one.name, letters), draw("title", {}, one.note ? `${one.name}, ${one.note}` : one.name));
     group.append(name);
@@ -168,7 +168,7 @@ hpo.drawers.parallel = (element, data, look) => {
     ` ${title}`);
   const legend = make("div", { style: "font-size:12px;line-height:1.6;margin-bottom:4px" },
     swatch("best", ORANGE, 1, 3.5), data.bands.map((band) => swatch(band.title, colour(band.colour), Math.min(1, band.opacity + 0.25), 2.5)));
-  const more = make("button", { type: "button", hidden: !hidden && !state.all }, state.all ? `the ${data.shown} most important` : `all ${data.axes.length - 1} parameters`);
+  const more = make("button", { type: "button", hidden: !hidden && !state.all }, state.all ? `the ${data.shown} most important` : `all ${data.axes.length - data.objectives} parameters`);
   more.addEventListener("click", () => {
     state.all = !state.all;
     hpo.drawers.parallel(element, ...state.latest);
@@ -178,7 +178,7 @@ hpo.drawers.parallel = (element, data, look) => {
   }
   const picture = draw("svg", {
     width: size[0], height: size[1], viewBox: `0 0 ${size[0]} ${size[1]}`, role: "img", style: "display:block",
-    "aria-label": `parallel coordinates of ${paths.length} evaluations over ${axes.length - 1} parameters and ${data.objective}`,
+    "aria-label": `parallel coordinates of ${paths.length} evaluations over ${first} parameters and ${data.objective}`,
     "font-family": "inherit",
   }, lines, axes.map(axis));
   element.replaceChildren(legend, make("div", { style: "overflow-x:auto;overflow-y:hidden" }, picture),
