@@ -36,6 +36,7 @@ _MOMENT_S = 0.2
 _LEAST_DETAILS_S = 5.0
 """Between two versions of what is looked up on a click."""
 _LONGEST_VALUE = 40
+_MOST_RUNNING = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +211,10 @@ def _table(running: list[Running]) -> Table:
             "" if one.reported is None else _at(one.reported),
             ", ".join(f"{one_line(name)} {_value(value)}" for name, value in one.params.items()),
         ]
-        for one in running
+        for one in running[:_MOST_RUNNING]
     ]
+    if len(running) > _MOST_RUNNING:
+        rows.append([f"and {len(running) - _MOST_RUNNING} more", *[""] * 6])
     heads = ["running", "worker", "host", "since", "last report", "at", "configuration"]
     return Table(heads, rows, [False, False, False, True, True, True, False])
 
