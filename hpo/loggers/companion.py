@@ -55,7 +55,7 @@ def main(directory: Path, name: str, folder: Path) -> int:
 
 
 def _closed(wait_s: float) -> bool:
-    """Whether standard input is closed, or is within so many seconds."""
+    """Whether standard input is closed, or is closed within ``wait_s``."""
     return bool(select.select([0], [], [], wait_s)[0])
 
 

@@ -37,6 +37,7 @@ class _Campaign:
     colour: str
     title: str
 
+
 _MOST_BOXES = 1000
 """Of more marks, the boxes beside the pointer have no configuration."""
 

@@ -79,7 +79,7 @@ HEIGHT = 360
 """Pixels, where a figure does not need its own."""
 
 MOST_POINTS = 4000
-"""So many marks a figure at most: beyond 10 000 evaluations browsers slow down, and nobody sees more."""
+"""The most marks in a figure: with more than 10 000 browsers slow down, and no more is seen."""
 
 
 def layout(title: str, **changes: Any) -> dict[str, Any]:

@@ -23,12 +23,12 @@ _MOST_LABELS = 48
 _MOST_WORDED = 3000
 """Where there are more parts, a page's details say what each was."""
 _MOST_LAUNCHES = 12
-"""So many are named."""
+"""The most that are named."""
 
 
 @dataclass(kw_only=True)
 class _Bar:
-    """One evaluation, or ``count`` of the same status that are too short to be told apart; in hours at work."""
+    """One evaluation, or ``count`` of the same status that are too short to be seen apart; in hours at work."""
 
     row: float
     begins: float

@@ -212,6 +212,7 @@ const hpo = (() => {
     layout.autosize = true;
     layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
     layout.uirevision = "kept";
+    if (printing) layout.height = Math.round(0.8 * layout.height);
     layout.margin = { ...layout.margin, t: layout.showlegend === false ? 16 : 28, l: small ? 44 : layout.margin.l, r: small ? 6 : layout.margin.r };
     if (small) {
       layout.font = { ...layout.font, size: 11 };
@@ -238,7 +239,7 @@ const hpo = (() => {
     const width = place.clientWidth;
     if (figure.own !== undefined && figure.own !== null) {
       const style = getComputedStyle(document.documentElement);
-      const look = { colour, dark: isDark(), width, make, draw, ink: style.getPropertyValue("--ink").trim() };
+      const look = { colour, dark: isDark(), printing, width, make, draw, ink: style.getPropertyValue("--ink").trim() };
       drawers[figure.name](place, figure.own, look);
       return;
     }
@@ -371,6 +372,7 @@ const hpo = (() => {
     printing = on;
     setTheme();
     document.body.style.width = on ? "690px" : "";
+    document.documentElement.classList.toggle("printing", on);
     for (const one of document.querySelectorAll("details")) one.open = on || one.open;
     drawFigures();
     for (const one of document.querySelectorAll(".js-plotly-plot")) Plotly.Plots.resize(one);

@@ -20,7 +20,7 @@ hpo.drawers.parallel = (element, data, look) => {
   const ORANGE = colour("#e69f00");
 
   // Along the axes' order and across it: x and y, or y and x where axes lie.
-  const step = lying ? 62 : Math.max(86, (width - 70) / last);
+  const step = lying ? 62 : Math.max(look.printing ? 60 : 86, (width - 70) / last);
   const across = lying ? width - 28 : 330;
   const start = lying ? 30 : 22, top = lying ? 14 : 56;
   const along = (axis) => start + axis * step;
