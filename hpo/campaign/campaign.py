@@ -147,6 +147,8 @@ class Campaign:
         UsageError: a keyword is unknown or its value is not allowed; all such mistakes together.
     """
 
+    _source: TaskSource | None
+
     @checked_arguments()
     def __init__(self, task: Task, *, directory: str | Path, **keywords: object) -> None:
         if not isinstance(task, Task):
@@ -210,7 +212,7 @@ class Campaign:
         self.process_code = 0
         """What the process of this rank returns where it cannot end MPI."""
         self._reference = reference
-        self._source: TaskSource | None = source
+        self._source = source
         self._code = code
         self._serving = False
         self._points: list[dict[str, Scalar]] = []
