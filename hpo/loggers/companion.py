@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from types import FrameType
 from pathlib import Path
+from types import FrameType
 
 from hpo.errors import CampaignError, HpoError
 from hpo.loggers.command import Patience, pause_s
