@@ -13,7 +13,7 @@ from hpo.journal.records import Number
 _RECENT = 64
 
 MOST_RECENT = 256
-"""Of so many ends of evaluations the times are kept, from which the pace follows."""
+"""Ends of evaluations of which the times are kept; the pace follows from them."""
 
 
 class Best(NamedTuple):
