@@ -111,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         "Write a campaign to a logger, from its files alone: afterwards, or while it runs. What is there stays.",
         "hpo log runs/digits --to tensorboard      hpo log runs/digits --to mlflow --follow",
     )
+    _add_report(add)
+    _add_watch(add)
     check = add(
         "check",
         _check,
@@ -152,6 +154,44 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_steering(add)
     return parser
+
+
+def _add_report(add: Callable[..., argparse.ArgumentParser]) -> None:
+    report = add(
+        "report",
+        _report,
+        "One HTML file that shows what campaigns have found, running or not; it needs no network.",
+        "hpo report runs/digits      hpo report runs/digits runs/other both.html",
+    )
+    report.add_argument(
+        "paths",
+        type=Path,
+        metavar="DIR",
+        nargs="+",
+        help="directories of campaigns; a path that ends in .html is the output",
+    )
+    report.add_argument(
+        "--output", type=Path, metavar="PATH", help="file to write (default report.html in the first DIR)"
+    )
+    report.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="write each figure as SVG and PDF, too"
+    )
+
+
+def _add_watch(add: Callable[..., argparse.ArgumentParser]) -> None:
+    watch = add(
+        "watch",
+        _watch,
+        "The report as a live page in a browser, of a campaign that runs or has ended.",
+        "hpo watch runs/digits      hpo watch runs/digits --port 0",
+    )
+    watch.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
+    watch.add_argument(
+        "--port",
+        type=_whole,
+        metavar="N",
+        help="port of 127.0.0.1, 0 for any that is free; its address has a token (default: a Unix socket for ssh -L)",
+    )
 
 
 def _add_steering(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -432,6 +472,18 @@ def _check(options: argparse.Namespace) -> int:
     else:
         terminal.write(report)
     return report.exit_code
+
+
+def _report(options: argparse.Namespace) -> int:
+    from hpo.results.report.command import report
+
+    return _said(report(options.paths, options.output, options.figures, version=__version__))
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from hpo.results.watch.command import watch
+
+    return watch(options.directory, options.port, version=__version__)
 
 
 def _export(options: argparse.Namespace) -> int:

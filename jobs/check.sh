@@ -52,6 +52,7 @@ has() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 has slurmctld || debian+=(slurm-wlm)
 has munged || debian+=(munge)
 has tc || debian+=(iproute2)
+[[ $tier != nightly ]] || has chromium || debian+=(chromium)
 if [[ $tier != fast && -n ${debian-} && $EUID == 0 ]] && has apt-get; then
     printf 'check: installing %s\n' "${debian[*]}" >&2
     { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \

@@ -155,6 +155,10 @@ class Terminal:
     def hpo(self, *arguments: object, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
         return self.start(*arguments).wait(seconds)
 
+    def python(self, *arguments: object) -> Command:
+        """``python …``, a script of the user's own."""
+        return Command(self, [sys.executable, *map(str, arguments)], self.environment)
+
     def start_mpirun(self, ranks: int, *arguments: object) -> Command:
         """``mpirun -n RANKS hpo …``, as on a cluster."""
         line = [find_mpirun(), "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", *HPO, *map(str, arguments)]

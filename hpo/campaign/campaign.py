@@ -16,10 +16,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from hpo.arguments import checked_arguments
+from hpo.campaign import handed_on
 from hpo.campaign.cleanup import Cleanup, keep_only_best
 from hpo.campaign.progress import Display
 from hpo.campaign.wiring import Assembly, Housekeeping
@@ -51,12 +53,13 @@ from hpo.journal.records import Entered, Known, Record
 from hpo.loggers import registry
 from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
-from hpo.results.pareto import reference_losses
 from hpo.results.result import Result
 from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation
+from hpo.search.models.pareto import reference_losses
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
+from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, quoted, write
 from hpo.text import excerpt
@@ -144,6 +147,8 @@ class Campaign:
         UsageError: a keyword is unknown or its value is not allowed; all such mistakes together.
     """
 
+    _source: TaskSource | None
+
     @checked_arguments()
     def __init__(self, task: Task, *, directory: str | Path, **keywords: object) -> None:
         if not isinstance(task, Task):
@@ -151,15 +156,7 @@ class Campaign:
                 f"Campaign takes an hpo.Task, not {type(task).__name__}: write hpo.Task(space, evaluate)"
             )
         self.task = task
-        self.settings = config.from_keywords(directory=directory, **keywords)
-        self._reference: str | None = None
-        self._source: TaskSource | None = None
-        self._serving = False
-        self.exit_code = 0
-        self._points: list[dict[str, Scalar]] = []
-        self._known: list[KnownPoints] = []
-        self.process_code = 0
-        """What the process of this rank returns where it cannot end MPI."""
+        self._describe(config.from_keywords(directory=directory, **keywords))
 
     @classmethod
     def from_file(cls, path: str | Path) -> Campaign:
@@ -182,13 +179,8 @@ class Campaign:
         base = Path(path).resolve().parent
         campaign = cls.__new__(cls)
         campaign.task = load_task(settings.task, base=base, options=settings.task_options)
-        campaign.settings = settings
-        campaign._reference = settings.task
-        campaign._source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
-        campaign._serving = False
-        campaign._points = []
-        campaign._known = []
-        campaign.exit_code = campaign.process_code = 0
+        source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
+        campaign._describe(settings, settings.task, source)
         return campaign
 
     @property
@@ -197,6 +189,34 @@ class Campaign:
         if self._source is None:
             self._source = TaskSource.of(self.task)
         return self._source
+
+    def __getstate__(self) -> dict[str, object]:
+        """For a rank that this process starts; with the code of the task as it is seen here."""
+        code = self._code or code_of(self.task)
+        return {"settings": self.settings, "reference": self._reference, "source": self.source, "code": code}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.task = state["source"].load()
+        self._describe(state["settings"], state["reference"], state["source"], state["code"])
+
+    def _describe(
+        self,
+        settings: config.Settings,
+        reference: str | None = None,
+        source: TaskSource | None = None,
+        code: CodeVersion | None = None,
+    ) -> None:
+        """``reference``: of the task in a campaign file; ``code``: of the task, None where it is as seen from here."""
+        self.settings = settings
+        self.exit_code = 0
+        self.process_code = 0
+        """What the process of this rank returns where it cannot end MPI."""
+        self._reference = reference
+        self._source = source
+        self._code = code
+        self._serving = False
+        self._points: list[dict[str, Scalar]] = []
+        self._known: list[KnownPoints] = []
 
     # --- what it is -----------------------------------------------------------------------------------------
 
@@ -321,24 +341,54 @@ class Campaign:
 
     # --- running --------------------------------------------------------------------------------------------
 
-    def run(self, transport: Transport | None = None, signals: Signals | None = None) -> Result:
-        """Run the campaign or go on with it. Call it on every rank; it returns on every rank when the budget is used
-        up, or the campaign was stopped or ran out of time (``Result.reason`` says which). SIGINT, SIGTERM and SIGUSR1
-        stop it in good order.
+    def run(
+        self,
+        ranks: int | None = None,
+        *,
+        transport: Transport | None = None,
+        signals: Signals | None = None,
+    ) -> Result:
+        """Run the campaign or go on with it; returns when the budget is used up, or the campaign was stopped or ran out
+        of time (``Result.reason`` says which). Under mpirun or srun call it on every rank; it returns on every rank.
+        SIGINT, SIGTERM and SIGUSR1 stop it in good order. In a notebook a bar shows how it goes.
 
         Args:
+            ranks (int, from 1; default None): start as many by mpirun, on this host, from a script or a notebook; the
+                task may be defined there. They do not run the script: they get the task as it is in memory, and
+                import the modules that it uses. When this process dies, the campaign stops in good order. Under
+                mpirun or srun, which have started the ranks: their number. None: those of mpirun or srun, else 1.
             transport (Transport; default None): the connection between the ranks, where the caller has made it; None:
                 MPI under a launcher, else one rank.
             signals (Signals; default None): signal handlers that the caller has installed already; None: installs
                 them.
 
         Raises:
+            UsageError: ``ranks`` does not fit the layout, or the ranks that mpirun has started.
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
             CampaignError: it could not go on: no worker starts evaluators, the first evaluations all failed (see
                 ``hpo.islands.coordinator.health``), or the storage did not work for minutes (then its ``exit_code``
-                is 75). What was recorded stays.
+                is 75), or ``ranks`` were started and died again and again. What was recorded stays.
         """
-        transport = transport or connect()
+        handed_on.refuse_while_loading()
+        launcher = config.launcher()
+        if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1):
+            raise UsageError(f"run(ranks={excerpt(ranks)}): must be a whole number from 1.")
+        if transport is None and launcher.rank is None:
+            from hpo.campaign import notebook, start_ranks
+
+            if ranks is not None and ranks > 1:
+                return start_ranks.run(self, ranks)
+            with notebook.progress(self.settings.directory):
+                return self._run(connect(), signals)
+        there = launcher.size if transport is None else transport.size
+        if ranks is not None and there not in (None, ranks):
+            raise UsageError(
+                f"run(ranks={ranks}): this launch has {there} ranks already. Leave ranks out under mpirun or srun, or "
+                "start Python without them"
+            )
+        return self._run(transport or connect(), signals)
+
+    def _run(self, transport: Transport, signals: Signals | None) -> Result:
         settings = self.settings
         try:
             layout = Layout.plan(
@@ -350,7 +400,8 @@ class Campaign:
             if transport.size > 1:
                 raise
             raise UsageError(
-                f"{error} This process was started as one rank: start as many by mpirun -n N python …, or by `hpo run`."
+                f"{error} This process was started as one rank: start as many by run(ranks=N), mpirun -n N python …, "
+                "or by `hpo run`."
             ) from None
         if settings.evaluation.isolation != "inline":
             _ = self.source  # an unpicklable function is reported before anything starts
@@ -555,6 +606,7 @@ class Campaign:
                 layout=layout,
                 signals=signals,
                 closing=closing,
+                code=self._code,
             )
 
             coordinator = display = status = housekeeping = None

@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -88,22 +89,31 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
             campaign.run(signals=signals)
         return campaign.exit_code
     mpirun = find_mpirun()
+    if not may_start(campaign):
+        return 0
+    with painted(campaign.settings.directory):
+        rank = [sys.executable, "-m", "hpo", "run", str(file)]
+        return Supervisor(rank, campaign.settings, ranks, mpirun, listed).run()
+
+
+def may_start(campaign: Campaign) -> bool:
+    """Check ``campaign`` before ranks are started, and whether the directory can be written and is free: rank 0 takes
+    the lock for good, but its refusal would stand between mpirun's own lines. False where `hpo stop` holds it back."""
     campaign.check()
-    # Whether the directory can be written and is free: rank 0 takes the lock for good, but its refusal would stand
-    # between mpirun's own lines.
     lock = acquire(campaign.settings.directory, waiting=_say)
     try:
-        if held_back(campaign.settings.directory):
-            return 0
+        return not held_back(campaign.settings.directory)
     finally:
         lock.release()
-    with painted(campaign.settings.directory):
-        return Supervisor(file, campaign.settings, ranks, mpirun, listed).run()
 
 
 def _as_rank(file: Path, *, started_by_us: bool) -> int:
-    """One rank under mpirun. Only rank 0 speaks and returns a code; mpirun would take any other's for the
-    death of the job."""
+    return as_rank(lambda: Campaign.from_file(file), started_by_us=started_by_us)
+
+
+def as_rank(load: Callable[[], Campaign], *, started_by_us: bool) -> int:
+    """One rank under mpirun, of the campaign that ``load`` returns. Only rank 0 speaks and returns a code; mpirun would
+    take any other's for the death of the job."""
     # From the start: before there are handlers a signal ends the rank, and with it the job.
     with Signals() as signals:
         # Where MPI tolerates deaths it neither starts nor ends without those that died meanwhile.
@@ -112,12 +122,12 @@ def _as_rank(file: Path, *, started_by_us: bool) -> int:
         if config.tolerates_deaths():
             atexit.register(processes.set_alarm)
         try:
-            campaign = Campaign.from_file(file)
+            campaign = load()
         except HpoError as error:
             _tell(transport, error)
             return _refused(transport, error, started_by_us=started_by_us)
         try:
-            campaign.run(transport, signals)
+            campaign.run(transport=transport, signals=signals)
         except HpoError as error:
             if transport.rank == 0 and not started_by_us:
                 # Where ranks died, it is left by this code and not by what Python would make of the error.
@@ -235,8 +245,9 @@ def keepalive(hang_timeout_s: float) -> dict[str, str]:
 
 
 class Supervisor:
-    """Runs the campaign of ``file`` under mpirun, and starts it again where ranks died and ended it: on the hosts
-    that are left, where some died.
+    """Runs a campaign under mpirun, and starts it again where ranks died and ended it: on the hosts that are left,
+    where some died. ``rank``: the command line of each rank; ``say``: what takes sentences for the user; ``output``:
+    where mpirun is to write, None for where this process does; ``tied``: stop the campaign where this process dies.
 
     mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its
     own, where no Ctrl-C reaches it, and has SIGTERM, which Slurm and systemd send to all, blocked; and all become
@@ -244,11 +255,16 @@ class Supervisor:
 
     def __init__(
         self,
-        file: Path,
+        rank: Sequence[str],
         settings: config.Settings,
         ranks: int,
         mpirun: str,
         listed: tuple[Host, ...] | None = None,
+        *,
+        say: Callable[[str], None] | None = None,
+        output: int | None = None,
+        tied: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._settings = settings
         self._directory = settings.directory
@@ -258,9 +274,14 @@ class Supervisor:
             [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
         ).stdout
         self._live = config.panel_shown()
-        self._rest = [sys.executable, "-m", "hpo", "run", str(file)]
+        self._rest = [*rank]
+        self._say = say or _say
+        self._output = output
+        self._tied = tied
         self._tolerant = tolerates_faults(mpirun)
-        self._environment = environment(keepalive(settings.evaluation.hang_timeout_s) | config.environment())
+        self._environment = environment(
+            keepalive(settings.evaluation.hang_timeout_s) | config.environment() | dict(variables or {})
+        )
         self._listed = listed
         self._ranks = ranks
         self._fleet = Fleet(ranks, listed)
@@ -277,18 +298,20 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit code of ``hpo run``."""
-        former = {number: signal.signal(number, self._hear) for number in stop_signals()}
+        # Python allows handlers in the main thread only.
+        main = threading.current_thread() is threading.main_thread()
+        former = {number: signal.signal(number, self._hear) for number in stop_signals()} if main else {}
         try:
             restarts = in_vain = 0
             while True:
                 launch = last_launch(self._directory) + 1
                 code, died = self._launch(launch)
                 if died and self._asked:
-                    _say("Nothing that was recorded is lost: give the same command again to go on.")
+                    self._say("Nothing that was recorded is lost: give the same command again to go on.")
                 if not died or self._asked:
                     return code
                 if not self._wait_for_directory():
-                    _say(
+                    self._say(
                         f"{self._directory} is gone, so this is not started again: it would begin anew in an empty "
                         "directory. Once it is back, give the same command again to go on."
                     )
@@ -303,21 +326,23 @@ class Supervisor:
                     why = (
                         f"restarts = {self._restarts}" if restarts >= self._restarts else "nothing gets done"
                     )
-                    _say(
+                    self._say(
                         f"ranks died again, and this is not started again by itself any more ({why}). Nothing that was "
                         "recorded is lost: give the same command again to go on."
                     )
                     return code
                 restarts += 1
                 if stop_pending(self._directory):
-                    _say("`hpo stop` was given, so this is not started again.")
+                    self._say("`hpo stop` was given, so this is not started again.")
                     return 0
                 fleet = self._left()
                 if self._requests.count:  # it takes a while to ask all hosts
-                    _say("stopped. Nothing that was recorded is lost: give the same command again to go on.")
+                    self._say(
+                        "stopped. Nothing that was recorded is lost: give the same command again to go on."
+                    )
                     return EXIT_RESUMABLE
                 if fleet is None:
-                    _say(
+                    self._say(
                         "no host is left. Nothing that was recorded is lost: give the same command again to go on."
                     )
                     return code
@@ -327,7 +352,7 @@ class Supervisor:
                     if fleet.ranks == self._ranks
                     else f" with {fleet.ranks} ranks on the hosts that are left"
                 )
-                _say(
+                self._say(
                     f"ranks died or did not start. Nothing that was recorded is lost: starting again{where} "
                     f"({restarts} of at most {self._restarts} times)."
                 )
@@ -399,7 +424,12 @@ class Supervisor:
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             self._process = subprocess.Popen(
-                line, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
+                [*processes.tied(os.getpid()), *line] if self._tied else line,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                start_new_session=True,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
@@ -438,7 +468,7 @@ class Supervisor:
         if (end is None or end[0] == LOST) and is_complete(self._directory, self._settings.evaluations):
             return 0, False
         if self._early and (end is None or end[1] != 0):
-            _say("stopped before the campaign began. Give the same command again to start it.")
+            self._say("stopped before the campaign began. Give the same command again to start it.")
             return EXIT_RESUMABLE, False
         if end is not None:
             return end[1], end[0] == LOST
@@ -451,16 +481,18 @@ class Supervisor:
         if on_record is None:
             if code is not None and code < 0:
                 # By a person, or by a machine that was short of memory: the next one would meet the same.
-                _say(
+                self._say(
                     f"mpirun was killed by signal {-code} before the campaign began, so it is not started again. Give "
                     "the same command again to start it."
                 )
                 return EXIT_RESUMABLE, False
-            _say(f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above.")
+            self._say(
+                f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above."
+            )
             # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
             passing = code not in (1, 2)
             return EXIT_RESUMABLE if passing and launch > 1 else 1, passing
-        _say(f"the ranks ended ({_ending(code)}) before the campaign did.")
+        self._say(f"the ranks ended ({_ending(code)}) before the campaign did.")
         return EXIT_RESUMABLE, True
 
 

@@ -51,12 +51,12 @@ from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
 from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import wanted
-from hpo.results.pareto import reference_losses
 from hpo.search import stopping_rules as pruning
+from hpo.search.models.pareto import reference_losses
 from hpo.search.protocols import SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
-from hpo.task.code_version import code_of
+from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 
@@ -64,8 +64,8 @@ from hpo.terminal import one_line, write
 @dataclass(kw_only=True)
 class Assembly:
     """Makes the parts of this rank. ``source``: how evaluators get the task, None where they are inside the ranks;
-    ``closing``: ends what is made here; ``writer``: the journal of the worker that this rank leads;
-    ``log``: of rank 0."""
+    ``closing``: ends what is made here; ``code``: of the task, None where it is that which this process sees;
+    ``writer``: the journal of the worker that this rank leads; ``log``: of rank 0."""
 
     settings: config.Settings
     task: Task
@@ -74,6 +74,7 @@ class Assembly:
     layout: Layout
     signals: Signals
     closing: ExitStack
+    code: CodeVersion | None = None
     writer: JournalWriter | None = None
     log: LaunchLog | None = None
 
@@ -164,7 +165,7 @@ class Assembly:
         transport, signals = self.transport, self.signals
         assert self.writer is not None and self.log is not None  # rank 0 leads the first worker
         writer, log = self.writer, self.log
-        code = code_of(self.task)
+        code = self.code or code_of(self.task)
         keep_copy(settings.directory, code)
         if sentence := change(settings.directory, earlier.code, code.hash):
             write(f"hpo: {sentence}", sys.stderr, flush=True)

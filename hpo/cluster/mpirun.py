@@ -20,17 +20,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpo.errors import EXIT_RESUMABLE
+
 START_S = 300
 """For MPI to connect all ranks, the slowest one's imports included."""
 END_S = 60
 """For MPI to take leave, once no message is under way."""
 _LOOK_S = 0.5
+_PR_SET_PDEATHSIG = 1
 _REST_S = 10.0
 """Ranks that end of their own accord at the start, as all do where the campaign is refused, are all gone by then."""
 _STAY_S = 60.0
@@ -56,6 +60,19 @@ def bounded(seconds: float = START_S) -> Iterator[None]:
         signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, left - (time.monotonic() - began)), interval)
+
+
+def tied(parent: int) -> list[str]:
+    """What to put before a command line, so that the process gets SIGUSR1, as it would from ``parent`` for a stop in
+    good order, when that is gone. A small program, not code between fork and exec: ``parent`` may have threads."""
+    return [
+        sys.executable,
+        "-ISc",
+        "import ctypes, os, sys; "
+        f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGUSR1)}, 0, 0, 0); "
+        f"os.getppid() == {parent} or os._exit({EXIT_RESUMABLE}); "
+        "os.execv(sys.argv[1], sys.argv[1:])",
+    ]
 
 
 def set_alarm(seconds: int = END_S) -> None:

@@ -258,8 +258,9 @@ class EvaluationSettings(Section):
 class LoggingSettings(Section):
     """What is kept of running evaluations, and where else it goes. As keywords, these keys begin with ``log_``.
 
-    ``every_s``: seconds, in which at most one of a trial's reports is kept, 0: each; ``directory``: where sinks write,
-    None for ``logs`` in the campaign's; ``system_s``: between samples of processor, memory and GPU, None for "off"."""
+    ``every_s``: the least seconds between a trial's reports that are kept, 0: all are; ``directory``: where sinks
+    write, None for ``logs`` in the campaign's; ``system_s``: between samples of processor, memory and GPU, None for
+    "off"."""
 
     curves: bool = Field(default=True, description="true or false")
     every_s: Annotated[Seconds, BeforeValidator(_zero)] = Field(

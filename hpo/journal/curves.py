@@ -128,7 +128,7 @@ class CurveWriter:
 
     Args:
         path: from :func:`curve_path`.
-        every_s: seconds, in which at most one report of an attempt is written, besides the first and the last;
+        every_s: the least seconds between reports of an attempt that are written, besides the first and the last;
             0: each.
     """
 

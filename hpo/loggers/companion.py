@@ -69,7 +69,7 @@ def _no_concern(number: int, frame: FrameType | None) -> None:
 
 
 def _closed(wait_s: float | None) -> bool:
-    """Whether standard input is closed, or is within this many seconds; None: it is waited for."""
+    """Whether standard input is closed, or is closed within ``wait_s``; None: it is waited for."""
     return bool(select.select([0], [], [], wait_s)[0])
 
 

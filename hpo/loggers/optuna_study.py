@@ -9,9 +9,8 @@ the storage holds stays."""
 from __future__ import annotations
 
 import sqlite3
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -25,6 +24,7 @@ from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
 from hpo.journal.directory import campaign_key
 from hpo.results.curves import load as load_curves
 from hpo.results.record import CampaignRecord, load
+from hpo.search.kinds.optuna_samplers import quiet
 from hpo.space.description import described_space
 from hpo.space.parameters import Categorical, Float, Int
 
@@ -77,7 +77,7 @@ def export(directory: Path, target: str) -> Exported:
         raise UsageError(f"{target} needs Optuna. Run `bash jobs/setup.sh optuna`.") from None
     record = load(directory)
     path = _checked(target)
-    with _quiet():
+    with quiet():
         try:
             if target.startswith(SQLITE):
                 storage = optuna.storages.RDBStorage(f"{SQLITE}{path}")
@@ -142,21 +142,6 @@ def _holds_studies(path: Path) -> bool:
     except sqlite3.Error:
         return False
     return {"studies", "trials", "version_info"} <= names
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What Optuna announces, calls experimental or will change is none of the user's business here."""
-    import optuna
-
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        optuna.logging.set_verbosity(verbosity)
 
 
 # --- the study ----------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
 from hpo.results import repeated as repeats
-from hpo.task.metrics import as_number
-from hpo.text import excerpt
+from hpo.search.models.pareto import reference_losses
 
 if TYPE_CHECKING:
     import pandas
@@ -99,35 +98,6 @@ def knee(individuals: Sequence[Individual], objectives: Mapping[str, str]) -> In
         )
 
     return individuals[min(range(len(losses)), key=distance)]
-
-
-def reference_losses(reference: Mapping[str, float], objectives: Mapping[str, str]) -> Losses | None:
-    """``[search] reference`` as losses; None where there is none.
-
-    Raises:
-        UsageError: it does not have a number for each of several objectives.
-    """
-    if not isinstance(reference, Mapping):
-        raise UsageError(f"reference = {excerpt(reference)}: must map each objective to a number.")
-    if not reference:
-        return None
-    if len(objectives) < 2:
-        raise UsageError(
-            f"[search] reference = {excerpt(dict(reference))}: is for tasks of several objectives, and this one has "
-            "one. Remove it."
-        )
-    if set(reference) != set(objectives):
-        raise UsageError(
-            f"[search] reference = {excerpt(dict(reference))}: must have a number for each objective, which are "
-            f"{', '.join(objectives)}."
-        )
-    numbers = {name: as_number(value) for name, value in reference.items()}
-    finite = {name: value for name, value in numbers.items() if value is not None and isfinite(value)}
-    if len(finite) < len(numbers):
-        raise UsageError(
-            f"[search] reference = {excerpt(dict(reference))}: must have a finite number for each objective."
-        )
-    return _losses(finite, objectives)
 
 
 @dataclass(frozen=True, kw_only=True)

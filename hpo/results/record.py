@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,15 @@ from hpo.journal.records import (
     Launched,
     Left,
     Migrated,
+    Note,
     Record,
     Reopened,
+    Reported,
     Started,
     Stopping,
     Storage,
 )
+from hpo.results.parts import Part, PartsFold, Place
 
 
 @dataclass(kw_only=True)
@@ -50,6 +54,8 @@ class Launch:
     """Why it begins nothing more; None until then."""
     storage: tuple[str, float] | None = None
     """What a worker waits for, path and reason, and since when; None where none does."""
+    waits: list[Storage] = field(default_factory=list)
+    """When workers began to wait for their storage, and when none did any more."""
     left: list[Left] = field(default_factory=list)
     """Workers that took no more part."""
     ended: tuple[str, int] | None = None
@@ -79,6 +85,23 @@ class CampaignRecord:
     """Commands that were not applied yet."""
     stop_pending: bool = False
     """Whether ``hpo stop`` was given, and no person has started the campaign since."""
+    starts_and_ends: PartsFold = field(default_factory=PartsFold, compare=False)
+    """What ``parts`` are made of."""
+    reported: list[Reported] = field(default_factory=list)
+    """Intermediate results that a pruner has compared, in the order of their times."""
+    moves: list[Migrated] = field(default_factory=list)
+    """Migrations between islands, in the order of their times."""
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Which worker evaluated what and when, in the order of the begins."""
+        running = {one.id: one.started or 0.0 for one in self.individuals if one.status == RUNNING}
+        return self.starts_and_ends.parts(running)
+
+    @property
+    def hosts(self) -> dict[Place, str]:
+        """The host of a worker's first rank, by launch, island and worker."""
+        return self.starts_and_ends.hosts
 
     @property
     def objectives(self) -> dict[str, str]:
@@ -118,7 +141,8 @@ class CampaignRecord:
 class Fold:
     """The state of a campaign after the records so far; one method per type of record that results need.
 
-    The records of different individuals may be added in any order; others as :func:`read_directory` gives them."""
+    Records are added as :func:`read_directory` gives them. Those of one worker on individuals may also come after those
+    of others, behind their header, if all of an individual are then put in order (``reorder``)."""
 
     def __init__(self) -> None:
         self.launches: dict[int, Launch] = {}
@@ -129,7 +153,9 @@ class Fold:
         # Of individuals that went on after a pause, the earliest record: it says what proposed them.
         self._first: dict[str, Started | Finished] = {}
         # By (hop, time, source, target): the record of a second move may be read before that of the first.
-        self._moves: dict[str, set[tuple[int, float, int, int]]] = {}
+        self._moves: dict[str, dict[tuple[int, float, int, int], Migrated]] = {}
+        self.reported: list[Reported] = []
+        self.parts = PartsFold()
         self._launch = Launch(number=0, started=0.0, updated=0.0)
         self.standing = commands.Standing()
 
@@ -147,6 +173,7 @@ class Fold:
         self._evaluations.enter_launch(record)
         self._launch = self.launches.setdefault(number, Launch(number=number, started=at, updated=at))
         self._launch.started = min(self._launch.started, at)
+        self.parts.enter(record)
 
     def _on_launched(self, record: Launched) -> None:
         self._launch.launched = record
@@ -165,18 +192,29 @@ class Fold:
 
     def _on_storage(self, record: Storage) -> None:
         self._launch.storage = None if record.error is None else (record.error, record.time)
+        self._launch.waits.append(record)
 
     def _on_ended(self, record: Ended) -> None:
         self._launch.ended = (record.reason, record.exit)
 
     def _on_migrated(self, record: Migrated) -> None:
         move = (record.hop, record.time, record.source, record.target)
-        self._moves.setdefault(record.id, set()).add(move)
+        self._moves.setdefault(record.id, {})[move] = record
+
+    def _on_reported(self, record: Reported) -> None:
+        self.reported.append(record)
+
+    def _on_note(self, record: Note) -> None:
+        self.parts.add(record)
 
     def _on_known(self, record: Known) -> None:
         self.known.setdefault(record.number, _known(record))
 
     def _on_evaluation(self, record: Started | Finished) -> None:
+        self.parts.add(record)
+        self._take(record)
+
+    def _take(self, record: Started | Finished) -> None:
         change = self._evaluations.add(record)
         if change.reopens is not None:
             self._keep_first(self._ended.pop(record.id))
@@ -190,12 +228,18 @@ class Fold:
         if self._evaluations.reopen(record).reopens is not None:
             del self._ended[record.id]
 
-    def forget(self, identity: str) -> None:
-        """No record of the evaluations of this individual was added: they will be, in another order."""
+    def reorder(self, identity: str, records: Iterable[tuple[Header, Started | Finished | Reopened]]) -> None:
+        """``records``, with the headers of their journals, are all on the evaluations of this individual, in the order
+        that counts; they were added in another one. A header comes next."""
         self._evaluations.forget(identity)
-        self._ended.pop(identity, None)
-        self._ended_in.pop(identity, None)
-        self._first.pop(identity, None)
+        for kept in (self._ended, self._ended_in, self._first):
+            kept.pop(identity, None)
+        for header, record in records:
+            self._on_header(header)
+            if isinstance(record, Reopened):
+                self._on_reopened(record)
+            else:
+                self._take(record)
 
     def _keep_first(self, record: Started | Finished) -> None:
         first = self._first.setdefault(record.id, record)
@@ -227,7 +271,11 @@ class Fold:
         self, directory: Path, identity: directories.Identity, torn: list[Path], *, alive: bool
     ) -> CampaignRecord:
         """All that ``directory`` says, where its journals are the records so far: later ones do not change it."""
-        launches = [replace(one, left=list(one.left)) for _, one in sorted(self.launches.items())]
+        launches = [
+            replace(one, left=list(one.left), waits=list(one.waits))
+            for _, one in sorted(self.launches.items())
+        ]
+        moves = (one for own in self._moves.values() for one in own.values())
         seconds = sum(one.updated - one.started for one in launches)
         if alive and launches and launches[-1].ended is None:
             seconds += max(0.0, time.time() - launches[-1].updated)
@@ -243,6 +291,9 @@ class Fold:
             standing=copy.deepcopy(self.standing),
             waiting=commands.waiting(directory),
             stop_pending=commands.stop_pending(directory),
+            starts_and_ends=self.parts.copy(),
+            reported=sorted(self.reported, key=lambda one: (one.time, one.island, one.id, one.step)),
+            moves=sorted(moves, key=lambda one: (one.time, one.id, one.hop, one.source)),
         )
 
 
@@ -255,6 +306,8 @@ _HANDLERS: dict[type[Record], Callable[[Fold, Any], None]] = {
     Reopened: Fold._on_reopened,
     Migrated: Fold._on_migrated,
     Known: Fold._on_known,
+    Note: Fold._on_note,
+    Reported: Fold._on_reported,
     Left: Fold._on_left,
     Stopping: Fold._on_stopping,
     Storage: Fold._on_storage,

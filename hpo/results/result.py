@@ -27,6 +27,7 @@ from hpo.text import excerpt
 if TYPE_CHECKING:
     import pandas
 
+    from hpo.results.figures.plots import Plots
     from hpo.results.importance import Importance
 
 __all__ = [
@@ -396,9 +397,25 @@ class Result:
         return curves.load(self.directory)
 
     @property
+    def plot(self) -> Plots:
+        """Figures, as plotly has them: ``plot.history()``, ``.hours()``, ``.curves()``, ``.timeline()``,
+        ``.importance()``, ``.parallel()``, ``.slices()``, ``.islands()``, ``.family()``, ``.budget()``, ``.noise()``,
+        ``.front()`` and ``.hypervolume()``. What the data do not fill raises UsageError with the reason.
+        """
+        from hpo.results.figures.plots import Plots
+
+        return Plots(self.record)
+
+    @property
     def status(self) -> dict[str, object]:
         """What ``hpo status --json`` prints, as a dictionary."""
         return status(self.record)
 
     def __repr__(self) -> str:
         return f"Result({str(self.directory)!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the campaign in words, and its best as a table."""
+        from hpo.results.report.notebook import shown
+
+        return shown(self.record)

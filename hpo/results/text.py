@@ -30,7 +30,7 @@ def status(directory: Path, overview: Overview) -> str:
     counts = {name: overview.evaluations[name] for name in STATUSES if overview.evaluations.get(name)}
     lines = [
         ("directory", one_line(directory)),
-        ("state", _state(overview)),
+        ("state", state(overview)),
         ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
         ("running", str(overview.running)),
         *[("", line) for line in running(overview, time.time())],
@@ -92,16 +92,17 @@ def nothing(record: CampaignRecord) -> str:
     return "\n    ".join(lines)
 
 
-def _state(overview: Overview) -> str:
-    state = overview.state
-    if state == "stopping":
+def state(overview: Overview) -> str:
+    """How the campaign stands, and what to do where it has ended."""
+    now = overview.state
+    if now == "stopping":
         return f"stopping ({overview.stopping or 'stopped'}): what runs may save itself"
-    if state == "paused":
+    if now == "paused":
         return "paused: what runs goes on, and nothing new starts until `hpo unpause`"
-    if state == "running" and overview.storage:
+    if now == "running" and overview.storage:
         error, since = overview.storage
         return f"running; storage: {one_line(error)}, waiting {max(0.0, time.time() - since):.0f} s"
-    if state == "running":
+    if now == "running":
         return "running"
     paused = "; paused: it begins nothing until `hpo unpause`" if overview.paused else ""
     return _ended(overview.ended) + paused

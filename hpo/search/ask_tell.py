@@ -13,16 +13,17 @@ from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Scalar, known_id, make_id
 from hpo.search.kinds import reevaluation
+from hpo.search.models.pareto import Front, reference_losses
 from hpo.search.population import Member, Population
 from hpo.search.proposals import STUCK, Proposals
-from hpo.search.protocols import Candidate
+from hpo.search.protocols import Candidate, SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
 from hpo.spelling import suggestion
 from hpo.task.known_point import single_point
 from hpo.task.metrics import as_number
-from hpo.task.task import checked_constraints
+from hpo.task.task import MAXIMIZE, MINIMIZE, checked_constraints, checked_objectives
 from hpo.text import excerpt
 
 _MOST_LISTED = 1_000_000
@@ -39,12 +40,22 @@ class Suggestion:
     genome: tuple[float, ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A configuration whose value is known. ``value``: with ``objectives`` a dictionary by name, else a number."""
+
+    id: str
+    params: dict[str, Scalar]
+    value: float | dict[str, float]
+
+
 class Search:
-    """Proposes configurations for a loop of your own: what one island does, without processes, for one objective.
+    """Proposes configurations for a loop of your own: what one island does, without processes.
 
         search = hpo.Search(space, "maximize")
         candidate = search.ask()
         search.tell(candidate, evaluate(candidate.params))
+        search.best.params, search.best.value
 
     Any number of candidates may be pending. The same seed and the same calls in the same
     order give the same proposals.
@@ -56,6 +67,9 @@ class Search:
         kind (str; default "default"): as of ``hpo.Campaign``, except "pbt". "default" is "surrogate" here, because a
             rule that depends on the clock would not be repeatable; take "evolution" where the ten milliseconds of a
             proposal are too many.
+        objectives (dict; default None): directions by name, such as {"f1": "maximize", "seconds": "minimize"}, in place
+            of ``direction``. Values are then dictionaries, too. Kinds that search by models take one objective; with
+            several "default" and "surrogate" do as "evolution" does.
         constraints (iterable of callables; default ()): functions of the parameters that are true where allowed.
         **settings (see ``hpo.Campaign``): further search keywords: ``crossover``, ``pool``, ``only``, ….
 
@@ -71,13 +85,16 @@ class Search:
         seed: int = 0,
         kind: str = "default",
         *,
+        objectives: Mapping[str, str] | None = None,
         constraints: Iterable[Callable[[dict[str, Scalar]], object]] = (),
         **settings: object,
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise UsageError(f"Search: space = {excerpt(space)}: must be a SearchSpace")
-        if not isinstance(direction, str) or direction not in ("minimize", "maximize"):
-            raise UsageError(f'direction = {excerpt(direction)}: must be "minimize" or "maximize"')
+        # The default cannot be told from what was given.
+        given_direction = None if objectives is not None and direction == MINIMIZE else direction
+        self._objectives = checked_objectives(given_direction, objectives, "Search")
+        self._named = objectives is not None
         for name in settings:
             if name not in SearchSettings.model_fields:
                 raise UsageError(
@@ -88,9 +105,9 @@ class Search:
         seed, checked = given.seed, given.search
         space = restricted(space, checked.only)
         self._space = space
-        self._sign = -1.0 if direction == "maximize" else 1.0
         self._constraints = checked_constraints(constraints)
-        self._population = Population()
+        self._population = Population(reference=reference_losses(checked.reference, self._objectives))
+        self._front: Front[Evaluated] = Front()
         if checked.traits.needs_checkpoints:
             raise UsageError(
                 f'Search(kind="{kind}"): its individuals go on from checkpoints of others, which a search that only '
@@ -98,8 +115,8 @@ class Search:
             )
         if checked.traits.without_clock:
             checked = checked.model_copy(update={"kind": checked.traits.without_clock})
-        reevaluation.check(checked.reevaluate, checked.kind, ["value"])
-        self._breeder = make_breeder(space, checked)
+        reevaluation.check(checked.reevaluate, checked.kind, self._objectives)
+        self._breeder = make_breeder(space, checked, SearchContext(objectives=len(self._objectives)))
         self._duplicates = checked.duplicates
         self._proposals = Proposals(
             space, self._breeder, seed=seed, allows=self._allows, duplicates=checked.duplicates
@@ -137,57 +154,109 @@ class Search:
         self._pending[asked.id] = asked
         return asked
 
-    def tell(self, suggestion: Suggestion, value: float | None) -> None:
+    def tell(self, suggestion: Suggestion, value: float | Mapping[str, float] | None) -> None:
         """Give the value of a configuration, once.
 
         Args:
             suggestion (Suggestion): what ``ask`` returned.
-            value (float): the objective; None, or a number that is not finite: the evaluation failed.
+            value (float): the objective, or with ``objectives`` a dictionary that has each by name; None, or a number
+                that is not finite: the evaluation failed.
 
         Raises:
-            UsageError: it was not asked for here, its value is known already, or ``value`` is no number.
+            UsageError: it was not asked for here, its value is known already, or ``value`` is no number, or lacks
+                an objective.
         """
         if not isinstance(suggestion, Suggestion):
             raise UsageError(f"tell({excerpt(suggestion)}, …): must be what ask() returned")
-        number = None if value is None else as_number(value)
-        if value is not None and number is None:
-            raise UsageError(
-                f"tell(…, {excerpt(value)}): must be one number, or None where the evaluation failed"
-            )
+        numbers = self._numbers(value, "tell", "the evaluation failed")
         if self._pending.pop(suggestion.id, None) is None:
             raise UsageError(
                 f"{suggestion.id}: was not asked for, or was told already. Tell each suggestion once"
             )
-        losses = (self._sign * number,) if number is not None and isfinite(number) else None
+        losses = self._losses(numbers)
         status = FAILED if losses is None else COMPLETED
         member = Member(suggestion.id, suggestion.genome, losses, status, operator=suggestion.operator)
+        self._keep(suggestion.id, suggestion.params, numbers)
         self._population.add(member)
         self._breeder.learn(member)
 
-    def enter(self, params: Mapping[str, object], value: float | None) -> None:
+    def enter(self, params: Mapping[str, object], value: float | Mapping[str, float] | None) -> None:
         """Give a result from elsewhere, such as ``hpo.known_points`` reads. It is not asked for afterwards; further
         results of the same configuration are ignored.
 
         Args:
             params (dict): a configuration.
-            value (float): the objective; None: it failed.
+            value (float): as of ``tell``.
 
         Raises:
             UsageError: ``params`` is no configuration of the space, or one that a constraint refuses.
         """
-        number = None if value is None else as_number(value)
-        if value is not None and number is None:
-            raise UsageError(f"enter(…, {excerpt(value)}): must be one number, or None where it failed")
-        given = {} if number is None or not isfinite(number) else {"value": number}
-        point = single_point(params, given, self._space, {"value": "minimize"}, self._allows)
+        numbers = self._numbers(value, "enter", "it failed")
+        point = single_point(params, numbers, self._space, self._objectives, self._allows)
         key = self._space.key(point.params)
         if key in self._proposals.known:
             return
         self._proposals.known.add(key)
         self._entered += 1
-        losses = (self._sign * given["value"],) if given else None
-        member = Member(known_id(self._entered), self._space.encode(point.params), losses, point.status, (0,))
-        self._population.enter(member)
+        identity = known_id(self._entered)
+        genome = self._space.encode(point.params)
+        self._population.enter(Member(identity, genome, self._losses(numbers), point.status, (0,)))
+        self._keep(identity, point.params, numbers)
+
+    @property
+    def best(self) -> Evaluated:
+        """The best configuration that was told or entered: an object with ``id``, ``params`` (dict) and ``value``; of
+        equals the first. With several objectives, that of the front which is best in the first. With ``reevaluate`` a
+        single value counts, however lucky.
+
+        Raises:
+            UsageError: none has a value.
+        """
+        if not (front := self.front):
+            raise UsageError("best: no configuration has a value yet. Tell one first")
+        return front[0]
+
+    @property
+    def front(self) -> list[Evaluated]:
+        """The configurations that no other dominates, those best in the first objective first: the Pareto front. With
+        one objective, those of the best value.
+        """
+        return self._front.items
+
+    def _numbers(self, value: object, method: str, failed: str) -> dict[str, float]:
+        """By objective; none where it failed."""
+        if value is None:
+            return {}
+        if self._named:
+            names = ", ".join(self._objectives)
+            of = (
+                {name: as_number(value.get(name)) for name in self._objectives}
+                if isinstance(value, Mapping)
+                else {}
+            )
+            numbers = {name: number for name, number in of.items() if number is not None}
+            if len(numbers) < len(self._objectives):
+                raise UsageError(
+                    f"{method}(…, {excerpt(value)}): must be a dictionary with a number for each of {names}, or None "
+                    f"where {failed}"
+                )
+        elif (number := as_number(value)) is not None:
+            numbers = {"value": number}
+        else:
+            raise UsageError(f"{method}(…, {excerpt(value)}): must be one number, or None where {failed}")
+        return numbers if all(map(isfinite, numbers.values())) else {}
+
+    def _losses(self, numbers: Mapping[str, float]) -> tuple[float, ...] | None:
+        if not numbers:
+            return None
+        ways = self._objectives.items()
+        return tuple(-numbers[name] if way == MAXIMIZE else numbers[name] for name, way in ways)
+
+    def _keep(self, identity: str, params: dict[str, Scalar], numbers: dict[str, float]) -> None:
+        losses = self._losses(numbers)
+        if losses is not None:
+            value = numbers if self._named else numbers["value"]
+            self._front.add(losses, Evaluated(id=identity, params=params, value=value))
 
     def _allows(self, params: Mapping[str, Scalar]) -> bool:
         return all(constraint(dict(params)) for constraint in self._constraints)

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from hpo.arguments import checked_arguments
-from hpo.errors import CampaignError, UsageError
+from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.individual import MOST_STEPS
 from hpo.space.space import Params, SearchSpace
 from hpo.spelling import suggestion
@@ -76,7 +76,7 @@ class Task:
             )
         self.space = space
         self.evaluate = _checked_evaluate(evaluate)
-        self.objectives: dict[str, str] = _checked_objectives(direction, objectives)
+        self.objectives: dict[str, str] = checked_objectives(direction, objectives)
         self.constraints: tuple[Constraint, ...] = checked_constraints(constraints)
         self.default: Params | None = None if default is None else self._point("default", default)
         self.points: tuple[Params, ...] = tuple(
@@ -186,6 +186,8 @@ class TaskSource:
 
         try:
             task = cloudpickle.loads(self.pickled)
+        except HpoError:  # it says what is wrong
+            raise
         except Exception as error:
             raise CampaignError(
                 f"the task cannot be rebuilt in the evaluator process: {type(error).__name__}: {error}. "
@@ -230,12 +232,13 @@ def _checked_evaluate(evaluate: Callable[[Trial], object]) -> Callable[[Trial], 
     return evaluate
 
 
-def _checked_objectives(direction: object, objectives: object) -> dict[str, str]:
+def checked_objectives(direction: object, objectives: object, of: str = "Task") -> dict[str, str]:
+    """Directions by name; UsageError, which begins with ``of``, where they are none."""
     if objectives is None:
-        return {"value": MINIMIZE if direction is None else _checked_direction("direction", direction)}
+        return {"value": MINIMIZE if direction is None else _checked_direction(f"{of}: direction", direction)}
     if direction is not None:
         raise UsageError(
-            f"Task: direction = {excerpt(direction)} and objectives = {excerpt(objectives)} are given. "
+            f"{of}: direction = {excerpt(direction)} and objectives = {excerpt(objectives)} are given. "
             "Remove direction: objectives has one for each name."
         )
     if (
@@ -244,10 +247,12 @@ def _checked_objectives(direction: object, objectives: object) -> dict[str, str]
         or not all(isinstance(n, str) and n for n in objectives)
     ):
         raise UsageError(
-            f"Task: objectives = {excerpt(objectives)}: must map names to directions. "
+            f"{of}: objectives = {excerpt(objectives)}: must map names to directions. "
             'Write {"f1": "maximize", "seconds": "minimize"}.'
         )
-    return {name: _checked_direction(f"objectives[{name!r}]", value) for name, value in objectives.items()}
+    return {
+        name: _checked_direction(f"{of}: objectives[{name!r}]", value) for name, value in objectives.items()
+    }
 
 
 def _checked_steps(steps: object) -> int:
@@ -262,7 +267,7 @@ def _checked_steps(steps: object) -> int:
 def _checked_direction(label: str, direction: object) -> str:
     if not isinstance(direction, str) or direction not in _DIRECTIONS:
         raise UsageError(
-            f'Task: {label} = {excerpt(direction)}: must be "minimize" or "maximize". '
+            f'{label} = {excerpt(direction)}: must be "minimize" or "maximize". '
             f"{suggestion(direction, _DIRECTIONS)}"
         )
     return str(direction)

@@ -194,3 +194,92 @@ def test_a_campaign_searches_inside_its_reference(tmp_path):
     single = hpo.Task(space, lambda trial: 0.0)
     with pytest.raises(UsageError, match=r"reference.*several objectives"):
         hpo.Campaign(single, directory=tmp_path / "x", reference={"value": 1.0}, **keywords).run()
+
+
+_LOSS = st.integers(0, 3).map(float)
+
+
+@given(
+    st.lists(st.none() | st.tuples(_LOSS, _LOSS), max_size=12),
+    st.lists(st.booleans(), min_size=12, max_size=12),
+)
+def test_a_search_of_several_objectives_has_the_front_of_what_it_was_given(values, entered) -> None:
+    search = hpo.Search(hpo.SearchSpace(x=hpo.Float(0, 1)), kind="random", objectives=WAYS)
+    completed = []
+    for number, (value, given_elsewhere) in enumerate(zip(values, entered)):
+        told = None if value is None else {"gain": value[0], "cost": value[1]}
+        if given_elsewhere:
+            params = {"x": number / 100}
+            search.enter(params, told)
+        else:
+            candidate = search.ask()
+            params = candidate.params
+            search.tell(candidate, told and {**told, "seconds": 3.0})
+        if told:
+            completed.append((params, told))
+    expected = [
+        (params, one)
+        for params, one in completed
+        if not any(
+            other["gain"] >= one["gain"] and other["cost"] <= one["cost"] and other != one
+            for _, other in completed
+        )
+    ]
+    expected.sort(key=lambda pair: (-pair[1]["gain"], pair[1]["cost"]))
+    assert [(one.params, one.value) for one in search.front] == expected
+    if expected:
+        assert search.best == search.front[0]
+    else:
+        with pytest.raises(UsageError, match="no configuration has a value"):
+            _ = search.best
+
+
+def test_a_search_of_one_objective_has_its_best_and_one_of_several_comes_near_the_front() -> None:
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+    search = hpo.Search(space, "maximize", kind="random")
+    values = []
+    for _ in range(20):
+        candidate = search.ask()
+        values.append(candidate.params["x"])
+        search.tell(candidate, values[-1])
+    assert search.best.value == search.best.params["x"] == max(values)
+
+    def volume(kind: str) -> float:
+        """Of the front of x against (1 - x)**2, for which y has to be 0, up to 2 each."""
+        search = hpo.Search(space, kind=kind, seed=1, objectives={"a": "minimize", "b": "minimize"})
+        for _ in range(150):
+            candidate = search.ask()
+            x, y = candidate.params["x"], candidate.params["y"]
+            search.tell(candidate, {"a": x + y, "b": (1 - x) ** 2 + y})
+        points = [(one.value["a"], one.value["b"]) for one in search.front]
+        edges = [*points[1:], (2.0, 0.0)]
+        return sum((right - left) * (2.0 - height) for (left, height), (right, _) in zip(points, edges))
+
+    assert volume("default") > volume("random")
+
+
+@pytest.mark.parametrize(
+    "value", [1.0, {"gain": 1.0}, {"gain": 1.0, "cost": "2"}, {"gain": 1.0, "price": 2.0}, [1.0, 2.0]]
+)
+def test_a_value_that_lacks_an_objective_is_refused_and_may_be_told_again(value: object) -> None:
+    search = hpo.Search(hpo.SearchSpace(x=hpo.Float(0, 1)), objectives=WAYS)
+    candidate = search.ask()
+    with pytest.raises(UsageError, match="a number for each of gain, cost"):
+        search.tell(candidate, value)  # type: ignore[arg-type]
+    search.tell(candidate, {"gain": 1.0, "cost": float("nan")})
+    assert search.front == []
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"direction": "maximize", "objectives": WAYS},
+        {"objectives": {"gain": "up"}},
+        {"objectives": {}},
+        {"objectives": WAYS, "reevaluate": 0.1},
+        {"objectives": WAYS, "reference": {"gain": 1.0}},
+    ],
+)
+def test_objectives_that_cannot_be_are_refused(keywords) -> None:
+    with pytest.raises(UsageError):
+        hpo.Search(hpo.SearchSpace(x=hpo.Float(0, 1)), **keywords)

@@ -94,6 +94,7 @@ KEYS = {
         "one_island",
         "seconds_to_simulate",
     },
+    "report": {"best_s", "report_processor_s", "report_s", "report_two_s", "size_mb", "size_two_mb"},
     "resuming": {"again", "eleventh", "journals", "sizes", "to_fold_cpu_s", "to_fold_s"},
     "status": {"after_s", "folded_s", "resume_s", "working_s"},
 }

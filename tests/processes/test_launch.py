@@ -63,7 +63,7 @@ def supervisor(directory: Path, then: str) -> tuple[Supervisor, Path]:
     mpirun.chmod(0o755)
     settings = config.from_keywords(directory=directory / "run", evaluations=1)
     (directory / "run" / "journal").mkdir(parents=True)
-    return Supervisor(directory / "c.toml", settings, 2, str(mpirun)), log
+    return Supervisor(["rank"], settings, 2, str(mpirun)), log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

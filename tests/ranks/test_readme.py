@@ -26,7 +26,7 @@ from hpo.config import reader as config
 from hpo.config.reader import Settings
 from hpo.errors import UsageError
 
-FOLDERS = ("hpo", "trainers", "search_spaces", "jobs", "tests")
+FOLDERS = ("hpo", "hpo/results", "trainers", "search_spaces", "jobs", "tests")
 DOCUMENTS = {
     name: (ROOT / name).read_text() for name in ("README.md", *(f"{one}/README.md" for one in FOLDERS))
 }

@@ -24,7 +24,7 @@ LOST = "lost"
 
 _FORCED_END_S = 60.0
 _KNOWN = 5
-"""So many evaluations must have completed before others are held back for how long they took."""
+"""The number of evaluations that must have completed before others are held back for how long they took."""
 
 
 class Ending:

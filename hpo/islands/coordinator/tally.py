@@ -13,7 +13,7 @@ from hpo.journal.records import Number
 _RECENT = 64
 
 MOST_RECENT = 256
-"""Ends of evaluations of which the times are kept; the pace follows from them."""
+"""The number of last ends of evaluations whose times are kept; the pace follows from them."""
 
 
 class Best(NamedTuple):

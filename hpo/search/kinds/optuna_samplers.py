@@ -92,7 +92,7 @@ class OptunaBreeder(EvolutionBreeder):
             return super().breed(population, rng)
         if population.judged < _INITIAL or not best:
             return Offspring(self._space.sample(rng), "random")
-        with _quiet():
+        with quiet():
             self._observe(population)
             for _ in range(_TRIES):
                 genome = self._asked(rng)
@@ -253,7 +253,7 @@ class OptunaBreeder(EvolutionBreeder):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What Optuna announces, calls experimental or will change is none of the user's business here."""
     import optuna
 

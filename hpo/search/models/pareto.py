@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, isfinite
+from typing import Generic, TypeVar
+
+from hpo.errors import UsageError
+from hpo.task.metrics import as_number
+from hpo.text import excerpt
 
 Losses = tuple[float, ...]
+_Item = TypeVar("_Item")
 
 
 def dominates(first: tuple[float, ...] | None, second: tuple[float, ...] | None) -> bool:
@@ -28,3 +34,53 @@ def crowding(losses: Sequence[Losses]) -> list[float]:
         for before, index, after in zip(order, order[1:], order[2:]):
             distances[index] += (losses[after][objective] - losses[before][objective]) / (high - low)
     return distances
+
+
+def reference_losses(reference: Mapping[str, float], objectives: Mapping[str, str]) -> Losses | None:
+    """``[search] reference`` as losses; None where there is none.
+
+    Raises:
+        UsageError: it does not have a number for each of several objectives.
+    """
+    if not isinstance(reference, Mapping):
+        raise UsageError(f"reference = {excerpt(reference)}: must map each objective to a number.")
+    if not reference:
+        return None
+    if len(objectives) < 2:
+        raise UsageError(
+            f"[search] reference = {excerpt(dict(reference))}: is for tasks of several objectives, and this one has "
+            "one. Remove it."
+        )
+    if set(reference) != set(objectives):
+        raise UsageError(
+            f"[search] reference = {excerpt(dict(reference))}: must have a number for each objective, which are "
+            f"{', '.join(objectives)}."
+        )
+    numbers = {name: as_number(value) for name, value in reference.items()}
+    finite = {name: value for name, value in numbers.items() if value is not None and isfinite(value)}
+    if len(finite) < len(numbers):
+        raise UsageError(
+            f"[search] reference = {excerpt(dict(reference))}: must have a finite number for each objective."
+        )
+    return tuple(-finite[name] if way == "maximize" else finite[name] for name, way in objectives.items())
+
+
+class Front(Generic[_Item]):
+    """What no other dominates of all that was added; equals stay. Adding costs as much as there are different losses on
+    the front."""
+
+    def __init__(self) -> None:
+        self._items: dict[Losses, list[_Item]] = {}
+
+    def add(self, losses: Losses, item: _Item) -> None:
+        if losses in self._items:
+            self._items[losses].append(item)
+        elif not any(dominates(other, losses) for other in self._items):
+            for other in [one for one in self._items if dominates(losses, one)]:
+                del self._items[other]
+            self._items[losses] = [item]
+
+    @property
+    def items(self) -> list[_Item]:
+        """Those best in the first objective first, of equals in all the older one."""
+        return [item for losses in sorted(self._items) for item in self._items[losses]]

@@ -1,0 +1,152 @@
+"""``Campaign.run(ranks=…)``: starts the ranks by mpirun from a script or a notebook, and returns what they found."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpo.campaign import notebook
+from hpo.campaign.campaign import Campaign
+from hpo.campaign.handed_on import HandedOn
+from hpo.campaign.launch import Supervisor, find_mpirun, may_start
+from hpo.campaign.painter import painted
+from hpo.cluster.hosts import Host
+from hpo.config.layout import Layout
+from hpo.errors import CampaignError
+from hpo.evaluation.environment import child_environment
+from hpo.islands.coordinator.ending import DONE, LOST, STOPPED
+from hpo.journal.files import last_launch
+from hpo.journal.launches import read_launch
+from hpo.results.result import Result
+from hpo.terminal import write
+
+_MOST_LINES = 30
+_OURS = "hpo: "
+_ALONE = {
+    "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine,flux",
+    "OMPI_MCA_ras": "^slurm,tm,lsf,gridengine",
+    "HYDRA_RMK": "user",
+    "HYDRA_LAUNCHER": "fork",
+}
+"""The ranks read the campaign in this process's memory, so all are on its host; mpirun would ask a scheduler for its
+hosts, and refuse this one where it is not among them."""
+
+
+def run(campaign: Campaign, ranks: int) -> Result:
+    """As ``Campaign.run``, on ``ranks`` ranks that it starts."""
+    settings = campaign.settings
+    layout = settings.layout
+    Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
+    mpirun = find_mpirun()
+    handed_on = HandedOn(campaign)
+    try:
+        if not may_start(campaign):
+            campaign.exit_code = 0
+            return Result(settings.directory, STOPPED)
+        before = last_launch(settings.directory)
+        said: list[str] = []
+        with _shown(settings.directory) as output:
+
+            def say(sentence: str) -> None:
+                said.append(sentence)
+                write(f"{_OURS}{sentence}", sys.stderr, flush=True)
+
+            supervisor = Supervisor(
+                handed_on.rank,
+                settings,
+                ranks,
+                mpirun,
+                (Host("localhost", ranks),),
+                say=say,
+                output=None if output is None else output.handle,
+                tied=True,
+                variables=_ALONE | _importable(),
+            )
+            code = supervisor.run()
+        campaign.exit_code = code
+        refusal = handed_on.refusal()
+    finally:
+        handed_on.close()
+    if code and refusal is not None:
+        campaign.exit_code = refusal.exit_code
+        raise refusal
+    launch = read_launch(settings.directory, last_launch(settings.directory))
+    reason = None if launch is None or launch.number == before or launch.end is None else launch.end[0]
+    if code == 0 and reason in (None, LOST):
+        reason = DONE  # the last ranks died once the budget was used up
+    if reason not in (None, LOST):
+        return Result(settings.directory, reason)
+    tail = [] if output is None else output.tail
+    error = CampaignError("\n".join([*said, *tail]) or "the ranks ended")
+    error.exit_code = code
+    raise error
+
+
+def _importable() -> dict[str, str]:
+    """Where this package is, which a notebook may have put on the path itself."""
+    path = child_environment(
+        {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        threads=1,
+        devices=(),
+        package_root=Path(__file__).resolve().parents[2],
+    )["PYTHONPATH"]
+    return {"PYTHONPATH": path} if path else {}
+
+
+@contextmanager
+def _shown(directory: Path) -> Iterator[_Output | None]:
+    """How the campaign goes: in a notebook a bar, with what the ranks write kept back in an object; on a terminal a
+    panel."""
+    if not notebook.in_notebook():
+        with painted(directory):
+            yield None
+        return
+    with notebook.progress(directory):
+        output = _Output()
+        try:
+            yield output
+        finally:
+            output.close()
+
+
+class _Output:
+    """What the ranks write, for mpirun to write to ``handle``. Of it only this package's own sentences are shown, and
+    the last lines are kept for an error."""
+
+    def __init__(self) -> None:
+        reading, self.handle = os.pipe()
+        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self._thread = threading.Thread(target=self._read, args=(reading,), name="hpo-output", daemon=True)
+        self._thread.start()
+
+    @property
+    def tail(self) -> list[str]:
+        return list(self._lines)
+
+    def close(self) -> None:
+        os.close(self.handle)
+        self._thread.join(5.0)
+
+    def _read(self, reading: int) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        rest = ""
+        with open(reading, "rb", buffering=0) as file:
+            while data := file.read(1 << 16):
+                *whole, rest = (rest + decoder.decode(data)).split("\n")
+                for line in whole:
+                    self._take(line)
+        self._take(rest)
+
+    def _take(self, line: str) -> None:
+        if not line.strip():
+            return
+        self._lines.append(line)
+        if line.startswith(_OURS):
+            with suppress(OSError):
+                write(line, sys.stderr, flush=True)

@@ -1,0 +1,209 @@
+"""Several objectives: all that completed, the Pareto front among them, its knee and the reference point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from hpo.results import pareto
+from hpo.results.figures import theme
+from hpo.results.figures.labels import configuration
+from hpo.results.figures.source import NotDrawn, Source, thinned
+from hpo.results.figures.subplots import placed
+from hpo.results.figures.value_range import ValueRange, value_range
+
+if TYPE_CHECKING:
+    from hpo.individual import Individual
+
+_MOST_OBJECTIVES = 4
+_PANEL = 230
+"""Pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Campaign:
+    """``front``: by the first objective, best first; ``points``: those that completed or were known; ``colour``: of
+    its front; ``title``: "" where it is the only one."""
+
+    source: Source
+    front: list[Individual]
+    points: list[Individual]
+    knee: Individual | None
+    colour: str
+    title: str
+
+
+_MOST_BOXES = 1000
+"""Of more marks, the boxes beside the pointer have no configuration."""
+
+
+def draw(sources: Sequence[Source]) -> go.Figure:
+    """Of two objectives a plane, of three or four (of more the first four) a panel for each pair."""
+    directions = dict(list(sources[0].objectives.items())[:_MOST_OBJECTIVES])
+    if len(directions) < 2:
+        raise NotDrawn("there is a single objective")
+    campaigns = [
+        _campaign(source, colour, theme.label(source.name, 24) if len(sources) > 1 else "")
+        for source, colour in zip(sources, theme.SERIES * len(sources))
+        if {*directions} <= {*source.objectives}
+    ]
+    if not any(one.points for one in campaigns):
+        raise NotDrawn("no evaluation has completed")
+    extents = {name: _extent(campaigns, name, direction) for name, direction in directions.items()}
+    names = list(directions)
+    size = len(names) - 1
+    figure = make_subplots(
+        rows=size, cols=size, shared_xaxes=True, shared_yaxes=True,
+        horizontal_spacing=0.03, vertical_spacing=0.04,
+        specs=[[{} if column <= row else None for column in range(size)] for row in range(size)],
+    )  # fmt: skip
+    axes: dict[str, dict[str, Any]] = {}
+    for x, y in combinations(range(len(names)), 2):
+        row, column = y, x + 1
+        for campaign in campaigns:
+            for trace in _traces(campaign, names[x], names[y], directions, extents, joined=size == 1):
+                trace.showlegend = bool(trace.showlegend) and (row, column) == (1, 1)
+                figure.add_trace(trace, row=row, col=column)
+        reference = sources[0].record.reference
+        if reference:
+            _reference(figure, reference, extents, names[x], names[y], row, column)
+        panel = figure.get_subplot(row, column)
+        axes[panel.xaxis.plotly_name] = _axis(
+            names[x], directions[names[x]], extents[names[x]], titled=row == size
+        )
+        axes[panel.yaxis.plotly_name] = _axis(
+            names[y], directions[names[y]], extents[names[y]], titled=column == 1
+        )
+    figure.update_layout(
+        theme.layout(
+            "Pareto front" if size == 1 else f"Pareto front of {len(names)} objectives",
+            height=theme.HEIGHT + 60 if size == 1 else 130 + size * _PANEL,
+            **placed(figure, axes),
+        )
+    )
+    return figure
+
+
+def _campaign(source: Source, colour: str, title: str) -> _Campaign:
+    front = pareto.front(source.record)
+    return _Campaign(
+        source=source,
+        front=front,
+        points=[one for _, one in pareto.with_losses(source.record)],
+        knee=pareto.knee(front, source.objectives),
+        colour=colour,
+        title=title,
+    )
+
+
+def _extent(campaigns: Sequence[_Campaign], name: str, direction: str) -> ValueRange:
+    """Of an objective: the whole front is inside, with what is not far worse."""
+    front = [(one.objectives or {})[name] for campaign in campaigns for one in campaign.front]
+    found = value_range(((one.objectives or {})[name] for two in campaigns for one in two.points), direction)
+    worst = value_range(front, direction)
+    if found is None or worst is None:
+        raise NotDrawn("no evaluation has a finite value in each objective")
+    further = max if direction == "minimize" else min
+    ends = [value for value in front if abs(value) != float("inf")]
+    return ValueRange(best=found.best, worst=further(found.worst, *ends), log=found.log)
+
+
+def _traces(
+    campaign: _Campaign,
+    x: str,
+    y: str,
+    directions: Mapping[str, str],
+    extents: Mapping[str, ValueRange],
+    *,
+    joined: bool,
+) -> list[go.Scatter]:
+    """``joined``: a line of steps along the front, which bounds what it dominates; of two objectives only."""
+    several = bool(campaign.title)
+    keep = thinned(len(campaign.points), theme.MOST_POINTS)
+    points = [campaign.points[place] for place in keep]
+
+    def scatter(ones: Sequence[Individual], name: str, marker: dict[str, Any], **more: Any) -> go.Scatter:
+        return go.Scatter(
+            x=[extents[x].inside((one.objectives or {})[x]) for one in ones],
+            y=[extents[y].inside((one.objectives or {})[y]) for one in ones],
+            name=name,
+            legendgroup=name,
+            marker=marker,
+            text=[_box(one, directions, whole=len(ones) < _MOST_BOXES) for one in ones],
+            customdata=[one.id for one in ones],
+            hovertemplate="%{text}<extra></extra>",
+            **{"mode": "markers", **more},
+        )
+
+    colour = campaign.colour
+    found = [
+        scatter(
+            points,
+            "completed",
+            {"color": theme.faint(colour, 0.35) if several else theme.GREY, "size": 5},
+            showlegend=not several,
+        )
+    ]
+    # The line goes along the worse side: of two neighbours by x, it keeps the one's y until the other's x.
+    line = {"color": colour, "width": 1.5, "shape": "hv" if directions[x] == "minimize" else "vh"}
+    front = sorted(campaign.front, key=lambda one: (one.objectives or {})[x])
+    found.append(
+        scatter(
+            front,
+            campaign.title or "front",
+            {"color": colour, "size": 8, "line": {"color": theme.PAPER, "width": 1}},
+            showlegend=True,
+            **({"mode": "lines+markers", "line": line} if joined else {}),
+        )
+    )
+    if campaign.knee is not None:
+        star = {"color": theme.ORANGE if not several else colour, "symbol": "star", "size": 15}
+        star["line"] = {"color": theme.PAPER, "width": 1}
+        found.append(scatter([campaign.knee], "knee", star, showlegend=not several))
+    return found
+
+
+def _reference(
+    figure: go.Figure,
+    reference: Mapping[str, float],
+    extents: Mapping[str, ValueRange],
+    x: str,
+    y: str,
+    row: int,
+    column: int,
+) -> None:
+    figure.add_scatter(
+        x=[extents[x].inside(reference[x])],
+        y=[extents[y].inside(reference[y])],
+        mode="markers",
+        marker={"symbol": "x-thin", "size": 12, "line": {"color": theme.INK, "width": 2}},
+        name="reference",
+        showlegend=(row, column) == (1, 1),
+        hovertemplate=f"reference: {theme.number(reference[x])}, {theme.number(reference[y])}<extra></extra>",
+        row=row,
+        col=column,
+    )
+
+
+def _axis(name: str, direction: str, extent: ValueRange, *, titled: bool) -> dict[str, Any]:
+    better = "higher" if direction == "maximize" else "lower"
+    return {
+        "title": f"{theme.label(name, 24)} ({better} is better)" if titled else "",
+        "type": "log" if extent.log else "linear",
+        "range": extent.limits(),
+        "nticks": 6,
+        "showgrid": True,
+    }
+
+
+def _box(one: Individual, directions: Mapping[str, str], *, whole: bool) -> str:
+    values = ", ".join(
+        f"{theme.label(name, 20)} {theme.number((one.objectives or {})[name])}" for name in directions
+    )
+    head = f"{theme.label(one.id)}: {values}"
+    return f"{head}<br>{configuration(one.params)}" if whole else head

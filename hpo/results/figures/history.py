@@ -1,0 +1,32 @@
+"""The best result so far over the number of evaluations."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from numpy.typing import NDArray
+
+from hpo.results.figures import best_so_far
+from hpo.results.figures.source import Source
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from hpo.individual import Individual
+
+
+def draw(sources: Sequence[Source]) -> go.Figure:
+    """Of one campaign or several, overlaid; NotDrawn where nothing has completed."""
+    return best_so_far.draw(sources, _along, _launches, "Best so far, over evaluations", "evaluations")
+
+
+def _along(source: Source, individuals: Sequence[Individual]) -> NDArray[Any]:
+    return numpy.array([source.number[one.id] for one in individuals], dtype="int32")
+
+
+def _launches(source: Source) -> list[float]:
+    ends = [one.finished or 0.0 for one in source.ended]
+    return [bisect_left(ends, one.started) + 0.5 for one in source.record.launches[1:]]

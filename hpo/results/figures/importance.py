@@ -1,0 +1,95 @@
+"""How much each parameter matters: bars with their spread over forests, beside each other by campaign or objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from hpo.results.figures import theme
+from hpo.results.figures.labels import shortened
+from hpo.results.figures.source import NotDrawn, Source
+from hpo.results.importance import Importance
+from hpo.terminal import one_line
+
+_MOST = 15
+_ROW, _BAR = 12, 13
+"""Pixels of a row without its bars, and of each bar."""
+
+
+def draw(sources: Sequence[Source]) -> go.Figure:
+    """The fifteen most important; of one campaign by objective, of several by campaign for the first of each."""
+    groups = _groups(sources)
+    totals: dict[str, float] = {}
+    for _, found in groups:
+        for name, share in found.shares.items():
+            totals[name] = max(share.total, totals.get(name, 0.0))
+    names = sorted(totals, key=lambda name: -totals[name])
+    shown = names[:_MOST]
+    several = len(groups) > 1
+    figure = go.Figure()
+    for (title, found), colour in zip(groups, theme.SERIES * len(groups)):
+        shares = [found.shares.get(name) for name in shown]
+        bar = {"orientation": "h", "y": [theme.label(shortened(one_line(name), 24)) for name in shown]}
+        figure.add_bar(
+            **bar,
+            name=title if several else "with interactions",
+            x=[one.total if one else None for one in shares],
+            marker={"color": colour if several else theme.SKY, "line": {"width": 0}},
+            error_x={
+                "array": [one.spread if one else 0.0 for one in shares],
+                "color": theme.MUTED,
+                "thickness": 1.2,
+                "width": 3,
+            },
+            customdata=[[one.alone, one.spread] if one else [None, None] for one in shares],
+            hovertemplate="%{y}: %{x:.0%} ± %{customdata[1]:.0%}<br>alone %{customdata[0]:.0%}",
+            hoverlabel={"namelength": 0},
+        )
+        if not several:
+            alone = [one.alone if one else None for one in shares]
+            figure.add_bar(
+                **bar, name="alone", x=alone, marker={"color": colour}, width=0.32, hoverinfo="skip"
+            )
+    explained = ", ".join(f"{max(0.0, found.explained):.0%}" for _, found in groups)
+    figure.update_layout(
+        theme.layout(
+            "Importance of parameters",
+            height=150 + len(shown) * (_ROW + _BAR * len(groups)),
+            barmode="group" if several else "overlay",
+            xaxis={
+                "title": "share of the variance",
+                "rangemode": "tozero",
+                "tickformat": ".0%",
+                "showgrid": True,
+            },
+            yaxis={"autorange": "reversed", "showgrid": False},
+        )
+    )
+    notes = [f"a forest explains {explained}"]
+    if len(names) > len(shown):
+        notes.append(f"{len(names) - len(shown)} more have at most {totals[names[_MOST]]:.0%}")
+    figure.add_annotation(
+        text="<br>".join(notes),
+        align="right",
+        xref="paper", yref="paper", x=1, y=0.02, xanchor="right", yanchor="bottom", showarrow=False,
+        font={"color": theme.MUTED, "size": 12},
+    )  # fmt: skip
+    return figure
+
+
+def _groups(sources: Sequence[Source]) -> list[tuple[str, Importance]]:
+    wanted = (
+        [(objective, sources[0], objective) for objective in sources[0].objectives]
+        if len(sources) == 1
+        else [(source.name, source, source.objective) for source in sources]
+    )
+    groups, reasons = [], []
+    for title, source, objective in wanted:
+        try:
+            groups.append((theme.label(title, 24), source.importance(objective)))
+        except NotDrawn as error:
+            reasons.append(error)
+    if not groups:
+        raise reasons[0]
+    return groups

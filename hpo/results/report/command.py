@@ -1,0 +1,83 @@
+"""``hpo report``: which directories, which file, and what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpo.errors import CampaignError, UsageError
+from hpo.journal.durable import write_atomically
+from hpo.results import curves
+from hpo.results.figures.source import Source
+from hpo.results.record import load
+from hpo.results.report import page
+from hpo.results.report.content import content
+from hpo.terminal import one_line
+
+_SUFFIX = ".html"
+
+
+def report(
+    arguments: Sequence[Path], output: Path | None = None, figures: Path | None = None, *, version: str = ""
+) -> str:
+    """Write the report of the campaigns in ``arguments``, of which one that ends in .html is the output; returns what
+    was written, for a person to read. ``figures``: a folder that gets each figure as SVG and PDF; ``version``: of hpo,
+    which the page names.
+
+    Raises:
+        UsageError: no directory, or several outputs.
+        CampaignError: a directory holds no campaign, or the output cannot be written.
+        JournalDamaged: a journal is damaged.
+    """
+    outputs = [one for one in arguments if one.suffix.lower() == _SUFFIX and not one.is_dir()]
+    directories = [one for one in arguments if one not in outputs]
+    if output is not None:
+        outputs.append(output)
+    if not directories:
+        raise UsageError(
+            "hpo report: no campaign's directory was given. Name one or several: hpo report runs/digits."
+        )
+    if len(outputs) > 1:
+        raise UsageError(
+            f"hpo report: {len(outputs)} files to write were given ({', '.join(map(str, outputs))}). All campaigns go "
+            "into one: name one file."
+        )
+    target = outputs[0] if outputs else directories[0] / "report.html"
+    if target.suffix.lower() != _SUFFIX:
+        raise UsageError(
+            f"hpo report: {target}: must end in {_SUFFIX}. Name {target.with_suffix(_SUFFIX).name}."
+        )
+    sources = read(directories)
+    written = []
+    if figures is not None:
+        from hpo.results.figures.files import write
+
+        written = write(sources, figures)
+    data = page.report(content(sources, version))
+    try:
+        write_atomically(target, data, durable=False)
+    except OSError as error:
+        raise CampaignError(
+            f"{target} cannot be written ({error.strerror or error}). Name a file in a directory that exists and "
+            "that you may write: hpo report DIR PATH.html."
+        ) from error
+    lines = [f"{target}: {len(data) / 1e6:.1f} MB, open it in a browser"]
+    return "\n".join([*lines, *written])
+
+
+def read(directories: Sequence[Path]) -> list[Source]:
+    """The campaigns, each under the shortest name that is its own; errors as of :func:`report`."""
+    return [
+        Source(name=name, record=load(directory), curves=curves.load(directory))
+        for name, directory in zip(names(directories), directories, strict=True)
+    ]
+
+
+def names(directories: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as it takes to tell them apart."""
+    whole = [directory.absolute() for directory in directories]
+    for count in range(1, max(len(path.parts) for path in whole) + 1):
+        found = ["/".join(path.parts[-count:]) for path in whole]
+        if len(set(found)) == len(found):
+            break
+    return [one_line(name) for name in found]

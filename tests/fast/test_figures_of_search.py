@@ -1,0 +1,307 @@
+"""What figures of the search say, against oracles; why one is not drawn; and that nothing from outside is markup."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from importlib import import_module
+from pathlib import Path
+
+import pandas
+import pytest
+from scipy.stats import spearmanr
+
+import hpo
+from hpo.individual import Individual
+from hpo.results.ancestry import changes, family
+from hpo.results.fidelity import Progress, correlations, kept, progress
+from hpo.results.figures import parallel
+from hpo.results.figures.parameter_axis import Axis
+from hpo.results.figures.source import NotDrawn, Source
+from hpo.results.figures.value_range import value_range
+from hpo.results.island_success import good, migrations, success
+from hpo.results.record import CampaignRecord, Launch
+from hpo.results.report.content import encoded
+
+NASTY = "<a href='javascript:alert(1)'>x</a>%{y}"
+SPACE = hpo.SearchSpace(
+    {
+        "kind": hpo.Categorical("sgd", "adam", NASTY),
+        "momentum": hpo.Float(0.0, 0.9, when={"kind": "sgd"}),
+        "lr": hpo.Float(1e-4, 1.0, log=True),
+        NASTY: hpo.Int(1, 9),
+    }
+)
+NAMES = ("importance", "parallel", "slices", "islands", "family", "budget", "noise", "front", "hypervolume")
+
+
+def one(
+    number, value=None, *, params=None, status="completed", parents=(), operator="evolution", island=0, **more
+):
+    values = value if isinstance(value, dict) or value is None else {"value": value}
+    times = {"started": float(number), "finished": number + 1.0}
+    return Individual(
+        f"{island}-0-{number}", island, 0, number, params or {}, status, values,
+        operator=operator, parents=tuple(parents), **times, **more,
+    )  # fmt: skip
+
+
+def record(individuals, *, objectives=None, space=SPACE, **more):
+    return CampaignRecord(
+        directory=Path(), identity={"space": space.describe(), "objectives": objectives or {"value": "minimize"}},
+        individuals=list(individuals), launches=[Launch(number=1, started=0.0, updated=1e4)], torn=[], seconds=0.0,
+        alive=False, **more,
+    )  # fmt: skip
+
+
+def source(individuals=(), curves=(), **more):
+    table = pandas.DataFrame(curves, columns=["id", "step", "value", "time"])
+    return Source(name=NASTY, record=record(individuals, **more), curves=table)
+
+
+def draw(name, *sources):
+    return import_module(f"hpo.results.figures.{name}").draw(sources)
+
+
+def campaign(count=120, objectives=None, space=SPACE):
+    """Individuals of two islands with everything in them that a task can name."""
+    rng = random.Random(0)
+    found: list[Individual] = []
+    curves = []
+    for number in range(count):
+        params = space.decode(space.sample(rng))
+        status = rng.choice(["completed"] * 5 + ["pruned", "failed", "timeout"])
+        again = number > 20 and number % 7 == 0
+        parents = rng.sample([each.id for each in found], 2) if number > 10 else ()
+        if again:
+            params, parents, status = dict(found[5].params), (found[5].id,), "completed"
+        loss = (math.log10(params["lr"]) + 2) ** 2 + params[NASTY] + rng.random() - number / 5
+        ways = objectives or {"value": "minimize"}
+        values = {
+            name: -loss if way == "maximize" else loss if place == 0 else number - loss
+            for place, (name, way) in enumerate(ways.items())
+        }
+        found.append(
+            one(
+                number, values if status == "completed" else None, params=params, status=status, parents=parents,
+                operator="reevaluation" if again and not objectives else NASTY, island=number % 2,
+                migrations=((0, 1),) if number % 9 == 0 else (),
+                metrics={"pruned_step": 3} if status == "pruned" else {},
+                error=NASTY if status == "failed" else None,
+            )
+        )  # fmt: skip
+        curves += [(found[-1].id, step, loss + 5 / step + rng.random(), 0.0) for step in range(1, 10)]
+    return found, curves
+
+
+def test_a_family_has_the_line_of_nearest_parents_and_its_mates_and_no_circle():
+    line = [
+        one(0, 9.0, params={"a": 0, "b": 0, "c": 0}),
+        one(1, 8.0, params={"a": 5, "b": 5, "c": 5}, parents=("0-0-99",)),
+        one(2, 7.0, params={"a": 0, "b": 0, "c": 5}, parents=("0-0-1", "0-0-0")),
+        one(3, 6.0, params={"a": 0, "b": True, "c": 5}, parents=("0-0-2", "0-0-4")),
+        one(4, 5.0, params={"a": 0, "b": 1, "c": 5}, parents=("0-0-3", "0-0-2", "0-0-4")),
+    ]
+    tree = family(record(line), "0-0-4")
+    assert [each.individual.sequence for each in tree.members] == [0, 1, 2, 3, 4] and tree.generations == 3
+    by_number = {each.individual.sequence: each for each in tree.members}
+    assert by_number[2].parents == ("0-0-0", "0-0-1"), "the nearest first"
+    assert [number for number, each in by_number.items() if each.direct] == [0, 2, 3, 4]
+    assert {number: each.generation for number, each in by_number.items()} == {
+        4: 0,
+        3: 1,
+        2: 1,
+        0: 3,
+        1: 3,
+    } or (by_number[2].generation == 2)
+    short = family(record(line), "0-0-4", generations=1)
+    assert {each.individual.sequence for each in short.members} == {2, 3, 4} and short.generations == 3
+    assert {each.individual.sequence: each.unseen for each in short.members} == {2: 2, 3: 0, 4: 0}
+    assert changes({"a": 1, "b": 2}, {"a": True, "c": 3}) == {"a": (1, True), "c": (None, 3), "b": (2, None)}
+
+
+def test_the_correlation_is_spearmans_and_its_interval_holds_it():
+    found, curves = campaign(80)
+    shown = progress(record(found), source(found, curves).curves)
+    final = {each.id: each.value for each in found if each.status == "completed"}
+    for each in correlations(shown):
+        here = {
+            identity: value for identity, step, value, _ in curves if step == each.step and identity in final
+        }
+        expected = spearmanr(
+            [here[identity] for identity in here], [final[identity] for identity in here]
+        ).statistic
+        assert each.value == pytest.approx(expected) and each.count == len(here)
+        assert -1 <= each.low < each.value < each.high <= 1
+
+
+def test_values_last_until_the_last_report_and_not_beyond():
+    curves = [
+        ("0-0-0", 1, 5.0, 0),
+        ("0-0-0", 4, 3.0, 0),
+        ("0-0-1", 2, 4.0, 0),
+        ("0-0-1", 2, 6.0, 0),
+        ("0-0-1", 3, 1.0, 0),
+    ]
+    more = {"objectives": {"value": "maximize"}}
+    shown = progress(record([one(0, 3.0), one(1, None, status="pruned")], **more), source((), curves).curves)
+    assert shown.steps == [1, 2, 3, 4] and shown.ids == ["0-0-0", "0-0-1"]
+    nan = math.nan
+    assert shown.losses.tolist() == [
+        pytest.approx(row, nan_ok=True) for row in ([-5, -5, -5, -3], [nan, -6, -1, nan])
+    ]
+    assert shown.final.tolist() == pytest.approx([-3.0, nan], nan_ok=True)
+
+
+def test_halving_stops_who_starts_late_unless_it_is_patient():
+    """Ten curves; the five best in the end are the worst at step 1 and in order from step 2 on."""
+    import numpy
+
+    final = numpy.arange(10.0)
+    losses = numpy.stack([numpy.concatenate([final[:5] + 100, final[5:]]), *[final] * 8], axis=1)
+    shown = Progress(ids=[str(n) for n in range(10)], steps=list(range(1, 10)), losses=losses, final=final)
+    assert kept(shown, min_steps=1, reduction=2, share=0.5) == 0.0
+    assert kept(shown, min_steps=1, reduction=2, share=0.5, patience=1) == 1.0
+    assert kept(shown, min_steps=2, reduction=2, share=0.5) == pytest.approx(1 / 5), "5, 2 and 1 of ten go on"
+    assert kept(shown, min_steps=8, reduction=2, share=0.5) == 1.0
+    assert kept(shown, min_steps=9, reduction=2) is None, "nothing is decided at the last step"
+
+
+def test_success_counts_the_best_tenth_and_failures_against_it():
+    found = [one(n, float(n), operator="a" if n < 10 else "b", island=n % 2) for n in range(20)]
+    found += [one(20 + n, None, status="failed", operator="a") for n in range(5)]
+    found[0].migrations, found[3].migrations = ((0, 1), (1, 0)), ((0, 1),)
+    assert good(record(found)) == {"0-0-0", "1-0-1"}
+    rates = success(record(found))
+    assert {place: (each.good, each.ended) for place, each in rates.items()} == {
+        ("a", 0): (1, 10), ("a", 1): (1, 5), ("b", 0): (0, 5), ("b", 1): (0, 5),
+    }  # fmt: skip
+    assert migrations(record(found)) == {(0, 1): 2, (1, 0): 1}
+    ways = {"f": "minimize", "g": "maximize"}
+    several = [one(n, {"f": float(n), "g": float(n if n < 2 else -n)}) for n in range(40)]
+    assert good(record(several, objectives=ways)) == {f"0-0-{n}" for n in range(4)}, (
+        "fronts of two, one and one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameter", "places"),
+    [
+        (hpo.Float(1e-5, 1e-1, log=True), {1e-5: 0.0, 1e-3: 0.5, 1e-1: 1.0, 1.0: None}),
+        (hpo.Int(0, 9), {0: 0.05, 9: 0.95}),
+        (hpo.Categorical(True, 1.5), {True: 0.25, 1.5: 0.75, "no": None}),
+        (hpo.Float(0.3, 0.30001), {0.3: 0.0}),
+    ],
+)
+def test_axes(parameter, places):
+    axis = Axis(parameter=parameter)
+    for value, place in places.items():
+        assert axis.place(value) == (None if place is None else pytest.approx(place))
+    ticks = axis.ticks()
+    assert 2 <= len(ticks) <= 12 and [at for at, _ in ticks] == sorted(at for at, _ in ticks)
+    assert all(0 <= at <= 1 for at, _ in ticks) and len({text for _, text in ticks}) > 1
+
+
+def test_what_is_far_worse_lies_on_the_border_and_the_best_never():
+    extent = value_range([1.0, 1.1, 1.2, 1.3, 900.0, math.inf], "minimize")
+    assert (extent.best, extent.worst, extent.log) == (1.0, 1.3, False) and extent.inside(900.0) == 1.3
+    assert extent.beyond(10) > 1.3
+    upward = value_range([-5.0, 0.9, 0.91, 0.95], "maximize")
+    assert (
+        (upward.best, upward.worst) == (0.95, 0.9) and upward.inside(-5.0) == 0.9 and upward.beyond(10) < 0.9
+    )
+    assert value_range([1e-6, 1.0, 1e3], "minimize").log and value_range([math.nan], "minimize") is None
+
+
+REASONS = {
+    "importance": "0 evaluations have completed, and at least 20",
+    "parallel": "fewer than two evaluations",
+    "slices": "no evaluation has completed",
+    "islands": "no evaluation has completed",
+    "family": "no evaluation has completed",
+    "budget": "no learning curves",
+    "noise": "no configuration was evaluated more than once",
+    "front": "a single objective",
+    "hypervolume": "a single objective",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_data_do_not_fill_is_not_drawn(name):
+    assert {*REASONS} == {*NAMES}
+    for empty in ([], [one(0, None, status="failed")], [one(0, math.nan, status="invalid")]):
+        with pytest.raises(NotDrawn, match=REASONS[name]):
+            draw(name, source(empty))
+
+
+def test_other_reasons_not_to_draw():
+    ways = {"f": "minimize", "g": "minimize"}
+    for name, several in (("front", []), ("hypervolume", [one(0, {"f": 1.0, "g": 2.0})])):
+        with pytest.raises(NotDrawn, match="no evaluation"):
+            draw(name, source(several, objectives=ways))
+    with pytest.raises(NotDrawn, match="not bred from others"):
+        draw("family", source([one(0, 1.0, operator="random")]))
+    with pytest.raises(NotDrawn, match="fewer than 8"):
+        draw("budget", source([one(0, 1.0)], [("0-0-0", 1, 2.0, 0), ("0-0-0", 2, 1.0, 0)]))
+
+
+@pytest.mark.parametrize("ways", [None, {"value": "maximize", NASTY: "minimize"}])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_from_outside_is_markup(name, ways):
+    found, curves = campaign(objectives=ways)
+    try:
+        figure = draw(name, source(found, curves, objectives=ways))
+    except NotDrawn:
+        assert name in (("front", "hypervolume") if ways is None else ("noise",))
+        return
+    assert any(len(trace.x if trace.x is not None else ()) for trace in figure.data)
+    texts = json.dumps(figure.to_plotly_json(), default=lambda value: value.tolist())
+    assert "<a" not in texts and "href='java" not in texts.replace("&lt;a href='java", "")
+    assert "x</a>" not in texts and "%{y}%" not in texts
+
+
+def test_lines_break_where_a_parameter_does_not_exist_and_the_best_is_last():
+    found, _ = campaign()
+    lines = parallel.content([source(found)])
+    momentum = next(axis for axis in lines.axes if axis.name == "momentum")
+    kinds = {each.id: each.params["kind"] for each in found}
+    assert [place is None for place in momentum.places] == [
+        kinds[identity] != "sgd" for identity in lines.ids
+    ]
+    assert momentum.note == "where kind sgd" and lines.axes[-1].name == "value"
+    done = [each for each in found if each.status == "completed"]
+    assert lines.ids[-1] == min(done, key=lambda each: each.value).id and lines.band[-1] == 0
+    assert lines.band == sorted(lines.band, reverse=True)
+    assert b"<a" not in encoded(lines)
+    trace = draw("parallel", source(found)).data[0]
+    assert None in trace.x
+
+
+def test_figures_agree_with_what_they_are_made_of():
+    ways = {"f": "minimize", "g": "maximize"}
+    several = [one(n, {"f": 1.0 + n % 5, "g": 3.0 + n % 5 - n // 5}) for n in range(20)]
+    shown = source(several, objectives=ways)
+    front = next(trace for trace in draw("front", shown).data if trace.name == "front")
+    assert sorted(zip(front.x, front.y)) == [(1.0 + n, 3.0 + n) for n in range(5)]
+    volume = draw("hypervolume", shown).data[0]
+    # Up to f = 5 and g = 0: steps of width 1 and heights 3, 4, 5 and 6.
+    assert volume.y[-1] == pytest.approx(3 + 4 + 5 + 6) and volume.x[-1] == 20
+    both = draw("hypervolume", shown, source([one(0, {"f": 4.0, "g": 2.0}), *several], objectives=ways))
+    assert len(both.data) == 2 and both.data[0].y[-1] == pytest.approx(both.data[1].y[-1])
+
+
+def test_forty_parameters_and_thousands_of_evaluations_stay_few_marks(monkeypatch):
+    monkeypatch.setattr("hpo.results.importance.MOST", 80)
+    space = hpo.SearchSpace({f"p{n}": hpo.Float(0.0, 1.0) for n in range(40)})
+    rng = random.Random(1)
+    found = [
+        one(n, rng.random(), params={name: rng.random() for name in space.names}, island=n % 3)
+        for n in range(3000)
+    ]
+    many = source(found, space=space)
+    assert sum(len(trace.x) for trace in draw("slices", many).data) < 5000
+    lines = parallel.content([many])
+    assert len(lines.ids) == 1200 and len(lines.axes) == 41 and (lines.shown, lines.left_out) == (10, 1800)
+    best = {each.id for each in sorted(found, key=lambda each: each.value)[:200]}
+    assert best <= {*lines.ids}

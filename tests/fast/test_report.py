@@ -1,0 +1,391 @@
+"""The report and its figures: what they show is what the journals say, and nothing in it is obeyed as markup."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import journals
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import make
+
+import hpo
+from hpo.errors import CampaignError, UsageError
+from hpo.journal import directory
+from hpo.journal.curves import Point, curve_path
+from hpo.journal.curves import encode as curve_row
+from hpo.results.figures import best_so_far, files, theme
+from hpo.results.figures.axes import scale
+from hpo.results.figures.registry import BY_NAME, FIGURES
+from hpo.results.figures.source import NotDrawn, Source
+from hpo.results.figures.timeline import busy_share
+from hpo.results.report.command import names, read, report
+from hpo.results.report.content import content, encoded
+from hpo.results.report.health import findings
+from hpo.results.report.page import report as page
+from hpo.results.report.summary import summary
+
+_T = 1.7e9
+_NOT_FILLED = {1: {"front", "hypervolume", "noise"}, 2: {"noise"}}
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    folder = tmp_path_factory.mktemp("campaigns")
+    return {count: make(folder / f"{count}", 120, objectives=count, seed=count) for count in (1, 2)}
+
+
+def finished(
+    number: int, value: float | None, params: dict[str, object] | None = None, **fields: object
+) -> dict[str, object]:
+    return {
+        "type": "finished",
+        "id": f"0-0-{number}",
+        "island": 0,
+        "worker": 0,
+        "sequence": number,
+        "params": {"lr": 0.1} if params is None else params,
+        "operator": "random",
+        "parents": [],
+        "retries": 0,
+        "started": _T + number,
+        "finished": _T + number + 0.5,
+        "status": "failed" if value is None else "completed",
+        "objectives": None if value is None else {"value": value},
+        "metrics": {},
+        "error": "ValueError: no" if value is None else None,
+        **fields,
+    }
+
+
+def home(
+    path: Path, *files: list[dict[str, object]], space: hpo.SearchSpace | None = None, **launched: object
+) -> Path:
+    """A campaign whose workers wrote these records, from ``_T`` on."""
+    space = space or hpo.SearchSpace(lr=hpo.Float(1e-4, 1.0, log=True))
+    identity = {"task": "x:y", "objectives": {"value": "minimize"}, "seed": 0, "space": space.describe()}
+    directory.write_identity(path, identity)
+    asked = {
+        "evaluations": 50,
+        "deadline_s": None,
+        "islands": 1,
+        "workers": len(files),
+        "ranks_per_worker": 1,
+    }
+    for worker, records in enumerate(files):
+        first = [{"type": "launched", **asked, "time": _T, **launched}] if worker == 0 else []
+        journals.write(path, [*first, *records], 1, worker, _T)
+    return path
+
+
+def source(path: Path) -> Source:
+    return read([path])[0]
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objectives", [1, 2])
+def test_every_figure_is_drawn_or_says_why_not(homes: dict[int, Path], objectives: int) -> None:
+    found = content([source(homes[objectives])])
+    assert [one.name for one in found.figures] == [
+        one.name for one in FIGURES if one.name not in _NOT_FILLED[objectives]
+    ]
+    for one in found.figures:
+        assert one.own is not None or any(len(trace.get("x", ())) for trace in one.plot["data"]), one.name
+    assert len(found.campaigns[0].missing) == len(_NOT_FILLED[objectives])
+    colours = set(re.findall(r'"(#[0-9a-f]{6})"', encoded([one.plot for one in found.figures]).decode()))
+    assert colours <= set(theme.DARK), "a colour has no counterpart on a dark page"
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.floats(-5, 5)), min_size=1, max_size=30), st.sampled_from(["min", "max"])
+)
+def test_the_best_so_far_is_the_running_best(values: list[float | None], way: str) -> None:
+    path = Path("nowhere")
+    individuals = [
+        hpo.results.result.Individual(
+            f"0-0-{n}", 0, 0, n, {}, "failed" if one is None else "completed",
+            None if one is None else {"value": one}, started=_T + n, finished=_T + n + 0.5,
+        )
+        for n, one in enumerate(values)
+    ]  # fmt: skip
+    record = hpo.results.result.CampaignRecord(
+        directory=path, identity={"objectives": {"value": f"{way}imize"}}, individuals=individuals, launches=[],
+        torn=[], seconds=0.0, alive=False,
+    )  # fmt: skip
+    one = Source(name="x", record=record, curves=hpo.results.curves.Curves().frame())
+    if not any(value is not None for value in values):
+        with pytest.raises(NotDrawn, match="no evaluation has completed"):
+            BY_NAME["history"].draw([one])
+        return
+    (line,) = [trace for trace in BY_NAME["history"].draw([one]).data if trace.name == "best so far"]
+    better = max if way == "max" else min
+    for count in range(1, len(values) + 1):
+        so_far = [value for value in values[:count] if value is not None]
+        drawn = [y for x, y in zip(line.x, line.y) if x <= count]
+        assert (drawn[-1] if drawn else None) == (better(so_far) if so_far else None)
+
+
+def test_the_timeline_has_lost_and_resumed_parts_and_the_busy_share(tmp_path: Path) -> None:
+    begun = {key: finished(7, 1.0)[key] for key in ("island", "worker", "sequence", "params", "operator")}
+    again = {"type": "started", "id": "0-0-7", **begun, "parents": [], "retries": 0}
+    lost = [{**again, "time": _T + 10}, finished(1, 1.0, started=_T + 30, finished=_T + 40)]
+    other = [{**again, "time": _T + 50}, finished(7, 2.0, started=_T + 50, finished=_T + 100)]
+    one = source(home(tmp_path, lost, other))
+    assert [(part.id, part.place, part.status, part.resumed) for part in one.record.parts] == [
+        ("0-0-7", (1, 0, 0), "lost", False),
+        ("0-0-1", (1, 0, 0), "completed", False),
+        ("0-0-7", (1, 0, 1), "completed", True),
+    ]
+    # What was lost lasts until its worker begins something else: 20 s, and 10 and 50 s of two workers' 100 s.
+    assert busy_share(one) == pytest.approx((20 + 10 + 50) / 200)
+    figure = BY_NAME["timeline"].draw([one])
+    assert {trace.name for trace in figure.data} == {"completed 2", "lost 1", "resumed 1"}
+    assert "40 %" in figure.layout.title.text
+
+
+def test_many_parts_become_few_bars_of_the_same_extent(homes: dict[int, Path], monkeypatch) -> None:
+    one = source(homes[1])
+    whole = BY_NAME["timeline"].draw([one])
+    monkeypatch.setattr(theme, "MOST_POINTS", 40)
+    few = BY_NAME["timeline"].draw([one])
+
+    def extents(figure: go.Figure) -> dict[str, float]:
+        bars = [bar for bar in figure.data if bar.type == "bar"]
+        ends = {f"{bar.name} ends": max(base + width for base, width in zip(bar.base, bar.x)) for bar in bars}
+        return ends | {f"{bar.name} begins": min(bar.base) for bar in bars}
+
+    assert extents(few) == pytest.approx(extents(whole))
+    assert sum(len(bar.x) for bar in few.data if bar.type == "bar") <= 40
+
+
+def test_wild_outliers_are_clipped_and_counted() -> None:
+    values = [1.0 + 0.01 * n for n in range(20)]
+    assert scale([*values, 1e9, 1e12]).outside == 2 and scale([*values, 1e9]).high < 5
+    assert scale([*values, 1e9, 1e12]).note("minimize").startswith("2 worse lie above")
+    assert scale([-one for one in [*values, 1e9]], "maximize").low > -5
+    assert scale(values).outside == 0 and not scale(values).log
+    assert scale([10.0**n for n in range(-6, 3)]).log
+
+
+def test_figures_of_several_campaigns_lie_over_one_another(homes: dict[int, Path]) -> None:
+    found = content(read([homes[1], homes[2]]))
+    assert [row[0] for row in found.compared.rows] == ["1", "2"]
+    history = next(one for one in found.figures if one.name == "history")
+    assert {"1", "2"} <= {trace.get("name") for trace in history.plot["data"]}
+    assert [one.campaign for one in found.figures if one.name == "timeline"] == [0, 1]
+
+
+# Of matplotlib 3.8 with a pyparsing that is newer.
+@pytest.mark.filterwarnings("ignore:.* deprecated - use:DeprecationWarning")
+def test_figures_are_vector_graphics(homes: dict[int, Path], tmp_path: Path, monkeypatch) -> None:
+    drawn = {"history", "timeline", "islands", "importance", "front"}
+    monkeypatch.setattr(files, "FIGURES", [BY_NAME[name] for name in (*drawn, "noise")])
+    said = report([homes[2]], tmp_path / "x.html", tmp_path / "figures")
+    assert "noise: left out" in said
+    assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} == drawn
+    for name in drawn:
+        tree = ElementTree.parse(tmp_path / "figures" / f"{name}.svg")
+        assert len(list(tree.iter("{http://www.w3.org/2000/svg}path"))) > 10, name
+        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_plots_of_a_result(homes: dict[int, Path]) -> None:
+    result = hpo.Result(homes[1])
+    assert isinstance(result.plot.history(), go.Figure) and isinstance(result.plot.parallel(), go.Figure)
+    with pytest.raises(UsageError, match=r"plot.front\(\) of .*objective"):
+        result.plot.front()
+    assert "The best of 120 evaluations" in result._repr_html_() and "<table" in result._repr_html_()
+    for one in BY_NAME:
+        assert callable(getattr(type(result.plot), one))
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+class _Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.data = ""
+        self._in_data = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in_data = tag == "script" and dict(attrs).get("id") == "hpo-data"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_data:
+            self.data, self._in_data = data, False
+
+
+_HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>%{x}`$&"
+
+
+def test_nothing_in_a_campaign_is_obeyed(tmp_path: Path) -> None:
+    shown = _HOSTILE
+    space = hpo.SearchSpace({shown: hpo.Categorical(shown, "b"), "lr": hpo.Float(1e-4, 1.0, log=True)})
+    records = [
+        finished(n, None if n % 5 == 0 else 1.0 / (n + 1), {shown: shown if n % 3 else "b", "lr": 0.5**n + 1e-3},
+                 error=f"ValueError: </script>\u2028{shown}" if n % 5 == 0 else None, operator=shown)
+        for n in range(50)
+    ]  # fmt: skip
+    path = home(tmp_path / "<b>x", records, space=space)
+    found = _Elements()
+    found.feed(page(content([source(path)])).decode())
+    tags = [tag for tag, _ in found.tags]
+    assert tags.count("script") == 5 and "img" not in tags and "b" not in tags
+    assert not any(
+        name.startswith("on") or str(value).startswith(("http", "javascript:"))
+        for _, attributes in found.tags
+        for name, value in attributes.items()
+    )
+    assert "<" not in found.data and "\u2028" not in found.data
+    data = json.loads(found.data)
+    assert shown in data["details"][0]["params"]
+    for one in data["figures"]:  # what plotly would take for markup
+        texts = re.findall(r"<[^<>]*", json.dumps(one.get("plot")))
+        assert {re.sub(r"[ />].*", "", text) for text in texts} <= {"<b", "<", "<br", "<span", "<extra"}, one[
+            "name"
+        ]
+    html = hpo.Result(path)._repr_html_()
+    assert "<script" not in html and "<img" not in html
+
+
+def test_the_page_needs_nothing_else(homes: dict[int, Path]) -> None:
+    text = page(content([source(homes[1])])).decode()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy and "default-src 'none'" in policy[1] and "unsafe-eval" not in policy[1]
+    assert policy[1].count("'sha256-") == 4
+    found = _Elements()
+    found.feed(text)
+    assert not any({"src", "srcset"} & set(attributes) for _, attributes in found.tags)
+    plots = [attributes["data-plot"] for tag, attributes in found.tags if tag == "figure"]
+    assert plots == [one.name for one in FIGURES if one.name not in _NOT_FILLED[1]]
+
+
+def test_a_campaign_without_results_has_a_page(tmp_path: Path) -> None:
+    found = content([source(home(tmp_path, []))])
+    assert found.campaigns[0].lead == "No evaluation has completed yet."
+    assert {one.title for one in found.campaigns[0].missing} >= {"Learning curves", "Workers over time"}
+    assert page(found)
+
+
+# In words -------------------------------------------------------------------------------------------------------------
+
+
+def texts(path: Path, level: str | None = None) -> str:
+    return "\n".join(one.text for one in findings(source(path)) if level in (None, one.level))
+
+
+def test_best_values_at_a_border_are_said(tmp_path: Path) -> None:
+    records = [finished(n, 1.0 - 0.01 * n, {"lr": min(1.0, 0.05 * (n + 1))}) for n in range(30)]
+    assert "Best lr at its border: 1, where the range is 1e-4 to 1" in texts(
+        home(tmp_path / "a", records), "warn"
+    )
+    inside = [finished(n, abs(math.log(0.01 * (n + 1) / 0.1)), {"lr": 0.01 * (n + 1)}) for n in range(30)]
+    assert "border" not in texts(home(tmp_path / "b", inside))
+
+
+def test_failures_are_counted_by_kind_and_by_value(tmp_path: Path) -> None:
+    space = hpo.SearchSpace(lr=hpo.Float(1e-4, 1.0, log=True), kind=hpo.Categorical("a", "b"))
+    records = [
+        finished(n, None, {"lr": 0.1, "kind": "b"}, status="timeout", error="killed after timeout = 5 s")
+        if n % 4 == 0
+        else finished(n, 1.0 + n, {"lr": 0.1, "kind": "a"})
+        for n in range(40)
+    ]
+    said = texts(home(tmp_path, records, space=space))
+    assert "25 % timed out (10 of 40): killed after timeout = 5 s" in said
+    assert "100 % of the evaluations with kind = b failed, against 25 % of all" in said
+
+
+def test_islands_that_find_nothing_and_workers_that_left(tmp_path: Path) -> None:
+    first = [finished(n, 1.0 / (n + 1)) for n in range(60)]
+    other = [
+        finished(n, 2.0 + (n > 3), id=f"1-0-{n}", island=1) | {"started": _T + n, "finished": _T + n + 0.6}
+        for n in range(80)
+    ]
+    left = {"type": "left", "island": 1, "worker": 0, "reason": "the GPU is gone", "time": _T + 90}
+    wait = {"type": "storage", "error": "journal: No space left on device", "time": _T + 20}
+    good = {"type": "storage", "error": None, "time": _T + 50}
+    said = texts(home(tmp_path, [*first, left, wait, good], other, islands=2))
+    assert "Island 1 found nothing better of its own for 79 evaluations." in said
+    assert "Worker 1-0 took no more part in launch 1 after 90 s: the GPU is gone" not in said  # "2 min"
+    assert re.search(r"Worker 1-0 took no more part in launch 1 after \d+ (s|min): the GPU is gone", said)
+    assert "Launch 1 waited 30 s for its storage: journal: No space left on device" in said
+
+
+def test_the_best_stands_beside_the_default(tmp_path: Path) -> None:
+    records = [
+        finished(0, 5.0, {"lr": 0.01}, operator="default"),
+        *(finished(n, 5.0 - n, {"lr": 0.1}) for n in (1, 2)),
+    ]
+    found = summary(source(home(tmp_path, records)))
+    assert found.lead.startswith(
+        "The best of 3 evaluations, 0-0-2, has value 3: 2 better than the default (5)."
+    )
+    assert found.comparison is not None and found.comparison.heads == ["best", "default"]
+    (row,) = found.comparison.parameters
+    assert (row.values, row.places) == (["0.1", "0.01"], pytest.approx([0.75, 0.5]))
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_which_argument_is_the_output(homes: dict[int, Path], tmp_path: Path) -> None:
+    report([homes[1], tmp_path / "a.html"], None, None)
+    report([homes[1], homes[2]], tmp_path / "b.html", None)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "b.html"}
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    target = homes[1] / "report.html"
+    target.symlink_to(outside)
+    report([homes[1]], None, None)
+    assert outside.read_text() == "kept" and not target.is_symlink()
+    target.unlink()
+    with pytest.raises(UsageError, match="2 files to write"):
+        report([homes[1], tmp_path / "a.html"], tmp_path / "b.html", None)
+    with pytest.raises(UsageError, match="no campaign's directory"):
+        report([tmp_path / "a.html"], None, None)
+    with pytest.raises(UsageError, match=r"must end in \.html"):
+        report([homes[1]], tmp_path / "a.txt", None)
+    with pytest.raises(CampaignError, match="holds no campaign"):
+        report([tmp_path], None, None)
+    with pytest.raises(CampaignError, match="cannot be written"):
+        report([homes[1]], tmp_path / "none" / "a.html", None)
+
+
+def test_campaigns_have_the_shortest_names_that_differ() -> None:
+    assert names([Path("/a/runs/x"), Path("/b/runs/y")]) == ["x", "y"]
+    assert names([Path("/a/x"), Path("/b/x")]) == ["a/x", "b/x"]
+    assert len(names([Path("/a/x"), Path("/a/x")])) == 2
+
+
+def test_curves_are_those_that_were_reported(tmp_path: Path) -> None:
+    path = home(
+        tmp_path, [finished(n, 1.0 / (n + 1), operator="default" if n == 0 else "random") for n in range(3)]
+    )
+    rows = [
+        Point(id=f"0-0-{n}", step=step, value=n + step, time=_T + n, began=_T + n)
+        for n in range(3)
+        for step in (1, 2)
+    ]
+    file = curve_path(path, launch=1, island=0, worker=0)
+    file.parent.mkdir()
+    file.write_bytes(b"".join(map(curve_row, rows)))
+    found = {trace.name: trace for trace in BY_NAME["curves"].draw([source(path)]).data}
+    assert list(found["best"].y[:2]) == [3, 4] and list(found["default"].y[:2]) == [1, 2]
+    assert list(found["completed"].x[:2]) == [1, 2] and set(found["completed"].customdata) == {"0-0-1", ""}
+
+
+def test_operators_beyond_the_named_ones_are_others() -> None:
+    assert set(best_so_far._COLOURS.values()) <= set(theme.SERIES)
