@@ -12,7 +12,7 @@ import pytest
 from terminal import Command, Terminal, wait_until
 
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is missing: bash jobs/setup.sh dev"
+    "playwright.sync_api", reason="playwright is missing: bash jobs/setup.sh dev browser"
 )
 
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
