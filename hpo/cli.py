@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "hpo log runs/digits --to tensorboard      hpo log runs/digits --to mlflow --follow",
     )
     _add_report(add)
+    _add_watch(add)
     check = add(
         "check",
         _check,
@@ -174,6 +175,22 @@ def _add_report(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     report.add_argument(
         "--figures", type=Path, metavar="FOLDER", help="write each figure as SVG and PDF, too"
+    )
+
+
+def _add_watch(add: Callable[..., argparse.ArgumentParser]) -> None:
+    watch = add(
+        "watch",
+        _watch,
+        "The report as a live page in a browser, of a campaign that runs or has ended.",
+        "hpo watch runs/digits      hpo watch runs/digits --port 0",
+    )
+    watch.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
+    watch.add_argument(
+        "--port",
+        type=_whole,
+        metavar="N",
+        help="port of 127.0.0.1, 0 for any that is free; its address has a token (default: a Unix socket for ssh -L)",
     )
 
 
@@ -461,6 +478,12 @@ def _report(options: argparse.Namespace) -> int:
     from hpo.results.report.command import report
 
     return _said(report(options.paths, options.output, options.figures, version=__version__))
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from hpo.results.watch.command import watch
+
+    return watch(options.directory, options.port, version=__version__)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -614,6 +614,8 @@ class Campaign:
             mine = assembly.roles(place, groups, start)
             if earlier is not None and lock is not None:
                 coordinator = assembly.coordinator(start, earlier, self._points, known)
+                if assembly.writer is not None and not assembly.writer.pending:
+                    lock.settle()
                 display = Display(settings, self.task, workers=len(layout.workers))
                 closing.callback(display.close)
                 status = assembly.status(lock, coordinator, earlier)

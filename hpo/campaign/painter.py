@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,8 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[PX^_][^\x1
 _COLOUR = "m"
 _PLAIN = "\x1b[0m"
 _IN_ORDER = b"."
+_WHOLE = b"\r\x1b[J\x1b[?25h\x1b[?7h"
+"""Leaves a terminal without the panel, and as it was."""
 
 
 # --- in the process of ``hpo run`` ------------------------------------------------------------------------------------
@@ -61,12 +64,12 @@ def painted(directory: Path) -> Iterator[None]:
             stdout=subprocess.DEVNULL,
             pass_fds=[control],
         )
+        streams = [(2, sys.stderr), *([(1, sys.stdout)] if sys.stdout.isatty() else [])]
+        kept = [(number, stream, os.dup(number)) for number, stream in streams]
+        fallback = _Fallback(process, reading, kept[0][2])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        os.close(reading)
         os.close(control)
-    streams = [(2, sys.stderr), *([(1, sys.stdout)] if sys.stdout.isatty() else [])]
-    kept = [(number, stream, os.dup(number)) for number, stream in streams]
     try:
         os.environ[config.PANEL] = str(os.getpid())
         for number, stream, _ in kept:
@@ -81,7 +84,9 @@ def painted(directory: Path) -> Iterator[None]:
                 stream.flush()
             os.dup2(handle, number)
             os.close(handle)
+        fallback.release()
         _dismiss(process, mine)
+        fallback.join()
 
 
 def _in_foreground(handle: int) -> bool:
@@ -113,7 +118,45 @@ def _dismiss(process: subprocess.Popen[bytes], control: int) -> None:
         process.wait()
     if process.returncode < 0:
         with suppress(OSError):
-            os.write(2, b"\r\x1b[J\x1b[?25h\x1b[?7h")
+            os.write(2, _WHOLE)
+
+
+class _Fallback:
+    """Where ``process`` dies before its time, killed for memory maybe: writes what comes through the pipe ``reading``
+    to ``handle``. Without a reader the pipe would break, and end mpirun with all of its ranks."""
+
+    def __init__(self, process: subprocess.Popen[bytes], reading: int, handle: int) -> None:
+        self._process = process
+        self._reading, self._handle = reading, os.dup(handle)
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="panel", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """``process`` may end, and nothing that matters comes any more."""
+        self._released.set()
+
+    def join(self) -> None:
+        """Return when what has come is written, or soon: a terminal may be held up."""
+        self._thread.join(_FAREWELL_S)
+
+    def _run(self) -> None:
+        code = self._process.wait()
+        if not self._released.is_set():
+            self._write(_WHOLE + b"hpo: the panel has ended (%d). The campaign goes on.\r\n" % code)
+        while True:
+            ready, _, _ = select.select([self._reading], [], [], 0.0 if self._released.is_set() else _DRAW_S)
+            data = os.read(self._reading, _MOST_BYTES) if ready else b""
+            self._write(data)
+            if not data and (ready or self._released.is_set()):
+                break
+        os.close(self._reading)
+        os.close(self._handle)
+
+    def _write(self, data: bytes) -> None:
+        with suppress(OSError):  # the terminal is gone
+            while data:
+                data = data[os.write(self._handle, data) :]
 
 
 # --- in the process that draws ----------------------------------------------------------------------------------------
@@ -264,9 +307,12 @@ def main() -> None:
         Painter(directory, handle=2, source=0, control=control).run()
     except Exception as error:
         # The campaign goes on: it must not find its standard streams closed.
-        os.write(
-            2, f"\r\x1b[J\x1b[?25h\x1b[?7hhpo: the panel ended ({type(error).__name__}: {error}).\n".encode()
-        )
+        with suppress(OSError):
+            os.write(
+                2,
+                _WHOLE
+                + f"hpo: the panel ended ({type(error).__name__}: {error}).\n".encode("utf-8", "replace"),
+            )
         os.set_blocking(0, True)
         while data := os.read(0, _MOST_BYTES):
             with suppress(OSError):

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,6 +284,12 @@ def slurm_attempt(environ: Mapping[str, str] | None = None) -> SlurmAttempt | No
 def environment() -> dict[str, str]:
     """A copy of this process's environment variables."""
     return dict(os.environ)
+
+
+def private_places() -> list[Path]:
+    """Directories in which a socket that is this user's alone may be made, the best first."""
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    return [Path(own)] * os.path.isabs(own) + [Path(tempfile.gettempdir()), Path("/tmp")]
 
 
 def terminal_columns(stream: TextIO | None = None) -> int | None:

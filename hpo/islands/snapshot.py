@@ -87,7 +87,13 @@ def stamps(files: Sequence[Path]) -> list[Stamp]:
     found = []
     for path in files:
         try:
-            status = path.lstat()
+            # Attributes after the file was opened: those of an NFS client may be a minute old otherwise, and what was
+            # written since would be left out.
+            handle = _opened(path)
+            try:
+                status = os.fstat(handle)
+            finally:
+                os.close(handle)
         except OSError:  # whoever reads it will see
             return []
         if not stat.S_ISREG(status.st_mode):
@@ -150,9 +156,13 @@ def write_beside(directory: Path, data: bytes) -> Callable[[], None]:
     return lambda: thread.join(_FAREWELL_S)
 
 
-def _content(path: Path, limit: int) -> memoryview:
+def _opened(path: Path) -> int:
     # Neither waits for whoever might write into a pipe, nor follows a link out of the directory.
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _content(path: Path, limit: int) -> memoryview:
+    handle = _opened(path)
     with open(handle, "rb") as file:
         found = os.fstat(handle)
         # It is never larger than the journals.

@@ -183,8 +183,11 @@ class JournalWriter:
         path = journal_part(self.path, self._part)
         if self._part == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-        elif self._latest is not None and os.stat(self._latest[0]).st_ino != self._latest[1]:
-            raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(self._latest[0]))
+        elif self._latest is not None:
+            # Opened, as what an NFS client knows of a name may be a minute old.
+            with open(self._latest[0], "rb") as latest:
+                if os.fstat(latest.fileno()).st_ino != self._latest[1]:
+                    raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(self._latest[0]))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._inode = os.fstat(self._file).st_ino
         self._write(self._header)

@@ -46,6 +46,9 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     supervisor: str | None = None
     """Token of the ``hpo run`` that started the launch of this process and watches it; None without one."""
+    contested: bool = False
+    """Whether it took the lock over from a holder on another machine, which was silent and may not be dead, and no
+    launch has put that on record yet."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
@@ -54,12 +57,13 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Found(NamedTuple):
     """What the lock file says. ``holder``: None while it is being written; ``local``: its process can be looked up
-    here; ``alive``: as far as one look can tell."""
+    here; ``alive``: as far as one look can tell; ``data``: all of it."""
 
     holder: Holder | None
     mtime_ns: int
     local: bool
     alive: bool
+    data: bytes
 
 
 def _read_lock(path: Path, machine: Machine) -> _Found | None:
@@ -75,10 +79,10 @@ def _read_lock(path: Path, machine: Machine) -> _Found | None:
     holder = _decoded(data)
     if holder is not None and holder.machine == machine.identity:
         alive = machine.is_running(holder.pid, holder.process_started)
-        return _Found(holder, mtime_ns, local=True, alive=alive)
+        return _Found(holder, mtime_ns, local=True, alive=alive, data=data)
     # Of two stamps of one clock, whatever ours says.
     age_s = machine.file_time(path.parent) - mtime_ns / 1e9
-    return _Found(holder, mtime_ns, local=False, alive=age_s < STALE_S)
+    return _Found(holder, mtime_ns, local=False, alive=age_s < STALE_S, data=data)
 
 
 def _decoded(data: bytes) -> Holder | None:
@@ -107,12 +111,12 @@ class Lock:
     its ``heartbeat``, on which others may register what they do as often, and released in the end."""
 
     def __init__(
-        self, path: Path, holder: Holder, *, machine: Machine = THIS_MACHINE, contested: bool = False
+        self, path: Path, holder: Holder, *, machine: Machine = THIS_MACHINE, former: _Found | None = None
     ) -> None:
         self.path = path
         self.holder = holder
-        self.contested = contested
-        """Whether it was taken over from a holder on another machine, which was silent and may not be dead."""
+        self._former = former
+        """What it was taken over from."""
         self._machine = machine
         self.heartbeat = Heartbeat(REFRESH_S)
         self.heartbeat.register(self.refresh)
@@ -129,6 +133,23 @@ class Lock:
     ) -> None:
         self.heartbeat.stop()
         self.release()
+
+    @property
+    def contested(self) -> bool:
+        """As of ``Holder``."""
+        return self.holder.contested
+
+    def settle(self) -> None:
+        """It is on record that the lock was contested: whoever has it next need not know."""
+        if not self.contested:
+            return
+        settled = msgspec.structs.replace(self.holder, contested=False)
+        with suppress(OSError):  # the next will see to it once more
+            named = _decoded(self.path.read_bytes())
+            if named is not None and named.token == self.holder.token:
+                write_atomically(self.path, _encoded(settled))
+                self._machine.touch(self.path)
+                self.holder = settled
 
     def refresh(self) -> None:
         """Show other machines that the holder lives, at least every few seconds; ``check`` says what came of it.
@@ -158,8 +179,10 @@ class Lock:
         if named is not None and named.token != self.holder.token:
             self._lost = self._taken(f" by {named}")
             return
+        # From before the call: it may take long, and others count from the stamp.
+        began = self._machine.monotonic()
         self._machine.touch(self.path)
-        self._refreshed = self._machine.monotonic()
+        self._refreshed = began
 
     @property
     def _silent_s(self) -> float:
@@ -191,11 +214,18 @@ class Lock:
 
     def release(self) -> None:
         """Let others in; a lock that was taken away is left to its new holder, and one that cannot be removed gets
-        stale."""
+        stale. One that was contested and is not settled is put back as it was found: who takes it over next has to
+        know."""
         with suppress(OSError):
             named = _decoded(self.path.read_bytes())
-            if named is not None and named.token == self.holder.token:
+            if named is None or named.token != self.holder.token:
+                return
+            former = self._former if self.contested else None
+            if former is None:
                 self.path.unlink()
+                return
+            write_atomically(self.path, former.data)
+            os.utime(self.path, ns=(former.mtime_ns, former.mtime_ns))
 
 
 def acquire(
@@ -247,8 +277,10 @@ def acquire(
             refreshed = watch.refreshed(found)
             if not found.alive or watch.stale or _same_supervisor(found.holder, mine):
                 turns += 1
-                if _take_over(path, found, _encoded(mine), machine):
-                    return Lock(path, mine, machine=machine, contested=not found.local)
+                contested = not found.local or (found.holder is not None and found.holder.contested)
+                taken = msgspec.structs.replace(mine, contested=contested)
+                if _take_over(path, found, _encoded(taken), machine):
+                    return Lock(path, taken, machine=machine, former=found)
             elif waiting is None or found.local or refreshed:
                 raise _refused(directory, found.holder)
             else:

@@ -9,9 +9,11 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 from hpo.errors import CampaignError, HpoError
 from hpo.loggers.command import Patience, pause_s
@@ -23,11 +25,12 @@ _NICE = 10
 _FORMER_S = 90.0
 """How long one that a former launch left behind may take to end."""
 _LAST_S = 60
-"""How long the end may take where no rank 0 is left that would end it."""
+"""How long the end may take where no rank 0 is left that would end it, whatever the sink waits for."""
 
 
 def main(directory: Path, name: str, folder: Path) -> int:
     os.nice(_NICE)
+    threading.Thread(target=_bound_the_end, name="end", daemon=True).start()
     patience = Patience()
     try:
         log = CampaignLog(directory, name, folder, patience_s=_FORMER_S)
@@ -45,8 +48,8 @@ def main(directory: Path, name: str, folder: Path) -> int:
                 if sentence is not None:
                     _say(SENTENCE + sentence)
             _say(ALIVE)
-            if not over and _closed(wait_s):
-                signal.alarm(_LAST_S)
+            if not over:
+                _closed(wait_s)
         log.close()
     except HpoError as error:
         _say(SENTENCE + one_line(error))
@@ -54,8 +57,19 @@ def main(directory: Path, name: str, folder: Path) -> int:
     return 0
 
 
-def _closed(wait_s: float) -> bool:
-    """Whether standard input is closed, or is closed within ``wait_s``."""
+def _bound_the_end() -> None:
+    """End this process some time after its standard input was closed, also where a sink's library hangs just then."""
+    _closed(None)
+    signal.alarm(_LAST_S)
+
+
+def _no_concern(number: int, frame: FrameType | None) -> None:
+    """Slurm sends a job's SIGTERM to all of its processes, and rank 0 then has the campaign save itself: that is to be
+    written. It is no ``SIG_IGN``, which what a library starts would inherit."""
+
+
+def _closed(wait_s: float | None) -> bool:
+    """Whether standard input is closed, or is closed within ``wait_s``; None: it is waited for."""
     return bool(select.select([0], [], [], wait_s)[0])
 
 
@@ -64,6 +78,12 @@ def _say(line: str) -> None:
         os.write(1, f"{line}\n".encode())
 
 
-if __name__ == "__main__":
+def start() -> int:
+    """Be that process; its exit code."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
+    signal.signal(signal.SIGTERM, _no_concern)
+    return main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+
+
+if __name__ == "__main__":
+    sys.exit(start())

@@ -1,4 +1,4 @@
-"""Follows a campaign that may be at work: what its files have more than when they were last looked at.
+"""Follows a campaign that may be at work: what its journals and curves have more than when they were last looked at.
 
 Journals are appended to, new ones begin with a launch or after a failure of the storage, and the journals of a worker
 that hangs are replaced by copies. The state that results is that of reading everything anew (``hpo.results.record``).
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from hpo.errors import CampaignError
 from hpo.individual import FINAL
 from hpo.journal import directory as directories
 from hpo.journal import lock
+from hpo.journal.curves import Point, Sample, curve_files, read_from
 from hpo.journal.files import JournalName, PlaceInFile, journal_files, journal_name, opened, read_on
 from hpo.journal.records import (
     TAIL_BYTES,
@@ -27,7 +29,11 @@ from hpo.journal.records import (
     Reported,
     Started,
 )
+from hpo.results.curves import Curves
 from hpo.results.record import CampaignRecord, Fold, collector_paused
+
+if TYPE_CHECKING:
+    import pandas
 
 _BYTES_A_POLL = 1 << 23
 """About 20 000 records, half a second of work."""
@@ -37,15 +43,17 @@ _BYTES_A_POLL = 1 << 23
 class Changes:
     """What one poll found; true where that is anything.
 
-    ``records``: those of one file stand together, behind its header, which comes again where the file is read on;
+    ``records``: those of one journal stand together, behind its header, which comes again where it is read on;
+    ``rows``: of learning curves, by what the name of their file says, in their order there;
     ``again``: what was found before counts no more, and comes again; ``more``: the next poll finds more at once."""
 
-    records: list[Record]
+    records: list[Record] = field(default_factory=list)
+    rows: list[tuple[JournalName, list[Point | Sample]]] = field(default_factory=list)
     again: bool = False
     more: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.records) or self.again
+        return bool(self.records or self.rows or self.again)
 
 
 class Follower:
@@ -58,7 +66,9 @@ class Follower:
         self._directory = Path(directory)
         self._files: dict[Path, _File] = {}
         self._fold = _FoldInAnyOrder()
-        self._found: list[Record] = []
+        self._curve_files: dict[Path, _CurveFile] = {}
+        self._curves = Curves()
+        self._found = Changes()
         self._reading: _File | None = None
         self._again = False
 
@@ -71,12 +81,14 @@ class Follower:
         """
         with collector_paused():
             try:
-                more = self._read()
+                left = self._read()
             except _ReadAnew:
                 self._begin_again()
-                more = self._read()
-        changes = Changes(records=self._found, again=self._again, more=more)
-        self._found, self._reading, self._again = [], None, False
+                left = self._read()
+            # Behind the journals: a reader meets an individual before its reports.
+            left = self._read_curves(left) if left > 0 else left
+        changes = replace(self._found, again=self._again, more=left <= 0)
+        self._found, self._reading, self._again = Changes(), None, False
         return changes
 
     def record(self) -> CampaignRecord:
@@ -92,8 +104,12 @@ class Follower:
         with collector_paused():
             return self._fold.fold.record(self._directory, identity, torn, alive=alive)
 
-    def _read(self) -> bool:
-        """Read on in all journals; whether there is more."""
+    def curves(self) -> pandas.DataFrame:
+        """What ``hpo.results.curves.load`` would return, likewise; columns of metrics may stand in another order."""
+        return self._curves.frame()
+
+    def _read(self) -> int:
+        """Read on in all journals; what is left of the bytes to read: none where there may be more."""
         names = {path: name for path in journal_files(self._directory) if (name := journal_name(path))}
         if not names:
             directories.read_identity(self._directory)
@@ -109,8 +125,8 @@ class Follower:
             if file.name.launch == last or file.changed():
                 left -= self._read_file(file, left)
                 if left <= 0:
-                    return True
-        return False
+                    break
+        return left
 
     def _read_file(self, file: _File, most: int) -> int:
         """Read on in one journal, about ``most`` bytes; how many were read."""
@@ -128,9 +144,9 @@ class Follower:
                 if isinstance(record, Header):
                     file.header = record
                 elif file.header is not None and self._reading is not file:
-                    self._found.append(file.header)
+                    self._found.records.append(file.header)
                 self._reading = file
-                self._found.append(record)
+                self._found.records.append(record)
                 self._fold.add(file, record)
                 if file.place.offset - begin >= most:
                     break
@@ -144,8 +160,37 @@ class Follower:
     def _begin_again(self) -> None:
         self._files = {}
         self._fold = _FoldInAnyOrder()
-        self._found, self._reading = [], None
+        self._curve_files = {}
+        self._curves = Curves()
+        self._found, self._reading = Changes(), None
         self._again = True
+
+    def _read_curves(self, left: int) -> int:
+        """Read on in all curves; as of ``_read``."""
+        files = curve_files(self._directory)
+        last = max((name.launch for name, _ in files), default=0)
+        for name, path in files:
+            file = self._curve_files.setdefault(path, _CurveFile())
+            try:
+                signature = _signature(path.lstat())
+                if name.launch != last and signature == file.seen:
+                    continue
+                rows, end = read_from(path, file.offset)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise CampaignError(
+                    f"{path} cannot be read ({error.strerror or error}). Give read access, or name another directory."
+                ) from error
+            if rows:
+                self._curves.add(name.launch, rows)
+                self._found.rows.append((name, rows))
+            left -= end - file.offset
+            file.seen = signature if end == file.offset else None
+            file.offset = end
+            if left <= 0:
+                break
+        return left
 
 
 class _ReadAnew(Exception):
@@ -170,10 +215,19 @@ class _File:
     tail: bytes = b""
 
     def changed(self) -> bool:
+        """Whether it differs from what was read, as far as that can be known without opening it."""
         try:
             return self.seen != _signature(self.path.stat())
         except OSError:
             return True  # opening it says why
+
+
+@dataclass(kw_only=True)
+class _CurveFile:
+    """A file of curves, read up to ``offset``; ``seen``: as it was when nothing more was there."""
+
+    offset: int = 0
+    seen: tuple[int, ...] | None = None
 
 
 class _Entry(NamedTuple):
@@ -184,46 +238,47 @@ class _Entry(NamedTuple):
 
 class _FoldInAnyOrder:
     """The state that the records of all journals come to, each in its order, when the journals themselves are not read
-    one after the other: of an individual that a journal read earlier is about, all records are added anew."""
+    one after the other."""
 
     def __init__(self) -> None:
         self.fold = Fold()
         self._entered: Header | None = None
         self._histories: dict[str, list[_Entry]] = {}
+        self._parts: dict[JournalName, int] = {}
         # Of the records that are about no individual, which rank 0 writes.
         self._last = JournalName(0, 0, 0)
 
     def add(self, file: _File, record: Record) -> None:
         """Raises _ReadAnew where the records so far stand in an order in which they cannot be added."""
         assert file.header is not None
-        if isinstance(record, (Started, Finished, Reopened)):
-            if self._remember(_Entry(file.name, file.header, record)):
-                return
-        elif not isinstance(record, (Header, Migrated, Note, Reported)):
-            if file.name < self._last:
+        if file.header is not self._entered:
+            worker = file.name._replace(part=0)
+            if file.name.part < self._parts.get(worker, 0):
                 raise _ReadAnew
+            self._parts[worker] = file.name.part
+            self.fold.add((file.header,))
+            self._entered = file.header
+        if isinstance(record, (Started, Finished, Reopened)):
+            self.fold.add((record,))
+            self._remember(_Entry(file.name, file.header, record))
+        elif isinstance(record, (Header, Migrated, Note, Reported)):
+            self.fold.add((record,))
+        elif file.name < self._last:
+            raise _ReadAnew
+        else:
             self._last = file.name
-        self._add(file.header, record)
+            self.fold.add((record,))
 
-    def _add(self, header: Header, record: Record) -> None:
-        if header is not self._entered:
-            self.fold.add((header,))
-            self._entered = header
-        self.fold.add((record,))
-
-    def _remember(self, entry: _Entry) -> bool:
-        """Whether it was added in the midst of others."""
+    def _remember(self, entry: _Entry) -> None:
         history = self._histories.setdefault(entry.record.id, [])
-        if not history or history[-1].name <= entry.name:
+        if history and entry.name < history[-1].name:
+            history.insert(bisect_right(history, entry.name, key=lambda one: one.name), entry)
+            self.fold.reorder(entry.record.id, [(one.header, one.record) for one in history])
+            self._entered = None
+        else:
             if history and _replaces(history[-1], entry):
                 history.pop()
             history.append(entry)
-            return False
-        history.insert(bisect_right(history, entry.name, key=lambda one: one.name), entry)
-        self.fold.forget(entry.record.id)
-        for one in history:
-            self._add(one.header, one.record)
-        return True
 
 
 def _replaces(before: _Entry, entry: _Entry) -> bool:

@@ -85,10 +85,10 @@ class CampaignRecord:
     """Commands that were not applied yet."""
     stop_pending: bool = False
     """Whether ``hpo stop`` was given, and no person has started the campaign since."""
-    starts_and_ends: PartsFold = field(default_factory=PartsFold)
+    starts_and_ends: PartsFold = field(default_factory=PartsFold, compare=False)
     """What ``parts`` are made of."""
     reported: list[Reported] = field(default_factory=list)
-    """Intermediate results that a pruner has compared."""
+    """Intermediate results that a pruner has compared, in the order of their times."""
     moves: list[Migrated] = field(default_factory=list)
     """Migrations between islands, in the order of their times."""
 
@@ -141,7 +141,8 @@ class CampaignRecord:
 class Fold:
     """The state of a campaign after the records so far; one method per type of record that results need.
 
-    The records of different individuals may be added in any order; others as :func:`read_directory` gives them."""
+    Records are added as :func:`read_directory` gives them. Those of one worker on individuals may also come after those
+    of others, behind their header, if all of an individual are then put in order (``reorder``)."""
 
     def __init__(self) -> None:
         self.launches: dict[int, Launch] = {}
@@ -211,6 +212,9 @@ class Fold:
 
     def _on_evaluation(self, record: Started | Finished) -> None:
         self.parts.add(record)
+        self._take(record)
+
+    def _take(self, record: Started | Finished) -> None:
         change = self._evaluations.add(record)
         if change.reopens is not None:
             self._keep_first(self._ended.pop(record.id))
@@ -224,21 +228,23 @@ class Fold:
         if self._evaluations.reopen(record).reopens is not None:
             del self._ended[record.id]
 
-    def forget(self, identity: str) -> None:
-        """No record of the evaluations of this individual was added: they will be, in another order."""
+    def reorder(self, identity: str, records: Iterable[tuple[Header, Started | Finished | Reopened]]) -> None:
+        """``records``, with the headers of their journals, are all on the evaluations of this individual, in the order
+        that counts; they were added in another one. A header comes next."""
         self._evaluations.forget(identity)
-        self._ended.pop(identity, None)
-        self._ended_in.pop(identity, None)
-        self._first.pop(identity, None)
+        for kept in (self._ended, self._ended_in, self._first):
+            kept.pop(identity, None)
+        for header, record in records:
+            self._on_header(header)
+            if isinstance(record, Reopened):
+                self._on_reopened(record)
+            else:
+                self._take(record)
 
     def _keep_first(self, record: Started | Finished) -> None:
         first = self._first.setdefault(record.id, record)
         if record.run < first.run:
             self._first[record.id] = record
-
-    def moves(self) -> list[Migrated]:
-        """All migrations, in the order of their times."""
-        return sorted((one for own in self._moves.values() for one in own.values()), key=lambda one: one.time)
 
     def individuals(self, *, alive: bool) -> list[Individual]:
         """All, in the order in which they started; those at work in a launch that is no more are lost."""
@@ -269,6 +275,7 @@ class Fold:
             replace(one, left=list(one.left), waits=list(one.waits))
             for _, one in sorted(self.launches.items())
         ]
+        moves = (one for own in self._moves.values() for one in own.values())
         seconds = sum(one.updated - one.started for one in launches)
         if alive and launches and launches[-1].ended is None:
             seconds += max(0.0, time.time() - launches[-1].updated)
@@ -285,8 +292,8 @@ class Fold:
             waiting=commands.waiting(directory),
             stop_pending=commands.stop_pending(directory),
             starts_and_ends=self.parts.copy(),
-            reported=sorted(self.reported, key=lambda one: (one.time, one.id, one.step)),
-            moves=self.moves(),
+            reported=sorted(self.reported, key=lambda one: (one.time, one.island, one.id, one.step)),
+            moves=sorted(moves, key=lambda one: (one.time, one.id, one.hop, one.source)),
         )
 
 

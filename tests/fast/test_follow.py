@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import journals
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpo.errors import CampaignError, JournalDamaged
 from hpo.journal import directory as directories
+from hpo.journal.curves import CurveWriter, Point, curve_path
 from hpo.journal.files import fence, journal_part, journal_path, read_directory
 from hpo.journal.records import Header, encode
-from hpo.results import follow
+from hpo.results import curves, follow
 from hpo.results.follow import Changes, Follower
 from hpo.results.record import load
 
@@ -68,6 +70,16 @@ _of_workers = st.one_of(
         | {"hop": _number, "copy": st.just(False), "time": _time}
     ),
 )
+_of_leaders = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.just("reported"), "id": st.just("0-1-0"), "island": st.just(0), "step": _number}
+        | {"loss": st.just(0.5), "time": _time}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("note"), "id": st.just("0-1-0"), "status": st.just("crashed"), "error": st.none()}
+        | {"time": _time}
+    ),
+)
 _of_rank_0 = st.one_of(
     st.fixed_dictionaries(
         {"type": st.just("reopened"), "id": st.sampled_from(["0-1-0", "0-1-1"]), "number": st.integers(1, 2)}
@@ -98,7 +110,7 @@ _of_rank_0 = st.one_of(
 _place = st.tuples(st.integers(1, 2), st.integers(0, 2))  # launch, worker
 _steps = st.lists(
     st.one_of(
-        st.tuples(st.just("append"), _place, _of_workers),
+        st.tuples(st.just("append"), _place, st.one_of(_of_workers, _of_leaders)),
         st.tuples(st.just("append"), st.tuples(st.integers(1, 2), st.just(0)), _of_rank_0),
         st.tuples(st.just("tear"), _place, _of_workers),
         st.tuples(st.just("fence"), _place, st.booleans()),
@@ -142,7 +154,7 @@ class _Writers:
             path.write_bytes(b"".join(lines[:-1]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps=_steps, most=st.sampled_from([1, 700, 1 << 20]))
 def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, Any]], most: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -158,7 +170,9 @@ def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, An
                 if changes.again:
                     seen.clear()
                 seen += [encode(one) for one in changes.records if not isinstance(one, Header)]
-            assert follower.record() == load(home)
+            record, anew = follower.record(), load(home)
+            assert record == anew
+            assert (record.parts, record.hosts) == (anew.parts, anew.hosts)
             assert sorted(seen) == sorted(
                 encode(one) for one in read_directory(home) if not isinstance(one, Header)
             )
@@ -236,6 +250,27 @@ def test_a_directory_that_is_no_campaign_or_none_any_more_is_said(tmp_path: Path
     for ask in (follower.poll, follower.poll, follower.record):
         with pytest.raises(CampaignError, match="holds no campaign"):
             ask()
+
+
+def test_curves_come_with_the_records_and_make_the_same_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_BYTES_A_POLL", 1)
+    journals.write(_begin(tmp_path), [_finished(0)])
+    follower = Follower(tmp_path)
+    assert list(follower.curves().columns) == ["id", "step", "value", "time"]
+    for launch, identity in ((1, "0-0-0"), (2, "0-0-1"), (1, "0-0-2")):
+        writer = CurveWriter(curve_path(tmp_path, launch=launch, island=0, worker=0), 0.0)
+        writer.begin(identity, resumed=False)
+        for step in (1, 2):
+            writer.add(step, 0.5 / step, {"loss": step})
+            with open(curve_path(tmp_path, launch=launch, island=0, worker=0), "ab") as file:
+                file.write(b"torn" if step == 2 else b"")
+            found = [row for changes in _everything(follower) for _, rows in changes.rows for row in rows]
+            assert [(row.id, row.step) for row in found if isinstance(row, Point)] == [(identity, step)]
+        writer.close()
+        pandas.testing.assert_frame_equal(follower.curves(), curves.load(tmp_path), check_like=True)
+    assert not follower.poll()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")

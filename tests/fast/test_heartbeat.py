@@ -391,3 +391,44 @@ def test_what_a_launch_still_writes_whose_lock_was_taken_over_does_not_count(tmp
     assert len(individuals) == 6 and {one.status for one in individuals} == {"completed"}
     # The one that it had begun may still be at work in its directory.
     assert [one.name for one in directories if one.name.startswith("0-0-7")] == ["0-0-7.attempt-2"]
+
+
+# --- who was silent ---------------------------------------------------------------------------------------------------
+
+
+def test_that_a_silent_launch_may_go_on_is_known_until_it_is_on_record(tmp_path: Path) -> None:
+    """Whoever had the lock meanwhile: `hpo run` tries it before its ranks do."""
+    elsewhere(tmp_path, STALE_S + 1)
+    found = (tmp_path / "lock").read_bytes(), (tmp_path / "lock").stat().st_mtime_ns
+    for _ in range(2):
+        with acquire(tmp_path) as tried:
+            assert tried.contested
+        assert ((tmp_path / "lock").read_bytes(), (tmp_path / "lock").stat().st_mtime_ns) == found
+    died = acquire(tmp_path)
+    died.path.write_text(json.dumps({**json.loads(died.path.read_text()), "process_started": 1}))
+    lock = acquire(tmp_path)
+    assert lock.contested
+    lock.settle()
+    lock.refresh()
+    lock.check()
+    assert not lock.contested and holder(tmp_path) == lock.holder
+    lock.release()
+    assert not lock.path.exists()
+    assert not acquire(tmp_path).contested
+
+
+def test_a_silence_counts_from_when_the_last_call_began(tmp_path: Path, clock: Clock) -> None:
+    """The server may have stamped the lock then, and answered late."""
+
+    class Slow(machine.Machine):
+        def touch(self, path: Path) -> None:
+            super().touch(path)
+            clock.sleep(60.0)
+
+    lock = acquire(tmp_path, machine=Slow())
+    lock.refresh()
+    clock.sleep(locks._PATIENCE_S - 60.0)
+    with pytest.raises(LockLost, match="could not be refreshed for 120 s"):
+        lock._machine = machine.Machine()
+        lock._refreshing = True
+        lock.check()

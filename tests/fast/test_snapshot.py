@@ -236,6 +236,24 @@ def test_damage_in_a_journal_is_found_whatever_the_snapshot_says(tmp_path: Path)
         folded(tmp_path, 2)
 
 
+def test_attributes_that_a_client_of_nfs_has_kept_hide_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_launches(tmp_path)
+    path = journal_files(tmp_path)[0]
+    seen, kept = os.stat, os.lstat(path)
+
+    def of_a_minute_ago(what: Any, *arguments: Any, **keywords: Any) -> os.stat_result:
+        return kept if what == path else seen(what, *arguments, **keywords)
+
+    end = next(one for one in reversed(list(read_file(path))) if isinstance(one, Finished))
+    with path.open("ab") as file:
+        file.write(encode(Reopened(id=end.id, number=end.reopened + 1, reason="r", time=1.0)))
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(os, name, of_a_minute_ago)
+    assert not fits(tmp_path, 2) and described(folded(tmp_path, 2)) == described(folded_anew(tmp_path, 2))
+
+
 def test_only_a_plain_file_made_for_this_campaign_and_by_this_code_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,3 +142,20 @@ def test_what_is_written_stays_and_the_terminal_is_left_in_order(at_work: Path, 
     assert [row for row in rows if row][:4] == ABOVE
     assert not any("── run " in row for row in rows), rows
     os.close(person.master)
+
+
+def test_a_campaign_outlives_the_process_that_draws(at_work: Path) -> None:
+    then = (
+        "from hpo.evaluation.process_tree import descendants; "
+        "os.kill(descendants(os.getpid())[0], signal.SIGKILL); "
+        "subprocess.run(['sh', '-ec', 'echo; for i in 1 2 3 4 5; do sleep 0.1; echo goes on $i; done'], check=True)"
+    )
+    person = Person(at_work, then)
+    person.sees("── run ")
+    (at_work / "drawn").touch()
+    assert person.end() == 0
+    person.sees("after")
+    rows = person.rows
+    assert [row for row in rows if "goes on " in row] == [f"goes on {number}" for number in range(1, 6)]
+    assert not any("── run " in row for row in rows) and not person.screen.cursor.hidden
+    os.close(person.master)

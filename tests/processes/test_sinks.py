@@ -4,6 +4,9 @@ nothing."""
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -111,7 +114,12 @@ def _hparams(folder: Path) -> tuple[list[Any], Any]:
     return list(found.session_groups), experiment
 
 
-HANGS = "import time\ndef init(**given):\n    time.sleep(1000)\n"
+HANGS = """
+import os, time
+def init(**given):
+    open(os.path.join(os.environ["TRACKIO_DIR"], "hangs"), "w").close()
+    time.sleep(1000)
+"""
 DIES = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
 
 
@@ -124,6 +132,23 @@ def strange_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     monkeypatch.setattr(processes, "_LEAST_S", 0.5)
+
+
+def test_a_sink_that_hangs_ends_after_rank_0_has_died_and_not_by_a_signal_to_the_job(
+    written: Written, strange_packages: None
+) -> None:
+    folder = written.path / "logs/trackio"
+    source = "import sys; from hpo.loggers import companion; companion._LAST_S = 1; companion.start()"
+    line = [sys.executable, "-c", source, str(written.path), "trackio", str(folder)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_until((folder / "hangs").exists, "the call that does not return")
+            process.send_signal(signal.SIGTERM)
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(30) == -signal.SIGALRM
+        finally:
+            process.kill()
 
 
 def test_a_sink_that_hangs_and_one_that_dies_cost_a_campaign_nothing(

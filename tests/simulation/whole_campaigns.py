@@ -76,6 +76,7 @@ class Campaign:
         self._overlaps = not alone and rng.random() < 0.2
         mean_s = rng.choice([30.0, 150.0, 150.0]) if self._overlaps else rng.choice([0.1, 1.0, 3.0])
         launch = self._begin(number, alone, lock, mean_s)
+        lock.settle()
         self._running[machine.pid] = launch.ranks[0]
         until = math.inf
         if not alone:

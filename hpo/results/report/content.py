@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -71,21 +71,21 @@ class Content(msgspec.Struct, kw_only=True):
 def content(sources: Sequence[Source], version: str = "", figures: Sequence[Entry] = FIGURES) -> Content:
     """The page of one campaign, or of several side by side. ``version``: of hpo."""
     summaries = [summary(source) for source in sources]
-    drawn: list[Drawn] = []
+    found: list[Drawn] = []
     for entry in figures:
         if entry.overlaid or len(sources) == 1:
-            _draw(entry, sources, None, summaries, drawn)
+            _draw(entry, sources, None, summaries, found)
         else:
             for place, source in enumerate(sources):
-                _draw(entry, [source], place, [summaries[place]], drawn)
+                _draw(entry, [source], place, [summaries[place]], found)
     return Content(
         title=", ".join(one_line(source.name) for source in sources),
         made=time.strftime("%-d %B %Y, %H:%M"),
         versions=f"hpo {version}, Python {platform.python_version()}".replace("hpo , ", ""),
         campaigns=summaries,
         compared=compared(sources) if len(sources) > 1 else None,
-        figures=drawn,
-        details=[_details(source, _marked(drawn, place)) for place, source in enumerate(sources)],
+        figures=found,
+        details=[details(source, marked(found, place)) for place, source in enumerate(sources)],
         dark=theme.DARK,
     )
 
@@ -95,34 +95,36 @@ def _draw(
     sources: Sequence[Source],
     campaign: int | None,
     summaries: Sequence[Summary],
-    drawn: list[Drawn],
+    found: list[Drawn],
 ) -> None:
     """Draw one figure; or note why not, in the summaries of the campaigns that it is of."""
-    own, plot, title = None, None, entry.title
     try:
-        make = getattr(import_module(f"hpo.results.figures.{entry.name}"), "content", None)
-        if make is not None:
-            own = make(sources)
-        else:
-            figure = entry.draw(sources)
-            plot = figure.to_dict()
-            for trace in plot["data"]:
-                _pack(trace)
-            title = plot.get("layout", {}).get("title", {}).get("text") or title
+        found.append(drawn(entry, sources, campaign))
     except NotDrawn as reason:
         for one in summaries:
             one.missing.append(Missing(entry.title, str(reason)))
-        return
-    drawn.append(
-        Drawn(
-            name=entry.name,
-            title=title,
-            caption=entry.caption,
-            size=entry.size,
-            campaign=campaign,
-            plot=plot,
-            own=own,
-        )
+
+
+def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) -> Drawn:
+    """One figure as a page has it; NotDrawn where the data do not fill it."""
+    own, plot, title = None, None, entry.title
+    make = getattr(import_module(f"hpo.results.figures.{entry.name}"), "content", None)
+    if make is not None:
+        own = make(sources)
+    else:
+        figure = entry.draw(sources)
+        plot = figure.to_dict()
+        for trace in plot["data"]:
+            _pack(trace)
+        title = plot.get("layout", {}).get("title", {}).get("text") or title
+    return Drawn(
+        name=entry.name,
+        title=title,
+        caption=entry.caption,
+        size=entry.size,
+        campaign=campaign,
+        plot=plot,
+        own=own,
     )
 
 
@@ -151,7 +153,7 @@ def _column(values: list[Any]) -> Any:
     return values
 
 
-def _marked(drawn: Sequence[Drawn], campaign: int) -> set[str]:
+def marked(drawn: Sequence[Drawn], campaign: int) -> set[str]:
     """The ids that marks of the figures of a campaign stand for."""
     found: set[str] = set()
     for figure in drawn:
@@ -164,8 +166,9 @@ def _marked(drawn: Sequence[Drawn], campaign: int) -> set[str]:
     return found
 
 
-def _details(source: Source, marked: set[str]) -> Details:
-    everyone = [one for one in (*source.record.known, *source.record.individuals) if one.id in marked]
+def details(source: Source, identities: Collection[str]) -> Details:
+    """Of the individuals ``identities`` and the best, all or an even choice of them."""
+    everyone = [one for one in (*source.record.known, *source.record.individuals) if one.id in identities]
     best = source.best
     keep = [index for index, one in enumerate(everyone) if best is not None and one.id == best.id]
     width = 30 + 6 * max((len(one.params) for one in everyone), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -54,12 +55,11 @@ def report(content: Content) -> bytes:
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
     parts = [
-        _HEAD,
+        head(),
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
         f"<title>{html.escape(content.title)}</title>\n",
-        f'<link rel="icon" href="{_ICON}">\n',
         f"<style>\n{asset('page.css')}</style>\n</head>\n",
-        body(content),
+        body(content.figures),
         '<script type="application/json" id="hpo-data">',
         encoded(content).decode(),
         "</script>\n",
@@ -69,14 +69,19 @@ def report(content: Content) -> bytes:
     return "".join(parts).encode()
 
 
-def body(content: Content) -> str:
+def head() -> str:
+    """The beginning of the page and its icon; what is its own follows."""
+    return _HEAD + f'<link rel="icon" href="{_ICON}">\n'
+
+
+def body(figures: Sequence[Drawn] = ()) -> str:
     """What scripts fill: the beginning of the body, which the live page shares."""
     return "".join(
         [
             '<body>\n<main id="hpo-page">\n<noscript><p>This page is drawn by the script inside it: allow it to run, '
             "or read <code>hpo status</code> and <code>hpo best</code>.</p></noscript>\n",
             '<div class="figures" id="hpo-figures">\n',
-            *map(_frame, content.figures),
+            *map(_frame, figures),
             "</div>\n</main>\n",
         ]
     )

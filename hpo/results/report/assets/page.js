@@ -249,10 +249,15 @@ const hpo = (() => {
     if (first) place.on("plotly_click", (event) => showPoint(figure, event.points[0]));
   }
 
-  function drawFigures() {
+  const drawn = new WeakMap();
+
+  // `fresh`: only those whose data are other ones than at last.
+  function drawFigures(fresh = false) {
     if (!shown) return;
     for (const figure of shown.figures) {
       const element = document.getElementById(`figure-${key(figure)}`);
+      if (fresh && drawn.get(element) === figure) continue;
+      drawn.set(element, figure);
       try {
         drawFigure(figure, element);
       } catch (error) {
@@ -324,24 +329,42 @@ const hpo = (() => {
     const missing = content.campaigns.flatMap((one) => one.missing.map((each) => make("li", {}, make("b", {}, each.title + (alone ? "" : ` · ${one.name}`)), ": ", sentence(each.reason))));
     const sections = content.campaigns.map((one) => campaign(one, alone));
     const openDetails = [...page.querySelectorAll("details")].map((one) => one.open);
-    page.replaceChildren(
+    const before = [
       heading(content),
       ...(content.compared ? [make("h2", {}, "Side by side"), table(content.compared)] : []),
       ...(alone ? sections : []),
+      ...(content.running ? [make("h2", {}, "Running now"), table(content.running)] : []),
       make("h2", {}, "Figures"),
       make("nav", { "aria-label": "figures" }, content.figures.filter((one) => !one.campaign).map((one) => make("a", { href: `#figure-${key(one)}` }, one.name))),
-      figures,
+    ];
+    const after = [
       ...(alone ? [] : sections),
       ...(missing.length ? [make("h2", {}, "Figures left out"), make("ul", { class: "missing" }, missing)] : []),
       make("footer", {}, ...content.campaigns.map((one) => make("span", {}, one.directory)), make("span", {}, `made ${content.made}`), make("span", {}, content.versions)),
-    );
+    ];
+    put(page, [...before, figures, ...after], figures);
     page.querySelectorAll("details").forEach((one, place) => { one.open = openDetails[place] || false; });
     const kept = new Set(frames);
     for (const old of [...figures.children]) if (!kept.has(old)) old.remove();
     frames.forEach((one, place) => { if (figures.children[place] !== one) figures.insertBefore(one, figures.children[place] || null); });
     paired(frames, content.figures);
-    drawFigures();
+    drawFigures(true);
     document.documentElement.dataset.drawn = String(content.figures.length);
+  }
+
+  // What is as it was stays, with what a person has selected in it; figures do not even move.
+  function put(page, elements, figures) {
+    elements.forEach((one, place) => {
+      if (one === figures && figures.parentNode === page) {
+        while (page.childNodes[place] !== figures) page.childNodes[place].remove();
+        return;
+      }
+      const there = page.childNodes[place];
+      if (there && there !== figures && there.isEqualNode(one)) return;
+      if (there && there !== figures) there.replaceWith(one);
+      else page.insertBefore(one, there || null);
+    });
+    while (page.childNodes.length > elements.length) page.lastChild.remove();
   }
 
   function forPrint(on) {

@@ -1,0 +1,433 @@
+"""The live page: who may read it, what it sends when, and that nothing which a campaign holds stops or fools it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import journals
+import pytest
+import synthetic
+from starlette.types import ASGIApp
+
+from hpo.config import reader as config
+from hpo.errors import CampaignError, UsageError
+from hpo.journal.curves import CurveWriter, curve_path
+from hpo.journal.files import journal_files
+from hpo.results.figures import registry
+from hpo.results.figures.source import Source
+from hpo.results.watch import address, parts, server
+from hpo.results.watch.access import HEADERS
+from hpo.results.watch.page import Page, View
+from hpo.results.watch.parts import Part, Parts
+
+TOKEN = "a-token"
+HOST = ("host", "127.0.0.1:4711")
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+async def ask(app: ASGIApp, target: str, *headers: tuple[str, str], method: str = "GET") -> Answer:
+    """One request, whose whole answer is waited for."""
+    answer = Answer(0, {}, b"")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            answer.body += message.get("body", b"")
+
+    path, _, query = target.partition("?")
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in (headers or (HOST,))],
+        "scheme": "http",
+        "server": ("127.0.0.1", 4711),
+    }
+    await asyncio.wait_for(app(scope, receive, send), 20)
+    return answer
+
+
+def page_with(directory: Path, **names: object) -> Page:
+    page = Page(directory, notify=lambda: None)
+    page.view = View(parts={name: Part.of(value) for name, value in names.items()}, reading=False)
+    return page
+
+
+def app_for(directory: Path, token: str | None = TOKEN) -> ASGIApp:
+    page = page_with(directory, words={"text": "</script>"}, history=[1, 2])
+    return server.application(page, server.Streams(), title="<script>alert(1)</script>", token=token)
+
+
+ROUTES = ("/", "/parts/words", "/page.js", "/plotly.js", "/live.css", "/nothing", "/parts/..%2f..%2fpasswd")
+
+
+def test_every_route_is_closed_without_the_token(tmp_path: Path) -> None:
+    app = app_for(tmp_path)
+
+    async def statuses(suffix: str, *headers: tuple[str, str]) -> set[int]:
+        answers = [
+            await ask(app, route + suffix, HOST, *headers, method=method)
+            for route in (*ROUTES, "/events")
+            for method in ("GET", "HEAD", "POST", "OPTIONS", "PUT")
+        ]
+        assert all(answer.headers.items() >= HEADERS.items() for answer in answers)
+        return {answer.status for answer in answers}
+
+    for suffix, *headers in (
+        ("",),
+        ("?token=",),
+        ("?token=a-toke",),
+        ("?token=a-token%20",),
+        ("?token=ä",),
+        ("", ("cookie", "hpo=a-token; token=a-token")),
+    ):
+        assert asyncio.run(statuses(suffix, *headers)) == {403}, suffix
+
+
+def test_the_token_becomes_a_cookie_that_opens_all_and_leaves_the_address(tmp_path: Path) -> None:
+    app = app_for(tmp_path)
+
+    async def visit() -> None:
+        first = await ask(app, f"/?token={TOKEN}")
+        assert first.status == 303 and TOKEN not in first.headers["location"]
+        cookie, _, attributes = first.headers["set-cookie"].partition(";")
+        assert TOKEN not in cookie
+        assert {"httponly", "samesite=strict", "path=/"} == set(
+            attributes.lower().replace(" ", "").split(";")
+        )
+        brought = ("cookie", f"other=1; {cookie}")
+        answers = {route: await ask(app, route, HOST, brought) for route in ROUTES}
+        assert [one.status for one in answers.values()] == [200] * 5 + [404] * 2
+        assert all(one.headers.items() >= HEADERS.items() for one in answers.values())
+        assert b"<script>alert" not in answers["/"].body
+        # Another server has another token: its cookie is another one, and opens nothing here.
+        assert cookie != (await ask(app_for_other, "/?token=other")).headers["set-cookie"].partition(";")[0]
+
+    app_for_other = app_for(tmp_path, token="other")
+    asyncio.run(visit())
+
+
+def test_who_comes_by_a_link_elsewhere_can_go_on(tmp_path: Path) -> None:
+    """The browser withholds the cookie from a redirect that another site began."""
+    app = app_for(tmp_path)
+    foreign = asyncio.run(ask(app, "/", HOST, ("sec-fetch-site", "cross-site")))
+    assert foreign.status == 403 and b'href="./"' in foreign.body
+    assert b"href" not in asyncio.run(ask(app, "/")).body
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_a_page_of_another_name_is_refused(tmp_path: Path, token: str | None) -> None:
+    app = app_for(tmp_path, token)
+    query = "" if token is None else f"?token={token}"
+
+    def status(host: str) -> int:
+        return asyncio.run(ask(app, "/page.css" + query, ("host", host))).status
+
+    for host in (
+        "evil.example",
+        "evil.example:80",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example:80",
+        "",
+        "[",
+    ):
+        assert status(host) == 403, host
+    for host in ("localhost:8080", "127.0.0.1", "LOCALHOST", "[::1]:9"):
+        assert status(host) == 200, host
+    assert asyncio.run(ask(app, "/page.css" + query, ("accept", "*/*"))).status == 403
+
+
+def test_the_page_can_only_be_read(tmp_path: Path) -> None:
+    app = app_for(tmp_path, None)
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+        for route in ROUTES:
+            answer = asyncio.run(ask(app, route, method=method))
+            assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD"), (method, route)
+    for route in (*ROUTES, "/events"):
+        assert asyncio.run(ask(app, route, method="HEAD")).status in (200, 404)
+
+
+def test_the_policy_allows_no_foreign_and_no_written_script() -> None:
+    policy = {words[0]: words[1:] for words in map(str.split, HEADERS["content-security-policy"].split(";"))}
+    assert policy["default-src"] == ["'none'"]
+    assert policy["script-src"] == policy["connect-src"] == ["'self'"]
+    allowed = {source for sources in policy.values() for source in sources}
+    assert allowed <= {"'none'", "'self'", "'unsafe-inline'", "data:", "blob:"}
+    assert [name for name, sources in policy.items() if "'unsafe-inline'" in sources] == ["style-src"]
+
+
+def test_the_page_has_no_script_in_its_text(tmp_path: Path) -> None:
+    text = asyncio.run(ask(app_for(tmp_path, None), "/")).body.decode()
+    assert text.count("<script") == text.count("<script src=") > 3
+    assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "onload" not in text
+
+
+def test_parts_are_the_same_compressed_and_not(tmp_path: Path) -> None:
+    app = app_for(tmp_path, None)
+    plain = asyncio.run(ask(app, "/parts/words"))
+    packed = asyncio.run(ask(app, "/parts/words", HOST, ("accept-encoding", "br, gzip")))
+    assert "content-encoding" not in plain.headers and packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert json.loads(plain.body) == {"text": "</script>"}
+    assert b"<" not in plain.body
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_stream_says_what_there_is_then_what_changes_and_ends(tmp_path: Path) -> None:
+    page, streams = page_with(tmp_path, words=1), server.Streams()
+
+    async def follow() -> None:
+        stream = server._events(page, streams)
+
+        async def event() -> dict[str, Any]:
+            text = (await asyncio.wait_for(anext(stream), 20)).decode()
+            assert text.startswith("event: view\ndata: ") and text.endswith("\n\n") and text.count("\n") == 3
+            return json.loads(text.splitlines()[1].removeprefix("data: "))
+
+        assert (await anext(stream)).startswith(b"retry:")
+        first = await event()
+        assert list(first["parts"]) == ["words"] and not first["problem"]
+        assert page._viewers == 1
+        page.view = View(
+            parts={**page.view.parts, "history": Part.of(2)}, problem="line\nbreak", reading=False
+        )
+        streams.wake()
+        second = await event()
+        assert second["parts"]["words"] == first["parts"]["words"] and "history" in second["parts"]
+        assert second["problem"] == "line\nbreak"
+        streams.close()
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(anext(stream), 20)
+        assert (page._viewers, len(streams)) == (0, 0)
+
+    asyncio.run(follow())
+
+
+def test_there_are_not_more_streams_than_the_server_bears(tmp_path: Path) -> None:
+    streams = server.Streams()
+    app = server.application(page_with(tmp_path), streams, title="x", token=None)
+
+    async def crowd() -> int:
+        for _ in range(64):
+            streams.open()
+        return (await ask(app, "/events")).status
+
+    assert asyncio.run(crowd()) == 503
+
+
+# --- what is made -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watched(directory: Path) -> Iterator[tuple[Page, Callable[[], dict[str, str]]]]:
+    """A page that somebody looks at, and what makes it anew and says the versions of its parts."""
+    page = Page(directory, notify=lambda: None)
+    now = [0.0]
+    page._parts.clock = lambda: now[0]
+
+    def made() -> dict[str, str]:
+        for _ in range(2):  # the words follow the figures
+            now[0] += 1000.0
+            page.step()
+            while page._more:
+                page.step()
+        return {name: part.version for name, part in page.view.parts.items()}
+
+    with page.viewer():
+        yield page, made
+
+
+def said(page: Page, part: str) -> Any:
+    return json.loads(gzip.decompress(page.view.parts[part].data))
+
+
+def test_a_change_is_seen_in_what_it_changes_alone(tmp_path: Path) -> None:
+    home = synthetic.make(tmp_path / "run", evaluations=40)
+    with watched(home) as (page, made):
+        first = made()
+        assert not page.view.problem and not page.view.reading
+        words = said(page, "words")
+        assert words["figures"] == [one.name for one in registry.FIGURES if one.name in first]
+        assert {"history", "curves", "timeline"} <= set(words["figures"])
+        assert len(said(page, "details")[0]["ids"]) == 40
+        assert made() == first
+
+        writer = CurveWriter(curve_path(home, launch=1, island=0, worker=0), 0.0)
+        writer.begin(said(page, "details")[0]["ids"][0], resumed=True)
+        writer.add(99, 0.123, {})
+        writer.close()
+        second = made()
+        assert {name for name in first if first[name] != second[name]} in ({"curves"}, {"curves", "budget"})
+
+        _append(home, "9-9-9", 0.99)
+        third = made()
+        assert {"words", "history", "details"} <= {name for name in second if second[name] != third[name]}
+        assert "9-9-9" in said(page, "details")[0]["ids"]
+
+
+def _append(home: Path, identity: str, value: float) -> None:
+    island, worker, sequence = map(int, identity.split("-"))
+    table = {
+        "type": "finished",
+        "id": identity,
+        "island": island,
+        "worker": worker,
+        "sequence": sequence,
+        "operator": "random",
+        "params": {"<script>alert(1)</script>": 1.0},
+        "parents": [],
+        "retries": 0,
+        "started": 1.8e9,
+        "finished": 1.8e9 + 9,
+        "status": "completed",
+        "objectives": {"accuracy": value},
+        "metrics": {},
+        "error": "<img src=x onerror=alert(1)>",
+    }
+    with open(journal_files(home)[-1], "ab") as file:
+        file.write(journals.line(table))
+
+
+def test_nothing_is_made_while_nobody_looks(tmp_path: Path) -> None:
+    page = Page(synthetic.make(tmp_path / "run", evaluations=12), notify=lambda: None)
+    page.step()
+    assert not page.view.parts and not page.view.reading
+
+
+def test_damage_and_a_deleted_campaign_are_said_and_what_was_seen_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = synthetic.make(tmp_path / "run", evaluations=12)
+    last = journal_files(home)[-1]
+    whole = last.read_bytes()
+    with watched(home) as (page, made):
+        before = made()
+        last.write_bytes(whole + b"nonsense\n" + whole.splitlines(keepends=True)[-1])
+        assert made() == before
+        assert "hpo check" in page.view.problem
+        last.write_bytes(whole)
+        assert made() == before and not page.view.problem
+        os.rename(home, tmp_path / "elsewhere")
+        assert made() == before
+        assert "holds no campaign" in page.view.problem
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_figure_that_fails_is_said_and_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(entry: registry.Entry, sources: list[Source]) -> Any:
+        if entry.name == "history":
+            raise ZeroDivisionError("<b>broken</b>")
+        return drawn(entry, sources)
+
+    drawn = parts.drawn
+    monkeypatch.setattr(parts, "drawn", broken)
+    with watched(synthetic.make(tmp_path / "run", evaluations=12)) as (page, made):
+        found = made()
+        assert "ZeroDivisionError" in page.view.problem
+        assert "history" not in found and {"hours", "timeline", "words"} <= set(found)
+
+
+def test_a_costly_part_rests_and_the_others_do_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    made: list[str] = []
+
+    def drawing(name: str) -> Callable[[Source], object]:
+        def draw(source: Source) -> object:
+            now[0] += 2.0 if name == "importance" else 0.01
+            made.append(name)
+            return now[0]
+
+        return draw
+
+    monkeypatch.setattr(parts, "_drawing", lambda entry: drawing(entry.name))
+    found = Parts(publish=lambda _: None, clock=lambda: now[0], processor=lambda: now[0])
+    for task in found._tasks:
+        if task.name not in registry.BY_NAME:
+            task.make = drawing(task.name)
+    source = Source(name="", record=None, curves=None)  # type: ignore[arg-type]
+    while now[0] < 200.0:
+        found.changed()
+        while found.make(source):
+            made.append("look")
+        now[0] += 0.5
+    counts = {name: made.count(name) for name in (*registry.BY_NAME, "words")}
+    assert 3 <= counts.pop("importance") <= 5
+    assert min(counts.values()) > 100
+    assert all(
+        made[place + 1] in ("look", "words") for place, name in enumerate(made) if name == "importance"
+    )
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_socket_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    for folder, mode in ((shared, 0o777), (own, 0o700)):
+        folder.mkdir()
+        folder.chmod(mode)
+    monkeypatch.setattr(config, "private_places", lambda: [tmp_path / "none", shared, own])
+    umask = os.umask(0)
+    try:
+        with address.private_socket() as found:
+            path = Path(found.socket.getsockname())
+            assert path.parent.parent == own
+            assert (_mode(path.parent), _mode(path)) == (0o700, 0o600)
+            assert found.token is None and f"ssh -L 8080:{path}" in found.lines[0]
+    finally:
+        os.umask(umask)
+    assert not any(own.iterdir()) and not any(shared.iterdir())
+    monkeypatch.setattr(config, "private_places", lambda: [shared])
+    with pytest.raises(CampaignError, match=r"open to other users.*--port 0"), address.private_socket():
+        pass
+
+
+def test_a_port_that_cannot_be_used_is_said() -> None:
+    with address.local_port(0) as first:
+        name, port = first.socket.getsockname()
+        assert name == "127.0.0.1"
+        assert first.lines[0] == f"http://127.0.0.1:{port}/?token={first.token}"
+        assert first.token is not None and len(first.token) >= 43
+        with (
+            pytest.raises(CampaignError, match=f"port {port} cannot be used.*--port 0"),
+            address.local_port(port),
+        ):
+            pass
+    for port in (-1, 65536):
+        with pytest.raises(UsageError, match="from 0"), address.local_port(port):
+            pass

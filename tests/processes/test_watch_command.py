@@ -1,0 +1,135 @@
+"""``hpo watch`` as a person starts and ends it: where it listens, what it sends, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import journals
+import pytest
+import synthetic
+from terminal import Command, Terminal
+
+from hpo.journal.files import journal_files
+
+_PATIENCE_S = 60.0
+
+
+class _Unix(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_PATIENCE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_PATIENCE_S)
+        self.sock.connect(str(self._path))
+
+
+def _begin(terminal: Terminal) -> Path:
+    return synthetic.make(terminal.directory / "run", evaluations=12)
+
+
+@contextmanager
+def _port(terminal: Terminal) -> Iterator[tuple[Command, str, http.client.HTTPConnection]]:
+    """The command, the address that it prints, and a connection there."""
+    command = terminal.start("watch", "run", "--port", 0)
+    assert command.process.stdout is not None
+    url = command.process.stdout.readline().strip()
+    parts = urlsplit(url)
+    assert (parts.scheme, parts.hostname, parts.path) == ("http", "127.0.0.1", "/")
+    connection = http.client.HTTPConnection("127.0.0.1", parts.port or 0, timeout=_PATIENCE_S)
+    try:
+        yield command, f"{parts.path}?{parts.query}", connection
+    finally:
+        connection.close()
+
+
+def _views(connection: http.client.HTTPConnection, cookie: str) -> Iterator[dict[str, object]]:
+    """What the stream of events says, one after the other."""
+    connection.request("GET", "/events", headers={"cookie": cookie})
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    while line := answer.readline():
+        if line.startswith(b"data: "):
+            yield json.loads(line.removeprefix(b"data: "))
+
+
+def test_what_the_journal_gets_arrives_and_a_signal_ends_it_at_once(terminal: Terminal) -> None:
+    home = _begin(terminal)
+    with _port(terminal) as (command, target, connection):
+        connection.request("GET", target.partition("?")[0])
+        assert connection.getresponse().read() and connection.sock is None  # refused, and closed
+        connection.request("GET", target)
+        answer = connection.getresponse()
+        answer.read()
+        cookie = answer.headers["set-cookie"].partition(";")[0]
+        views = _views(connection, cookie)
+        first = next(view for view in views if "history" in view["parts"])
+        with open(journal_files(home)[-1], "ab") as file:
+            file.write(journals.line(_finished("9-9-9")))
+        next(view for view in views if view["parts"]["history"] != first["parts"]["history"])
+        asked = time.monotonic()
+        command.process.send_signal(signal.SIGTERM)
+        for _ in views:  # until the stream ends
+            pass
+        done = command.wait(_PATIENCE_S)
+        assert time.monotonic() - asked < 10
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _finished(identity: str) -> dict[str, object]:
+    island, worker, sequence = map(int, identity.split("-"))
+    return {
+        "type": "finished",
+        "id": identity,
+        "island": island,
+        "worker": worker,
+        "sequence": sequence,
+        "operator": "random",
+        "params": {"lr": 0.1},
+        "parents": [],
+        "retries": 0,
+        "started": 1.8e9,
+        "finished": 1.8e9 + 9,
+        "status": "completed",
+        "objectives": {"accuracy": 0.5},
+        "metrics": {},
+        "error": None,
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_the_socket_is_this_users_alone_and_is_removed(terminal: Terminal, number: signal.Signals) -> None:
+    _begin(terminal)
+    runtime = terminal.directory / "runtime"
+    runtime.mkdir(mode=0o700)
+    command = terminal.start("watch", "run", environment={"XDG_RUNTIME_DIR": str(runtime)})
+    assert command.process.stdout is not None
+    line = command.process.stdout.readline()
+    (path,) = runtime.glob("hpo-*/hpo.sock")
+    assert f"ssh -L 8080:{path} " in line
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    connection = _Unix(path)
+    connection.request("GET", "/")
+    assert b"hpo-page" in connection.getresponse().read()
+    connection.close()
+    command.process.send_signal(number)
+    done = command.wait(_PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not any(runtime.iterdir())
+
+
+def test_what_is_no_campaign_is_said_and_nothing_listens(terminal: Terminal) -> None:
+    done = terminal.hpo("watch", "nowhere", "--port", 0)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nowhere holds no campaign" in done.stderr and "Traceback" not in done.stderr
