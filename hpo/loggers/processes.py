@@ -20,9 +20,10 @@ from hpo.loggers.log import sink_folder
 _LOOK_S = 1.0
 _SILENT_S = 120.0
 """After how long without a sign of life it is said that a sink hangs."""
-_FAREWELL_S, _LEAST_S = 30.0, 5.0
+_FAREWELL_S, _LEAST_S = 15.0, 5.0
 """What sinks get to write the rest when the campaign has ended: all of it those that showed life just then, or have
-just been started and import their library; the least those that were silent for longer."""
+just been started and import their library; the least those that were silent for longer. Slurm kills half a minute after
+it has asked a job to end."""
 _MOST_BYTES = 1 << 16
 
 
