@@ -416,7 +416,7 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
 
     status = terminal.status()
     assert list(status) == [
-        "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
+        "evaluations", "budget", "running", "running_individuals", "best", "islands", "workers", "started", "updated", "seconds",
         "left", "state",
     ]  # fmt: skip
     assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 16
