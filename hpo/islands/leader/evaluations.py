@@ -98,6 +98,9 @@ class Evaluations:
     def start(self, candidate: Candidate) -> None:
         candidate.started = self._now()
         self.running = candidate
+        # A copy of its directory, where it needs one, comes before the record that it was begun: whoever reads that
+        # takes the directory that is there for its own.
+        job = self._job_of(candidate)
         if self._rules.durable_starts:
             self._journal.append(Started(**_identity(candidate), time=candidate.started))
             if not self._publisher.publish():
@@ -111,7 +114,7 @@ class Evaluations:
             self._record(candidate, Outcome(status=CRASHED, error=error), rests=False)
             return
         self._early_stopping.start(candidate)
-        self._crew.start(self._job_of(candidate))
+        self._crew.start(job)
         self._breeder.evaluation_started(candidate.parents)
 
     def poll(self) -> bool:
