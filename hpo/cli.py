@@ -475,12 +475,17 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from hpo.results import page_packages
     from hpo.results.report.command import report
 
+    page_packages.check("hpo report", page_packages.FIGURES)
     return _said(report(options.paths, options.output, options.figures, version=__version__))
 
 
 def _watch(options: argparse.Namespace) -> int:
+    from hpo.results import page_packages
+
+    page_packages.check("hpo watch", page_packages.LIVE_PAGE)
     from hpo.results.watch.command import watch
 
     return watch(options.directory, options.port, version=__version__)

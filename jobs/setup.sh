@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv beside this folder, with hpo in it and exactly the versions of constraints.txt.
-# Usage: bash jobs/setup.sh [OPTION ...] [EXTRA ...]   extras of pyproject.toml beside data and parquet, e.g. optuna dev
+# Usage: bash jobs/setup.sh [OPTION ...] [EXTRA ...]   extras of pyproject.toml beside data, page and parquet, e.g. optuna dev
 #   --cuda           on a machine without a GPU, too, the torch that uses them: campaigns will run where there are some
 #   --system-torch   the torch, numpy and MPI of the Python on PATH that has torch (a cluster's module), not those of
 #                    constraints.txt: .venv sees that Python's packages, and only what lacks is installed
@@ -17,7 +17,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
 venv=.venv mode=pinned into=
-options=() extras=(data parquet)
+options=() extras=(data page parquet)
 while (($#)); do
     case $1 in
         --cuda) options+=(--cuda) ;;

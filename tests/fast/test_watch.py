@@ -18,10 +18,12 @@ import pytest
 import synthetic
 from starlette.types import ASGIApp
 
+from hpo.cli import main
 from hpo.config import reader as config
 from hpo.errors import CampaignError, UsageError
 from hpo.journal.curves import CurveWriter, curve_path
 from hpo.journal.files import journal_files
+from hpo.results import page_packages
 from hpo.results.figures import registry
 from hpo.results.figures.source import Source
 from hpo.results.watch import address, parts, server
@@ -431,3 +433,13 @@ def test_a_port_that_cannot_be_used_is_said() -> None:
     for port in (-1, 65536):
         with pytest.raises(UsageError, match="from 0"), address.local_port(port):
             pass
+
+
+def test_where_the_page_s_packages_lack_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page_packages, "LIVE_PAGE", ("not_there", "msgspec"))
+    assert main(["watch", str(tmp_path)]) == 2
+    assert (
+        "hpo watch needs not_there, not installed here. Run `bash jobs/setup.sh`" in capsys.readouterr().err
+    )

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
-from hpo.results import curves
+from hpo.results import curves, page_packages
 from hpo.results.figures.registry import BY_NAME
 from hpo.results.figures.source import NotDrawn, Source
 
@@ -21,6 +21,7 @@ class Plots:
     campaign's data do not fill it. ``figure.write_html(path)`` keeps one; `hpo report DIR` has all of them."""
 
     def __init__(self, record: CampaignRecord) -> None:
+        page_packages.check("result.plot", page_packages.FIGURES)
         self._record = record
 
     @cached_property

@@ -1,0 +1,20 @@
+"""The packages that figures, report and live page need: the extra ``page``, which jobs/setup.sh installs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from hpo.errors import UsageError
+
+FIGURES = ("plotly",)
+LIVE_PAGE = (*FIGURES, "starlette", "uvicorn")
+
+
+def check(what: str, packages: tuple[str, ...]) -> None:
+    """UsageError where one of ``packages``, which ``what`` needs, is not installed; nothing is imported."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{what} needs {' and '.join(missing)}, not installed here. Run `bash jobs/setup.sh`, or `pip install "
+            "'hpo-mpi[page]'`."
+        )
