@@ -79,4 +79,5 @@ def is_logarithmic(values: NDArray[Any]) -> bool:
     if not len(values) or values.min() <= 0:
         return False
     low, high = numpy.quantile(values, [0.0, 0.9])
-    return bool(high / low > _FACTOR)
+    # Not their ratio: of the smallest numbers it may be beyond the largest.
+    return bool(numpy.log10(high) - numpy.log10(low) > math.log10(_FACTOR))
