@@ -19,14 +19,13 @@ from trainers.checkpoints.checkpoint import Checkpoint
 from trainers.checkpoints.contents import (
     Best,
     checked,
-    copied,
     described,
     fill_buffers,
     fill_model,
     fill_optimizer,
     form_of,
-    on_cpu,
 )
+from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.averager import refuse_sparse
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import (
@@ -91,6 +90,7 @@ class Run:
         self.full_trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.position = Position(loss_sum=torch.zeros((), dtype=torch.float64, device=settings.device))
         self.best: Best | None = None
+        self.best_memory = HostCopy()
         self.train_loader = self._loader(settings.train_set)
         self.validation_loader: Loader | None = None
         self.identity = {
@@ -270,9 +270,10 @@ class Run:
                 and stopping.restore_best
                 and stopping.best_epoch(position.history) == position.epoch - 1
             ):
-                weights = copied(plain(self.model.state_dict()))
                 # Not beside what is trained: a GPU has no room to spare for what only the end may need.
-                self.best = {"model": weights, "strategy": on_cpu(self._strategy_state())}
+                self.best = self.best_memory.of(
+                    {"model": plain(self.model.state_dict()), "strategy": self._strategy_state()}
+                )
         self.progress.epoch(entry)
         if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):
             position.reason = "diverged"

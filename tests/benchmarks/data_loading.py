@@ -38,7 +38,7 @@ from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet, Grid, R
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES
 from search_spaces.readers.bigearthnet_files.sources import open_archive
 from trainers.data.batches import in_order
-from trainers.data.loader import Loader, load
+from trainers.data.loader import Loader
 
 BATCH = 64
 CPU = torch.device("cpu")
@@ -53,8 +53,9 @@ def rates(counts: Iterable[int]) -> tuple[float, float]:
 
 def reading(samples: BigEarthNet | RawBigEarthNet, limit: int) -> Iterable[int]:
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:limit].tolist()
-    for _, targets in load(samples, in_order(order, batch_size=BATCH), device=CPU, processes=0):
-        yield len(targets)
+    with Loader(samples, device=CPU, processes=0) as loader:
+        for _, targets in loader.batches(in_order(order, batch_size=BATCH)):
+            yield len(targets)
 
 
 def forget(root: Path) -> None:

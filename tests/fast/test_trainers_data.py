@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,17 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trainers.data.batches import Batch, Disjoint, in_order, share
-from trainers.data.loader import _Collated, load
+from trainers.data.loader import Loader, _Collated
 from trainers.randomness import derive, generators_kept, seed_generators
 
 CPU = torch.device("cpu")
+
+
+def load(
+    samples: Dataset[Any], batches: list[Batch], *, device: torch.device, processes: int
+) -> Iterator[tuple[Any, Tensor]]:
+    with Loader(samples, device=device, processes=processes) as loader:
+        yield from loader.batches(batches)
 
 
 def plans(

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from trainers.checkpoints.background import Writing
-from trainers.checkpoints.files import NOT_KNOWN, Content, as_plain, known, read, refused, step_directory
+from trainers.checkpoints.files import NOT_KNOWN, Content, known, read, refused, step_directory
 from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.communicator import Communicator
 
@@ -59,9 +59,9 @@ class Checkpoint:
         if step != self._saved_step:
             self.finish()
             communicator = self._communicator
-            content = {"own": as_plain(dict(own))}
+            content = {"own": dict(own)}
             if communicator.rank == 0:
-                content["shared"] = as_plain({"ranks": communicator.size, **shared})
+                content["shared"] = {"ranks": communicator.size, **shared}
             first = self._token == ""
             if first:
                 self._token = self._agreed_token()

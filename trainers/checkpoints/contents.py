@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any, TypedDict, cast
 
 import torch
@@ -70,25 +69,6 @@ def checked(
         raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {_REMEDY}")
     _refuse_other_model(saved.get("form", form), form, where)
     return saved
-
-
-def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy, on the CPU, of a model's ``state``, to which modules may add other things than tensors."""
-    return {
-        name: value.to("cpu", copy=True) if isinstance(value, Tensor) else deepcopy(value)
-        for name, value in state.items()
-    }
-
-
-def on_cpu(value: Any) -> Any:
-    """``value`` with the tensors in it, at any depth of dictionaries, lists and tuples, on the CPU."""
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, Mapping):
-        return {name: on_cpu(part) for name, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(on_cpu, value))
-    return value
 
 
 def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, cast
 
-import numpy as np
 import torch
 
 Content = Mapping[str, object]
@@ -34,18 +33,6 @@ def read_alone(directory: str | Path) -> Content:
     step, shared_sum, own_sum = latest
     place = step_directory(directory, step)
     return {**read(place / "shared.pt", shared_sum), **read(place / "rank-0.pt", own_sum)}
-
-
-def as_plain(value: object) -> object:
-    """``value`` with numpy's numbers in it, of an optimizer's settings maybe, as Python's: others cannot be read."""
-    if isinstance(value, np.generic):
-        return value.item()
-    # Not their subclasses, which other things may make of their parts.
-    if type(value) is dict:
-        return {name: as_plain(part) for name, part in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return type(value)(map(as_plain, value))
-    return value
 
 
 def step_directory(directory: Path, step: int) -> Path:

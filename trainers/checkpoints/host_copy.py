@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +24,9 @@ class HostCopy:
 
     @torch.no_grad()
     def of(self, value: Any) -> Any:
-        """A copy of ``value``, tensors and other things in dictionaries, lists and tuples; its tensors are on the CPU.
-        Those of the copy before are overwritten.
+        """A copy of ``value``, tensors and other things in dictionaries, lists and tuples; its tensors are on the CPU,
+        and numpy's numbers, of an optimizer's settings maybe, are Python's: others cannot be read again. The tensors of
+        the copy before are overwritten.
         """
         before, self._buffers = self._buffers, {}
         seen: dict[object, Tensor] = {}
@@ -38,6 +40,8 @@ class HostCopy:
     ) -> Any:
         if isinstance(value, Tensor):
             return self._copy_of(value.detach(), place, before, seen)
+        if isinstance(value, np.generic):
+            return value.item()
         # Not their subclasses, which other things may make of their parts.
         if type(value) is dict:
             return {name: self._copied(part, (*place, name), before, seen) for name, part in value.items()}

@@ -195,17 +195,6 @@ class Loader:
         return inputs, targets
 
 
-def load(
-    samples: Dataset[object], batches: Sequence[Batch], *, device: torch.device, processes: int
-) -> Generator[tuple[object, Tensor]]:
-    """As ``Loader.batches``, once."""
-    with (
-        Loader(samples, device=device, processes=processes) as loader,
-        closing(loader.batches(batches)) as once,
-    ):
-        yield from once
-
-
 def tensors_in(value: object) -> Iterator[Tensor]:
     """The tensors in ``value``, a tensor or tuples, lists and dictionaries of them."""
     if isinstance(value, Tensor):
