@@ -190,7 +190,7 @@ def make(
     prune: bool = True,
     task: str = "search_spaces.digits:task",
 ) -> Path:
-    """The directory ``path`` of a campaign with so many ``workers`` on each of the ``islands``; the first launch is
+    """The directory ``path`` of a campaign with ``workers`` workers on each of the ``islands``; the first launch is
     killed after that share of the evaluations, 1.0: there is one launch only."""
     ways = dict([("accuracy", "maximize"), ("kiloweights", "minimize")][:objectives])
     identity = {"task": task, "options": {"epochs": STEPS}, "space": SPACE.describe(), "objectives": ways}

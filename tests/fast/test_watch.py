@@ -251,7 +251,7 @@ def test_there_are_not_more_streams_than_the_server_bears(tmp_path: Path) -> Non
 
 @contextmanager
 def watched(directory: Path) -> Iterator[tuple[Page, Callable[[], dict[str, str]]]]:
-    """A page that somebody looks at, and what makes it anew and says the versions of its parts."""
+    """A page with a viewer, and what makes it anew and says the versions of its parts."""
     page = Page(directory, notify=lambda: None)
     now = [0.0]
     page._parts.clock = lambda: now[0]

@@ -120,17 +120,10 @@ def _operators(
         z=rates,
         text=texts,
         customdata=boxes,
-        texttemplate="%{text}",
         hovertemplate="%{y}, island %{x}: %{customdata}<extra></extra>",
-        textfont={"size": 12, "color": theme.INK},
-        zmin=0,
         zmax=max([0.3, *(one or 0.0 for row in rates for one in row)]),
-        colorscale=[[0, theme.faint(theme.BLUE, 0.04)], [1, theme.faint(theme.BLUE, 0.5)]],
-        showscale=False,
-        xgap=2,
-        ygap=2,
-        row=2,
         col=1,
+        **_cells(theme.BLUE),
     )
     headed(figure, "2", "In the best tenth")
     return {
@@ -149,17 +142,10 @@ def _moves(
         y=[str(island) for island in islands],
         z=[[count or None for count in row] for row in counts],
         text=[[str(count) if count else "" for count in row] for row in counts],
-        texttemplate="%{text}",
         hovertemplate="%{z} from island %{y} to island %{x}<extra></extra>",
-        textfont={"size": 12, "color": theme.INK},
-        zmin=0,
         zmax=max([1, *(max(row) for row in counts)]),
-        colorscale=[[0, theme.faint(theme.GREEN, 0.04)], [1, theme.faint(theme.GREEN, 0.5)]],
-        showscale=False,
-        xgap=2,
-        ygap=2,
-        row=2,
         col=2,
+        **_cells(theme.GREEN),
     )
     headed(figure, "3", "Moves")
     if not any(map(any, counts)):
@@ -170,4 +156,18 @@ def _moves(
     return {
         "xaxis3": {"title": "to island", "type": "category", "ticks": "", "showline": False},
         "yaxis3": {"title": "from island", "autorange": "reversed", "showgrid": False, "type": "category"},
+    }
+
+
+def _cells(colour: str) -> dict[str, Any]:
+    """How the tables in the second row look: cells the fuller of ``colour`` the larger their number is."""
+    return {
+        "texttemplate": "%{text}",
+        "textfont": {"size": 12, "color": theme.INK},
+        "zmin": 0,
+        "colorscale": [[0, theme.faint(colour, 0.04)], [1, theme.faint(colour, 0.5)]],
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+        "row": 2,
     }

@@ -27,7 +27,7 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
 
 
-def told_apart(values: Sequence[float]) -> list[str]:
+def distinguishable(values: Sequence[float]) -> list[str]:
     """Numbers beside an axis, with as many digits as they need to differ."""
     found = [short(one) for one in values]
     for digits in range(4, 13):

@@ -13,7 +13,7 @@ import msgspec
 import plotly.graph_objects as go
 
 from hpo.results.figures import theme
-from hpo.results.figures.labels import told_apart
+from hpo.results.figures.labels import distinguishable
 from hpo.results.figures.ordering import important
 from hpo.results.figures.parameter_axis import Axis, rounds
 from hpo.results.figures.source import NotDrawn, Source
@@ -126,7 +126,7 @@ def _objective(source: Source, name: str, lines: Sequence[Individual]) -> Coordi
     low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))
     width = (high - low) or 1.0
     ticks = rounds(low, low + width, 6, whole=extent.log and width > 2)
-    texts = told_apart([extent.value_at(at) for at in ticks])
+    texts = distinguishable([extent.value_at(at) for at in ticks])
     return Coordinate(
         name=one_line(name),
         note="higher is better" if direction == "maximize" else "lower is better",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeGuard
 
-from hpo.results.figures.labels import plain, shortened, told_apart
+from hpo.results.figures.labels import distinguishable, plain, shortened
 from hpo.results.figures.theme import label
 from hpo.space.parameters import Categorical, Encoder, Float, Int, Parameter
 from hpo.terminal import one_line
@@ -120,7 +120,7 @@ class Axis:
             numbers = _decades(low, high, most)
         else:
             numbers = rounds(low, high, most, whole=isinstance(parameter, Int))
-        return list(zip(numbers, told_apart(numbers)))
+        return list(zip(numbers, distinguishable(numbers)))
 
 
 def _is_number(one: Scalar) -> TypeGuard[int | float]:

@@ -68,7 +68,7 @@ class Plots:
         return self._drawn("islands")
 
     def family(self) -> go.Figure:
-        """From whom the best individual was bred."""
+        """The ancestors of the best individual."""
         return self._drawn("family")
 
     def budget(self) -> go.Figure:

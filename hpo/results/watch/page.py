@@ -69,7 +69,7 @@ class Page:
 
     @contextmanager
     def viewer(self) -> Iterator[None]:
-        """Somebody looks."""
+        """Inside, the page has one viewer more."""
         self._viewers += 1
         if self._viewers == 1:
             self._wake.set()

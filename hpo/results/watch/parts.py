@@ -29,7 +29,7 @@ WORDS, RUNNING, DETAILS = "words", "running", "details"
 _OF_REPORTS = frozenset({"curves", "budget"})
 """Figures that learning curves are in; others change with the journals alone."""
 _REST = 30.0
-"""A part that took a second of processor time is made again after so many seconds at the earliest."""
+"""The least seconds between two makings of a part, for each second of processor time that one took."""
 _REST_OF_WORDS = 5.0
 _MOMENT_S = 0.2
 """Of processor time, after which the files are looked at again."""
