@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 _EXIT_CODES = "exit codes: 0 done, 1 error of the environment, 2 usage, 75 stopped early and resumable"
+_STARTS = ("mpirun", "srun")
+"""Who may start the ranks of a Slurm job."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -250,8 +252,6 @@ def _add_steering(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _add_slurm(command: argparse.ArgumentParser) -> None:
-    from hpo.cluster.slurm import STARTS
-
     command.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     shown = {
         "nodes": ("N", "nodes, or the fewest and the most: 2-4"),
@@ -267,8 +267,8 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
     command.allow_abbrev = False  # --gpus is an option of sbatch, and not short for --gpus-per-node
     command.add_argument(
         "--start",
-        choices=STARTS,
-        default=STARTS[0],
+        choices=_STARTS,
+        default=_STARTS[0],
         help="who starts the ranks: mpirun (the default), by hpo run, or srun, for an MPI that it can start",
     )
     command.add_argument("--mpi", default="pmix", metavar="KIND", help="srun's --mpi (default pmix)")

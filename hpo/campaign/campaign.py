@@ -54,11 +54,10 @@ from hpo.loggers import registry
 from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
 from hpo.results.result import Result
+from hpo.search import phases
 from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import reference_losses
-from hpo.search.registry import make_breeder
-from hpo.space.restricted import restricted
 from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, quoted, write
@@ -96,6 +95,8 @@ class Campaign:
             many individuals island i sends to island j at a time.
         island (list of dict; default ()): for island 0, 1, …: its own values of the search keywords below, except
             ``duplicates`` and ``reference``.
+        phase (list of dict; default ()): one after the other, what is open until how many individuals have begun, such
+            as {"until": 100, "only": {"depth": [1, 2]}}; afterwards the whole space.
         kind (str; default "default"): the search kind: "default", "surrogate", "evolution", "portfolio", "tpe", "gp",
             "optuna-cmaes", "genetic", "cmaes", "pso", "nelder-mead", "pbt", "grid" or "random".
         initial (str; default "random"): how the first individuals are drawn: "random", "sobol" or "latin-hypercube".
@@ -123,6 +124,8 @@ class Campaign:
         reference (dict; default {}): several objectives: a number by name; individuals worse than it in any objective
             rank last.
         only (dict; default {}): allowed choices by parameter, such as {"optimizer": ["SGD"]}.
+        inherit (bool; default None): whether children find their parent's checkpoint at ``trial.parent_checkpoint``;
+            None: where there are phases.
         isolation (str; default "warm"): "warm" evaluator processes persist, "fresh" ones serve one evaluation;
             "inline" evaluates inside the rank, for functions of microseconds, without time-out and protection.
         timeout (duration; default None): an evaluation that takes longer is killed; None: never.
@@ -242,11 +245,12 @@ class Campaign:
             self._check_constraints()
         with _noted(problems):
             reference_losses(self.settings.search.reference, self.task.objectives)
-        shared = self._problems_of(self.settings.search)
-        if len(self.settings.island) < self.settings.layout.islands:
+        own_tables = len(self.settings.island)
+        shared = self._problems_of(own_tables)
+        if own_tables < self.settings.layout.islands:
             problems.update(shared)
-        for island in range(len(self.settings.island)):  # the others have what is shared
-            for problem in self._problems_of(self.settings.search_of(island)):
+        for island in range(own_tables):  # the others have what is shared
+            for problem in self._problems_of(island):
                 own = problem.replace("[search]", f"[[island]] number {island + 1},")
                 problems[problem if problem in shared else own] = None
         directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
@@ -260,11 +264,10 @@ class Campaign:
         if problems:
             raise UsageError("\n".join(problems))
 
-    def _problems_of(self, search: config.SearchSettings) -> dict[str, None]:
+    def _problems_of(self, island: int) -> dict[str, None]:
         """What does not suit the task in the settings of an island."""
-        found: dict[str, None] = {}
-        with _noted(found):
-            make_breeder(restricted(self.task.space, search.only), search)
+        search = self.settings.search_of(island)
+        found = dict.fromkeys(phases.problems(self.task.space, self.settings, island))
         with _noted(found):
             pruning.of_search(search, self.task.objectives)
         with _noted(found):
@@ -660,7 +663,10 @@ class Campaign:
     def _cleanup(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> Cleanup | None:
         """What lets go of what the leaders of earlier launches kept; None where there is nothing, or no more."""
         settings = self.settings
-        inherits = any(settings.search_of(one).traits.needs_checkpoints for one in range(layout.islands))
+        inherits = any(
+            settings.search_of(one).traits.needs_checkpoints or settings.inherits(one)
+            for one in range(layout.islands)
+        )
         # Lineages may go on from any of the latest; a front keeps all until the end.
         cleanup = None
         if start.launch > 1 and not inherits and len(self.task.objectives) == 1:

@@ -75,9 +75,9 @@ class Jobs:
             if self._orphans == _ORPHANS_REPORTED:
                 self._orphans = None
                 write(
-                    f'hpo: kind = "pbt": {_ORPHANS_REPORTED} individuals in a row found nothing of their parents, and '
-                    "began anew. Let the task save into trial.directory at its end, and load from "
-                    "trial.parent_checkpoint",
+                    f"hpo: {_ORPHANS_REPORTED} individuals in a row found nothing of their parents, and began anew. "
+                    "Let the task save into trial.directory at its end, and load from trial.parent_checkpoint; or set "
+                    "[search] inherit = false, where the kind is not pbt",
                     sys.stderr,
                 )
         return ""

@@ -53,9 +53,8 @@ from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.points import wanted
 from hpo.search import stopping_rules as pruning
 from hpo.search.models.pareto import reference_losses
+from hpo.search.phases import Phases, searched
 from hpo.search.protocols import SearchContext
-from hpo.search.registry import make_breeder
-from hpo.space.restricted import restricted
 from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
@@ -272,6 +271,7 @@ class Assembly:
             ],
             tally=earlier.tally,
             duplicates=settings.search.duplicates,
+            phases=Phases([phase.until for phase in settings.phase]),
             configurations=self.task.configurations if self.task.listable else None,
             grace_s=settings.evaluation.grace_s,
             commands=Commands(
@@ -362,11 +362,11 @@ class Assembly:
         """The leader of the worker at ``place``, not begun."""
         settings, transport = self.settings, self.transport
         search = settings.search_of(place.island)
-        space = restricted(self.task.space, search.only)
         objectives = self.task.objectives
-        breeder = make_breeder(
-            space,
-            search,
+        space, breeder = searched(
+            self.task.space,
+            settings,
+            place.island,
             SearchContext(
                 clock=transport.now,
                 all_workers=sum(map(len, groups)),

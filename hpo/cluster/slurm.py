@@ -48,7 +48,6 @@ OURS = {
     "test-only": "use --dry-run",
 }
 """Options that a job must have as they are, and why."""
-STARTS = ("mpirun", "srun")
 
 _COUNTS = ("cpus-per-task", "ntasks-per-node", "mincpus", "cpus-per-gpu")
 _COUNT = r"[1-9]\d{0,5}"

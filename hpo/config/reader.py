@@ -22,6 +22,7 @@ from hpo.config.settings import (
     EvaluationSettings,
     LayoutSettings,
     LoggingSettings,
+    PhaseSettings,
     SearchSettings,
     Section,
     Settings,
@@ -101,6 +102,9 @@ _SECTION_OF = {key: section for section in reversed(_RULES) for key in _RULES[se
 _KEYWORDS = {
     _PREFIX.get(section, "") + key: (section, key) for section, rules in _RULES.items() for key in rules
 }
+_TABLES = {"island": "search", "phase": "phase"}
+"""By the name of tables of which there may be several, the section in ``_RULES`` that has their keys."""
+_RULES["phase"] = _rules(PhaseSettings)
 """By keyword, section and key."""
 
 
@@ -335,12 +339,12 @@ class _Reader:
         """A file's content without what does not exist there."""
         kept: dict[str, object] = {}
         for key, value in data.items():
-            if key == "island":
-                kept[key] = self._islands(value)
+            if key in _TABLES:
+                kept[key] = self._tables(key, value)
             elif key in _RULES[_TOP]:
                 kept[key] = value
             elif key not in _SECTIONS and isinstance(value, Mapping):
-                headers = [name for name in (*_SECTIONS, "task_options", "island") if name]
+                headers = [name for name in (*_SECTIONS, "task_options", *_TABLES) if name]
                 self.problems.append(f"[{key}]: there is no such section. {suggestion(key, headers)}")
             elif key not in _SECTIONS:
                 self._note("", key, value, f"there is no such key here. {_remedy(_TOP, key)}")
@@ -355,8 +359,8 @@ class _Reader:
         top: dict[str, object] = {}
         sections: dict[str, dict[str, object]] = {}
         for key, value in flat.items():
-            if key == "island":
-                top[key] = self._islands(value)
+            if key in _TABLES:
+                top[key] = self._tables(key, value)
             elif key not in _KEYWORDS:
                 self._note("", key, value, f"there is no such keyword. {suggestion(key, _KEYWORDS)}")
             else:
@@ -364,11 +368,11 @@ class _Reader:
                 (top if section == _TOP else sections.setdefault(section, {}))[name] = value
         return {**top, **sections}
 
-    def _islands(self, tables: object) -> list[dict[str, object]]:
+    def _tables(self, name: str, tables: object) -> list[dict[str, object]]:
         if isinstance(tables, (list, tuple)) and all(isinstance(table, Mapping) for table in tables):
-            return [self._known("search", table, self._start("search", i)) for i, table in enumerate(tables)]
-        form = "island=[{…}, …]" if self._path is None else "[[island]] and its keys on lines below"
-        self._note("", "island", tables, f"must be a table for each island. Write {form}.")
+            return [self._known(_TABLES[name], one, self._start(name, i)) for i, one in enumerate(tables)]
+        form = f"{name}=[{{…}}, …]" if self._path is None else f"[[{name}]] and its keys on lines below"
+        self._note("", name, tables, f"must be a table for each {name}. Write {form}.")
         return []
 
     def _known(self, section: str, table: Mapping[str, object], start: str) -> dict[str, object]:
@@ -377,9 +381,9 @@ class _Reader:
                 self._note(start, key, value, f"there is no such key here. {_remedy(section, key)}")
         return {key: value for key, value in table.items() if key in _RULES[section]}
 
-    def _start(self, section: str, island: int | None = None) -> str:
-        if island is not None:
-            return f"island[{island}] " if self._path is None else f"[[island]] number {island + 1}, "
+    def _start(self, section: str, number: int | None = None) -> str:
+        if number is not None:
+            return f"{section}[{number}] " if self._path is None else f"[[{section}]] number {number + 1}, "
         return f"[{section}] " if section and self._path is not None else ""
 
     def _note(self, start: str, key: str, value: object, rule: str) -> None:
@@ -396,11 +400,14 @@ class _Reader:
                 first_word = sentence.replace(",", " ").split()[0]
                 self.problems.append(self._start(_SECTION_OF.get(first_word, _TOP)) + sentence)
             return
-        island = int(place[1]) if place[0] == "island" else None
-        key = str(place[2] if island is not None else place[1] if section else place[0])
-        section = "search" if island is not None else section
+        tables = str(place[0]) if place[0] in _TABLES else ""
+        number = int(place[1]) if tables else None
+        key = str(place[2] if tables else place[1] if section else place[0])
+        section = _TABLES[tables] if tables else section
+        start = self._start(tables or section, number)
         if kind == "missing":
-            self.problems.append(f'{key} is missing. Add {key} = "runs/NAME".')
+            example = '= "runs/NAME"' if key == "directory" else f", {_RULES[section][key]}"
+            self.problems.append(f"{start}{key} is missing. Add {key} {example}.".replace(" ,", ","))
             return
         rule, choices = _RULES[section][key], _choices(section, key)
         near = (
@@ -411,7 +418,7 @@ class _Reader:
         shown_key = ".".join(map(str, place[:2])) if key == "task_options" else key
         if self._path is None:
             shown_key = _PREFIX.get(section, "") + shown_key
-        self._note(self._start(section, island), shown_key, detail["input"], f"must be {rule}.{near}")
+        self._note(start, shown_key, detail["input"], f"must be {rule}.{near}")
 
 
 def _remedy(section: str, key: str) -> str:
@@ -430,7 +437,7 @@ def _home(section: str) -> str:
 
 def _choices(section: str, key: str) -> tuple[str, ...]:
     """The names that a key takes, if it takes names only, or a list of them."""
-    field = _SECTIONS[section].model_fields.get(key)
+    field = _SECTIONS[section].model_fields.get(key) if section in _SECTIONS else None
     kind = None if field is None else field.annotation
     if get_origin(kind) is list:
         (kind,) = get_args(kind)

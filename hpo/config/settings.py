@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -42,6 +43,7 @@ _FROM_0, _FROM_1, _FROM_2 = (f"a whole number from {least} to 2**53" for least i
 _RANKS_RULE = f"a whole number from 1 to {MOST_RANKS}"
 _MOST_GRID_POINTS = 100_000
 _SHARE_RULE = "a number from 0 to 1"
+_ONLY_RULE = 'a table of choices by parameter, such as { optimizer = ["sgd"] }'
 
 
 def _seconds(value: object) -> object:
@@ -146,6 +148,7 @@ Initial = Literal["random", "sobol", "latin-hypercube"]
 Exchange = Literal["migration", "pollination"]
 Pruner = Literal["none", "halving", "median"]
 Isolation = Literal["warm", "fresh", "inline"]
+Only = Annotated[dict[str, list[str | int | float | bool]], BeforeValidator(_writable)]
 Sink = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 """Where ``hpo.loggers`` can write."""
 
@@ -179,7 +182,8 @@ class SearchSettings(Section):
 
     ``pruner`` to ``promote`` are those of ``hpo.search.early_stopping.PruningSettings``; ``reported``: the objective
     that ``trial.report`` gets, where there are several; ``reference``: values beyond which nothing is wanted, there;
-    ``perturb``: what population-based training may change."""
+    ``perturb``: what population-based training may change. ``inherit``: children go on from the checkpoints of their
+    parents; None: where there are phases."""
 
     kind: Kind = Field(default="default", description=_one_of(Kind))
     crossover: Share = Field(default=0.7, description=_SHARE_RULE)
@@ -208,9 +212,8 @@ class SearchSettings(Section):
         default_factory=dict,
         description="a table of numbers by objective, such as { accuracy = 0.5, seconds = 60 }",
     )
-    only: Annotated[dict[str, list[str | int | float | bool]], BeforeValidator(_writable)] = Field(
-        default_factory=dict, description='a table of choices by parameter, such as { optimizer = ["sgd"] }'
-    )
+    only: Only = Field(default_factory=dict, description=_ONLY_RULE)
+    inherit: bool | None = Field(default=None, description="true or false")
 
     @property
     def traits(self) -> SearchKind:
@@ -304,6 +307,13 @@ class KnownSettings(Section):
         return self
 
 
+class PhaseSettings(Section):
+    """Until as many individuals have begun as ``until`` says, the campaign uses ``only`` these choices."""
+
+    until: From1 = Field(description=_FROM_1)
+    only: Only = Field(min_length=1, description=_ONLY_RULE)
+
+
 class Settings(Section):
     """Everything that a campaign file or the keywords of ``hpo.Campaign`` say."""
 
@@ -338,6 +348,9 @@ class Settings(Section):
     island: tuple[SearchSettings, ...] = Field(
         default=(), strict=False, description="one [[island]] table an island"
     )
+    phase: tuple[PhaseSettings, ...] = Field(
+        default=(), strict=False, description="one [[phase]] table a phase"
+    )
     evaluation: EvaluationSettings = EvaluationSettings()
     logging: LoggingSettings = LoggingSettings()
     task_options: Annotated[dict[str, JsonValue], BeforeValidator(_writable)] = Field(
@@ -356,9 +369,21 @@ class Settings(Section):
         own = self.island[island]
         return self.search.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
+    def inherits(self, island: int) -> bool:
+        """Whether children there go on from their parents' checkpoints; those of population-based training do so in a
+        way of their own."""
+        search = self.search_of(island)
+        chosen = bool(self.phase) if search.inherit is None else search.inherit
+        return chosen and not search.traits.needs_checkpoints
+
     @model_validator(mode="after")
     def _agree(self) -> Settings:
-        problems = []
+        problems = [
+            f"[[phase]] number {number}: until = {later.until} must be above that of the one before it, "
+            f"{earlier.until}. Order them by until."
+            for number, (earlier, later) in enumerate(pairwise(self.phase), start=2)
+            if later.until <= earlier.until
+        ]
         islands = self.layout.islands
         if len(self.island) > islands:
             problems.append(

@@ -91,11 +91,13 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True):
 
 class Want(msgspec.Struct, frozen=True, array_like=True):
     """A wish to evaluate a configuration. ``token``: of the leader, by which it knows the answer; ``key``: what must
-    not come twice; ``paused``: the id of an individual that was pruned, and counted, and is to go on."""
+    not come twice; ``paused``: the id of an individual that was pruned, and counted, and is to go on; ``phase``: in
+    which it was bred."""
 
     token: int
     key: str
     paused: str | None = None
+    phase: int = 0
 
 
 class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
@@ -209,12 +211,13 @@ class StopRequest(ToCoordinator, frozen=True):
 
 
 class Grant(ToWorker, frozen=True):
-    """Coordinator to leader, the answer to claims. ``assigned``: by token, what to evaluate in place of what was
-    bred."""
+    """Coordinator to leader, the answer to claims. ``refused``: known already, or bred in another phase than
+    ``phase``, the present one; ``assigned``: by token, what to evaluate in place of what was bred."""
 
     accepted: list[int]
-    duplicates: list[int]
+    refused: list[int]
     assigned: list[tuple[int, Assignment]]
+    phase: int = 0
 
 
 class Recall(ToWorker, frozen=True):

@@ -11,6 +11,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -34,12 +35,14 @@ from hpo.journal.records import (
 )
 from hpo.space.description import described_space
 from hpo.space.space import SearchSpace
+from hpo.steps import Steps
 from hpo.terminal import one_line, quoted
 
 DAMAGE, LOST, NOTE = "damage", "lost", "note"
 
 _RECORD_END = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 _RECORD_BEGIN = b'{"type":'
+_SHOWN_FROM_BYTES = 1 << 22
 _MOST_SUMMED = 1 << 28
 """Bytes of one broken line to take checksums of while whole records are looked for in it."""
 _ID = re.compile(rb'"id":"([0-9]{1,9}-[0-9]{1,9}-[0-9]{1,18})"')
@@ -208,8 +211,10 @@ class _Inspection:
             for path in journal_files(directory)
             if (name := journal_name(path)) is not None
         ]
-        for journal in self.journals:
-            self._read(journal)
+        with Steps(len(self.journals), shown=self._takes_long()) as steps:
+            for journal in self.journals:
+                steps.begin(f"checking {journal.path.name}")
+                self._read(journal)
         self._say_misfits()
         report = self.report
         report.journals = len(self.journals)
@@ -322,6 +327,13 @@ class _Inspection:
         if isinstance(record, Finished) and record.objectives and {*record.objectives} != self._objectives:
             return f"its objectives are {', '.join(record.objectives)}"
         return None
+
+    def _takes_long(self) -> bool:
+        size = 0
+        for journal in self.journals:
+            with suppress(OSError):
+                size += journal.path.stat().st_size
+        return size > _SHOWN_FROM_BYTES
 
     def _say_misfits(self) -> None:
         if self._misfits and not self._results:

@@ -139,7 +139,18 @@ def _json(path: Path) -> list[dict[str, object]]:
     rows = msgspec.json.decode(path.read_bytes())
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("a table is a list of objects, one a row.")
-    return rows
+    return [_flat(row) for row in rows]
+
+
+def _flat(row: dict[str, object]) -> dict[str, object]:
+    """A row of ``hpo best --json``, where parameters and objectives are objects, as ``hpo export`` has it."""
+    if not isinstance(row.get("params"), dict):
+        return row
+    flat = {name: row[name] for name in ("id", VALUE) if row.get(name) is not None}
+    for prefix, cells in ((PARAMS, row["params"]), (OBJECTIVES, row.get("objectives"))):
+        if isinstance(cells, dict) and (prefix == PARAMS or VALUE not in flat):
+            flat.update({f"{prefix}{name}": value for name, value in cells.items()})
+    return flat
 
 
 def _parquet(path: Path) -> list[dict[str, object]]:

@@ -87,6 +87,10 @@ class _Metric:
         self.others: dict[int, Metric] = {}
 
     def put(self, row: int, value: Metric) -> None:
+        """The value in ``row``, the last so far."""
+        if type(value) is float and len(self.numbers) == row:
+            self.numbers.append(value)
+            return
         self.extend(row + 1)
         if type(value) is float or type(value) is int:
             self.numbers[row] = value
@@ -113,32 +117,41 @@ class Curves:
 
     def add(self, launch: int, rows: Iterable[Point | Sample]) -> None:
         """Take the next rows of a file that was written in this launch, in their order there."""
+        attempt: _Attempt | None = None
+        identity, began = "", math.nan
         for row in rows:
             if not isinstance(row, Point):
                 continue
-            key = (row.id, launch, row.began)
-            attempt = self._attempts.get(key)
-            if attempt is None:
-                individual = self._individuals.setdefault(row.id, len(self._individuals))
-                attempt = self._attempts[key] = _Attempt(
-                    number=len(self._attempts),
-                    individual=individual,
-                    launch=launch,
-                    began=row.began,
-                    resumed=row.resumed,
-                    first=row.step,
-                )
+            if attempt is None or row.id != identity or row.began != began:
+                identity, began = row.id, row.began
+                attempt = self._attempt_of(launch, row)
             number = len(self._step)
             self._attempt.append(attempt.number)
             self._step.append(row.step)
             self._value.append(row.value)
             self._time.append(row.time)
             for name, value in row.metrics.items():
-                if name not in CURVE_COLUMNS:
-                    metric = self._metrics.get(name)
-                    if metric is None:
-                        metric = self._metrics[name] = _Metric()
+                metric = self._metrics.get(name)
+                if metric is not None:
                     metric.put(number, value)
+                elif name not in CURVE_COLUMNS:
+                    metric = self._metrics[name] = _Metric()
+                    metric.put(number, value)
+
+    def _attempt_of(self, launch: int, row: Point) -> _Attempt:
+        key = (row.id, launch, row.began)
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            individual = self._individuals.setdefault(row.id, len(self._individuals))
+            attempt = self._attempts[key] = _Attempt(
+                number=len(self._attempts),
+                individual=individual,
+                launch=launch,
+                began=row.began,
+                resumed=row.resumed,
+                first=row.step,
+            )
+        return attempt
 
     def __len__(self) -> int:
         """How many rows there are, also of what later attempts have replaced."""
@@ -156,18 +169,12 @@ class Curves:
         begun = numpy.full(len(self._individuals), math.inf)
         numpy.minimum.at(begun, individual, when)
         order = self._order(attempts)
-        table = pandas.DataFrame(
-            {
-                "row": numpy.arange(len(step)),
-                "individual": individual,
-                "begun": begun[individual],
-                "step": step,
-                "attempt": order[attempt],
-            }
-        )[step < self._limits(attempts)[attempt]]
+        rows = numpy.flatnonzero(step < self._limits(attempts)[attempt])
+        keys = (rows, order[attempt[rows]], step[rows], individual[rows], begun[individual[rows]])
+        rows = rows[numpy.lexsort(keys)]
         # Of a step that was reported twice the last report counts.
-        table = table.sort_values(["begun", "individual", "step", "attempt", "row"])
-        rows = table.drop_duplicates(["individual", "step"], keep="last")["row"].to_numpy()
+        again = (individual[rows][1:] == individual[rows][:-1]) & (step[rows][1:] == step[rows][:-1])
+        rows = rows[numpy.append(~again, True)] if len(rows) else rows
         names = numpy.array([*self._individuals, ""], dtype=object)
         columns = {
             "id": names[individual[rows]],

@@ -108,10 +108,11 @@ class Search:
         self._constraints = checked_constraints(constraints)
         self._population = Population(reference=reference_losses(checked.reference, self._objectives))
         self._front: Front[Evaluated] = Front()
-        if checked.traits.needs_checkpoints:
+        if checked.traits.needs_checkpoints or checked.inherit:
+            given_as = f'kind="{kind}"' if checked.traits.needs_checkpoints else "inherit=True"
             raise UsageError(
-                f'Search(kind="{kind}"): its individuals go on from checkpoints of others, which a search that only '
-                "asks for configurations does not have. Use hpo.Campaign, or another kind"
+                f"Search({given_as}): its individuals go on from checkpoints of others, which a search that only "
+                "asks for configurations does not have. Use hpo.Campaign, or leave it out"
             )
         if checked.traits.without_clock:
             checked = checked.model_copy(update={"kind": checked.traits.without_clock})

@@ -108,6 +108,9 @@ class Breeder:
         """The evaluation of a child of ``parents`` has begun. A proposal for which this is not called was not
         evaluated here."""
 
+    def begin_phase(self, phase: int) -> None:
+        """Another part of the space is open from now on (see ``hpo.search.phases``)."""
+
     def further_attempts(self, attempts: int) -> int:
         """How many proposals beyond the usual number may turn out to be known, after ``attempts`` that were, before
         random configurations are tried."""
@@ -145,6 +148,9 @@ class WrappingBreeder(Breeder):
 
     def evaluation_started(self, parents: Sequence[str]) -> None:
         self.breeder.evaluation_started(parents)
+
+    def begin_phase(self, phase: int) -> None:
+        self.breeder.begin_phase(phase)
 
     def further_attempts(self, attempts: int) -> int:
         return self.breeder.further_attempts(attempts)
@@ -202,7 +208,7 @@ class Candidate:
     """An individual on its way through this leader.
 
     ``resumed_at_step``: steps after which it had paused, and from which it goes on; 0 where it has not paused.
-    ``contested``: as of ``hpo.islands.assignment.Assignment``."""
+    ``contested``: as of ``hpo.islands.assignment.Assignment``; ``phase``: in which it was bred."""
 
     token: int
     id: str
@@ -221,3 +227,4 @@ class Candidate:
     inherits: str = ""
     reopened: int = 0
     contested: bool = False
+    phase: int = 0

@@ -221,8 +221,8 @@ class Trial:
 
     @property
     def parent_checkpoint(self) -> Path | None:
-        """With kind "pbt": the directory of the individual whose training this one continues, to be read only. None
-        where the training begins anew, or where that state is gone.
+        """With kind "pbt", ``inherit`` or phases: the directory of the individual whose training this one continues, to
+        be read only. None where the training begins anew, or where that state is gone.
         """
         return Path(self._parent) if self._parent else None
 

@@ -12,16 +12,11 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpo.errors import HpoError
 from hpo.evaluation import cuda
-from hpo.evaluation.announcement import Announcement, Words
 from hpo.evaluation.conversation import (
     Broken,
     Evaluate,
@@ -36,12 +31,13 @@ from hpo.evaluation.conversation import (
     Warned,
 )
 from hpo.evaluation.cuda import OwnDevice
-from hpo.evaluation.devices import evaluator_device, select_for_group
+from hpo.evaluation.devices import evaluator_device
 from hpo.evaluation.environment import widen_affinity
-from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.evaluation.process.control_socket import ControlSocket
 from hpo.evaluation.process.global_seeds import Seeder
 from hpo.evaluation.process.output_capture import OutputCapture
+from hpo.evaluation.process.task_groups import TaskGroups
+from hpo.evaluation.process.worker_group import CHECKPOINT, REPORT, WorkerGroup
 from hpo.evaluation.recording import Recording
 from hpo.individual import FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
@@ -49,161 +45,11 @@ from hpo.task.outcome import Outcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, not_begun
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import ProcessGroup, Store
-
 _HELLO_S = 60.0
-_COLLECTIVE_S = 1_800.0
-"""torch's own time-out for gloo. A longer time-out of the evaluation replaces it."""
-_AGREEMENT_S = 86_400.0
-"""One rank may validate for hours while the others wait for it in ``report``."""
 _DUMP_LEAD_S = 0.2
 """Stacks are written this long before the time-out."""
 
-_BEGIN, _REPORT, _CHECKPOINT = range(3)
 _VERDICTS: tuple[Verdict, ...] = (GO, STOP, PAUSE)
-_CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoint")
-
-
-class Group:
-    """The torch.distributed group of a worker of several ranks, and what these agree on."""
-
-    def __init__(self, hello: Hello, device: OwnDevice) -> None:
-        self._rank = hello.worker_rank
-        self._size = hello.size
-        self._store: Store | None = None
-        self._control: ProcessGroup | None = None
-        self._connections: dict[int, int] = {}
-        self._port = -1
-        self.address: tuple[str, int] | None = None
-        self.announcement = Announcement(self._rank, self.send)
-        own = own_address(hello.hosts, self._rank, hello.interface)
-        self._name_interfaces(own, hello)
-        os.environ.update(
-            RANK=str(self._rank),
-            WORLD_SIZE=str(self._size),
-            LOCAL_RANK=str(hello.local_rank),
-            LOCAL_WORLD_SIZE=str(hello.local_size),
-        )
-
-        # It holds the default group as default arguments. Imported when there is one already, by the first
-        # optimizer through torch._dynamo, it would keep that group alive for good, threads and all.
-        import_module("torch.distributed.nn.functional")
-        self.gpu = select_for_group(device, os.environ)
-        if self._rank == 0:
-            self.address = self._listen(own)
-
-    @staticmethod
-    def _name_interfaces(own: str, hello: Hello) -> None:
-        """Tell gloo and NCCL the interface; between hosts the user's environment comes first."""
-        on_one_host = len(set(hello.hosts)) == 1
-        name = interface_of(own) if on_one_host else hello.interface or interface_of(own)
-        # NCCL takes a bare name for the beginning of one: eth1 would be eth10 as well.
-        for variable, sign in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):
-            if name is not None and (on_one_host or variable not in os.environ):
-                os.environ[variable] = f"{sign}{name}"
-
-    def _listen(self, own: str) -> tuple[str, int]:
-        from torch._C._distributed_c10d import (
-            TCPStore,
-        )  # torch.distributed exports it, but not to type checkers
-
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.bind((own, 0))
-        listener.listen(self._size)
-        port = listener.getsockname()[1]
-        # The store takes the socket over. Given a port alone it would listen on all interfaces.
-        self._store = TCPStore(
-            own, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        return own, port
-
-    def join(self, order: FormGroup) -> None:
-        """Form a new group. Collective."""
-        import torch.distributed as dist
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
-
-        self.leave()
-        start = timedelta(seconds=order.start_timeout_s)
-        if order.address is None:
-            raise RuntimeError("worker rank 0 of several has named no address of its store")
-        host, port = order.address
-        self._port = port
-        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
-        if self._store is None:
-            self._store = TCPStore(host, port, None, False, start)
-        self._store.set_timeout(start)
-        before = open_sockets()
-        limit = order.timeout_s or 0.0
-        dist.init_process_group(
-            order.backend,
-            store=PrefixStore(f"hpo/{order.generation}", self._store),
-            rank=self._rank,
-            world_size=self._size,
-            timeout=timedelta(seconds=max(_COLLECTIVE_S, limit)),
-        )
-        # A group of its own: what the ranks agree on must not meet what a task has under way in the other.
-        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=max(_AGREEMENT_S, limit)))
-        self._connections = {
-            number: inode for number, inode in open_sockets().items() if before.get(number) != inode
-        }
-
-    def leave(self) -> None:
-        """Leave the group, so that ranks which wait for this one in a collective get an error at once."""
-        import torch.distributed as dist
-
-        # A model wrapped for data parallelism keeps the group, and with it the connections, alive beyond
-        # destroy_process_group; so they are closed by hand.
-        present = open_sockets()
-        for number, inode in self._connections.items():
-            if present.get(number) == inode:
-                shut_connection(number, keep_port=self._port)
-        self._connections = {}
-        self._control = None
-        self.announcement = Announcement(self._rank, self.send)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    @property
-    def whole(self) -> bool:
-        """False when the task has destroyed the group."""
-        import torch.distributed as dist
-
-        return self._control is not None and dist.is_initialized()
-
-    def begin(self, turn: int) -> None:
-        """All ranks begin the evaluation of this turn. Collective."""
-        # One that the last evaluation left under way would meet the messages of this one.
-        self.announcement.finish()
-        self.announcement = Announcement(self._rank, self.send)
-        self.agree(turn, _BEGIN, 0)
-
-    def agree(self, turn: int, call: int, answer: int) -> int:
-        """What worker rank 0 says. Collective; RuntimeError where the ranks make different calls."""
-        their_turn, theirs, agreed = self.send((turn, call, answer))()
-        if (their_turn, theirs) != (turn, call):
-            said = _CALLS[theirs] if their_turn == turn and 0 <= theirs < len(_CALLS) else "another step"
-            raise RuntimeError(
-                f"worker rank {self._rank} is in {_CALLS[call]}, but rank 0 in {said}: all ranks of a worker must make "
-                "these calls, in the same order."
-            )
-        return agreed
-
-    def send(self, words: Words) -> Callable[[], Words]:
-        """Begin to send worker rank 0's words to the others; what is returned waits for them. Collective."""
-        import torch
-        import torch.distributed as dist
-
-        # Of one length, whatever they are about: a call that meets another kind is found out.
-        sent = torch.tensor(words, dtype=torch.int64)
-        work = dist.broadcast(sent, 0, group=self._control, async_op=True)
-
-        def received() -> Words:
-            work.wait()
-            first, second, third = sent.tolist()
-            return first, second, third
-
-        return received
 
 
 class EvaluatorLink:
@@ -211,7 +57,9 @@ class EvaluatorLink:
 
     comm: object | None = None
 
-    def __init__(self, channel: ControlSocket, group: Group | None, rank: int, device: OwnDevice) -> None:
+    def __init__(
+        self, channel: ControlSocket, group: WorkerGroup | None, rank: int, device: OwnDevice
+    ) -> None:
         self._channel = channel
         self._group = group
         self._rank = rank
@@ -242,14 +90,14 @@ class EvaluatorLink:
         if self._rank == 0:
             verdict = self._channel.ask(self._turn, step, value, last_step=last_step, saves=self._saves)
         if self._group is not None:
-            verdict = _VERDICTS[self._group.agree(self._turn, _REPORT, _VERDICTS.index(verdict))]
+            verdict = _VERDICTS[self._group.agree(self._turn, REPORT, _VERDICTS.index(verdict))]
         self._pause = verdict == PAUSE
         return verdict == STOP
 
     def should_checkpoint(self) -> bool:
         self._saves = True
         asked = self._pause or self._channel.checkpoint_turn == self._turn
-        return asked if self._group is None else bool(self._group.agree(self._turn, _CHECKPOINT, asked))
+        return asked if self._group is None else bool(self._group.agree(self._turn, CHECKPOINT, asked))
 
     def should_checkpoint_soon(self) -> bool:
         self._saves = True
@@ -272,7 +120,9 @@ class Evaluator:
         self._seeder = Seeder()
         self._device = evaluator_device(os.environ, hello.device, self._label)
         self._recording = Recording(hello.curve, self._device.index)
-        self._group = Group(hello, self._device) if self._size > 1 else None
+        # Before torch is imported, here or by the task.
+        self._task_groups = TaskGroups()
+        self._group = WorkerGroup(hello, self._device, self._task_groups) if self._size > 1 else None
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
         self._task = hello.source.load()
         self._objectives = tuple(self._task.objectives)
@@ -342,6 +192,8 @@ class Evaluator:
         # that failed is not waited for: its kernels may wait for ranks that never come.
         failed = outcome.status == FAILED and not outcome.storage
         poisoned = cuda.used() and (failed or not cuda.healthy())
+        # Of a worker that failed all groups are left, when the first failure is known.
+        poisoned = poisoned or ((self._size == 1 or not failed) and not self._task_groups.tidy())
         self._channel.send(
             EvaluationOver(
                 turn=order.turn,
@@ -386,6 +238,7 @@ class Evaluator:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
         if self._group is not None:
             self._group.begin(self._turn)
+        self._task_groups.begin(self._turn)
         self._seeder.seed(trial.seed)
         return self._task.evaluate(trial)
 

@@ -83,6 +83,11 @@ class Budget:
         return self._unseen.exhausted
 
     @property
+    def granted(self) -> int:
+        """How many individuals have been given out, those of earlier launches included."""
+        return self._evaluations - self.remaining - len(self.assignments)
+
+    @property
     def open(self) -> bool:
         """Whether something bred can be admitted."""
         return self.remaining > 0 and not self.exhausted

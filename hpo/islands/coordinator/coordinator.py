@@ -64,14 +64,15 @@ from hpo.islands.messages import (
     encode,
 )
 from hpo.islands.transport import Transport
+from hpo.search.phases import Phases
 
 
 class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the launch.
 
-    ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations;
-    ``configurations``: as of ``UnseenConfigurations``; ``deadline``, ``grace_s``, ``checkpoints`` and
-    ``must_end``: as of ``Ending``; ``commands``: what people ask for meanwhile;
+    ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations; ``phases``:
+    open parts of the space in turn; ``configurations``: as of ``UnseenConfigurations``; ``deadline``, ``grace_s``,
+    ``checkpoints`` and ``must_end``: as of ``Ending``; ``commands``: what people ask for meanwhile;
     ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what workers wait
     for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
@@ -93,6 +94,7 @@ class Coordinator:
         assignments: Iterable[Assignment] = (),
         tally: Tally | None = None,
         duplicates: bool,
+        phases: Phases | None = None,
         configurations: Callable[[], Configurations] | None = None,
         grace_s: float,
         commands: Commands | None = None,
@@ -134,6 +136,8 @@ class Coordinator:
             duplicates=duplicates,
             configurations=configurations,
         )
+        self._phases = phases or Phases()
+        self._phase = self._phases.at(self._budget.granted)
         self._grants = Grants(registry.places)
         self._ending = Ending(
             began=transport.now(),
@@ -206,11 +210,15 @@ class Coordinator:
             if not budget.available or self._too_late(leader):
                 self._grants.defer(leader, want)
                 continue
+            phase = self._current_phase()
             if budget.assignments:
                 item = budget.assignments.popleft()
+            elif want.phase != phase:
+                refused.append(want.token)
+                continue
             elif budget.admit(want.key):
                 item = want.key
-            elif claim.stuck:
+            elif claim.stuck and not self._phases.skip(phase):
                 item = budget.admit_unseen()
             if item is None:
                 if budget.exhausted:
@@ -224,9 +232,18 @@ class Coordinator:
             else:
                 accepted.append(want.token)
         if accepted or refused or assigned:
-            self._send(leader, Grant(accepted, refused, assigned))
+            self._send(leader, Grant(accepted, refused, assigned, self._current_phase()))
         self._recall()
         self._maybe_end()
+
+    def _current_phase(self) -> int:
+        granted = self._budget.granted
+        phase = self._phases.at(granted)
+        if phase > self._phase:
+            name = "the whole space" if phase == self._phases.count else f"phase {phase + 1}"
+            self.remarks.append(f"{name} is open after {granted} individuals")
+        self._phase = phase
+        return phase
 
     def _take_results(self, leader: int, message: Results) -> None:
         self._deaths.results_arrived(leader, len(message.results))

@@ -69,6 +69,7 @@ class Claims:
         self._claimed: dict[int, tuple[Candidate, float]] = {}
         self._promotion: int | None = None
         self._breeding_s = 0.0
+        self._phase = 0
         self.queue: deque[Candidate] = deque()
         self.times = EvaluationTimes()
 
@@ -137,17 +138,24 @@ class Claims:
             operator="",
             home=(self._place.island, self._place.worker),
         )
-        self._proposals.fill(candidate, self._population)
+        self._fill(candidate)
         return candidate
+
+    def _fill(self, candidate: Candidate) -> None:
+        candidate.phase = self._phase
+        self._proposals.fill(candidate, self._population)
 
     def _claim(self, candidates: list[Candidate], now: float) -> None:
         self._claimed.update((candidate.token, (candidate, now)) for candidate in candidates)
         stuck = any(candidate.attempts >= STUCK for candidate in candidates)
-        self._send(Claim([Want(one.token, one.key) for one in candidates], stuck))
+        self._send(Claim([Want(one.token, one.key, phase=one.phase) for one in candidates], stuck))
 
     def take(self, grant: Grant) -> None:
         """The coordinator has answered."""
         now = self._now()
+        if grant.phase != self._phase:
+            self._phase = grant.phase
+            self._breeder.begin_phase(grant.phase)
         for token in grant.accepted:
             if token in self._claimed:
                 candidate, claimed_at = self._claimed.pop(token)
@@ -159,11 +167,14 @@ class Claims:
                 else:
                     self.queue.append(candidate)
         again: list[Candidate] = []
-        for token in grant.duplicates:
+        for token in grant.refused:
             if token in self._claimed:
                 candidate, _ = self._claimed.pop(token)
-                self._proposals.known.add(candidate.key)
-                self._proposals.fill(candidate, self._population)
+                if candidate.phase == self._phase:
+                    self._proposals.known.add(candidate.key)
+                else:  # how hard it was to find in another part of the space does not count
+                    candidate.attempts = 0
+                self._fill(candidate)
                 again.append(candidate)
         if again:
             self._claim(again, now)

@@ -207,9 +207,9 @@ class Leader:
             if member.id in owned and member.status == PRUNED:
                 paused = self._claims.paused_before(member)
                 self._early_stopping.rest(paused, member.progress[0] if member.progress else 0)
-            elif member.id in owned and self._breeder.checkpoints_for_others:
-                self._breeder.learn(member)
             elif member.id in owned:
+                if self._breeder.checkpoints_for_others:
+                    self._breeder.learn(member)
                 self._migration.own(member)
         self.started = True
         self._claims.request(running=False)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from hpo.individual import COMPLETED, PRUNED, Individual
 from hpo.results.figures import theme
 from hpo.results.figures.axes import Scale, scale
+from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
 Along = Callable[[Source, Sequence[Individual]], NDArray[Any]]
@@ -33,7 +33,7 @@ def draw(
     launches: Callable[[Source], Sequence[float]],
     title: str,
     axis: str,
-) -> go.Figure:
+) -> Plot:
     """One row an objective; where evaluations ended without a result, a strip below. ``launches``: where the second and
     later ones began.
 
@@ -91,7 +91,7 @@ def draw(
         shapes=shapes,
         **layout,
     )
-    return go.Figure({"data": traces, "layout": figure})
+    return {"data": traces, "layout": figure}
 
 
 def _scale(sources: Sequence[Source], objective: str) -> Scale:

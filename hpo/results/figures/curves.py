@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from hpo.individual import COMPLETED, PRUNED, RUNNING
 from hpo.results.figures import theme
 from hpo.results.figures.axes import Scale, scale
+from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _MOST_STEPS = 150
 _MOST_RUNGS = 12
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """Of one campaign; NotDrawn where nothing was reported."""
     (source,) = sources
     table = source.curves
@@ -77,19 +77,17 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     seen = scale(numpy.concatenate(shown), way)
     count = sum(len(set(trace["customdata"]) - {""}) for trace in traces)
     title = "Learning curves" if count >= len(ids) else f"Learning curves, {count} of {len(ids)}"
-    return go.Figure(
-        {
-            "data": traces,
-            "layout": theme.layout(
-                title,
-                height=420,
-                xaxis={"title": "step", "rangemode": "tozero"},
-                yaxis={**seen.axis(), "title": theme.label(objective)},
-                shapes=_rungs(source),
-                annotations=_note(seen, way),
-            ),
-        }
-    )
+    return {
+        "data": traces,
+        "layout": theme.layout(
+            title,
+            height=420,
+            xaxis={"title": "step", "rangemode": "tozero"},
+            yaxis={**seen.axis(), "title": theme.label(objective)},
+            shapes=_rungs(source),
+            annotations=_note(seen, way),
+        ),
+    }
 
 
 def _rows(table: pandas.DataFrame) -> dict[str, slice]:

@@ -11,12 +11,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import plotly.graph_objects as go
-
 from hpo.results.ancestry import Ancestor, Family, changes, family
 from hpo.results.figures import theme
 from hpo.results.figures.labels import configuration, plain, shortened
 from hpo.results.figures.ordering import important
+from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.value_range import ValueRange, value_range
 from hpo.terminal import one_line
@@ -32,7 +31,7 @@ _MOST_LETTERS = 24
 _BEND = [place / 24 for place in range(25)]
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """The latest nine generations of the line of nearest parents, with each one's other parents."""
     source = sources[0]
     if source.best is None:
@@ -74,16 +73,20 @@ class _Drawing:
         value = self.source.value(one)
         return self.extent.worst if value is None else self.extent.inside(value)
 
-    def figure(self) -> go.Figure:
-        figure = go.Figure()
-        for line in (False, True):
-            figure.add_trace(self._edges(direct=line))
+    def figure(self) -> Plot:
+        traces = [self._edges(direct=line) for line in (False, True)]
         islands = sorted({one.individual.island for one in self.tree.members})
         for island in islands:
             colour = theme.SERIES[island % len(theme.SERIES)] if island >= 0 else theme.GREY
-            figure.add_trace(self._nodes(island, colour))
-        figure.update_layout(
-            theme.layout(
+            traces.append(self._nodes(island, colour))
+        notes = []
+        if self.tree.generations > _GENERATIONS:
+            text = f"{self.tree.generations - _GENERATIONS} earlier generations"
+            place = {"x": 0, "xanchor": "left", "yanchor": "top"}
+            notes.append({**theme.note(text), **place})
+        return {
+            "data": traces,
+            "layout": theme.layout(
                 "Family of the best",
                 height=130 + _ROW * len(self.rows),
                 xaxis={
@@ -100,17 +103,11 @@ class _Drawing:
                     "ticktext": [self._row(one) for one in self.tree.members],
                     "tickfont": {"color": theme.INK, "size": 12},
                 },
-            )
-        )
-        if self.tree.generations > _GENERATIONS:
-            figure.add_annotation(
-                text=f"{self.tree.generations - _GENERATIONS} earlier generations",
-                xref="paper", yref="paper", x=0, y=1, xanchor="left", yanchor="top", showarrow=False,
-                font={"color": theme.MUTED, "size": 12},
-            )  # fmt: skip
-        return figure
+                annotations=notes,
+            ),
+        }
 
-    def _edges(self, *, direct: bool) -> go.Scatter:
+    def _edges(self, *, direct: bool) -> Plot:
         """Curves that leave a parent and arrive at a child straight down."""
         x: list[float | None] = []
         y: list[float | None] = []
@@ -124,33 +121,35 @@ class _Drawing:
                 y += [top + (bottom - top) * t for t in _BEND]
                 x.append(None)
                 y.append(None)
-        return go.Scatter(
-            x=x,
-            y=y,
-            mode="lines",
-            line={"color": theme.MUTED if direct else theme.GREY, "width": 3 if direct else 1.2},
-            hoverinfo="skip",
-            showlegend=False,
-        )
+        return {
+            "type": "scatter",
+            "x": x,
+            "y": y,
+            "mode": "lines",
+            "line": {"color": theme.MUTED if direct else theme.GREY, "width": 3 if direct else 1.2},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
 
-    def _nodes(self, island: int, colour: str) -> go.Scatter:
+    def _nodes(self, island: int, colour: str) -> Plot:
         here = [one for one in self.tree.members if one.individual.island == island]
-        return go.Scatter(
-            x=[self.at(one.individual.id) for one in here],
-            y=[self.rows[one.individual.id] for one in here],
-            mode="markers",
-            name="known before" if island < 0 else f"island {island}",
-            marker={
+        return {
+            "type": "scatter",
+            "x": [self.at(one.individual.id) for one in here],
+            "y": [self.rows[one.individual.id] for one in here],
+            "mode": "markers",
+            "name": "known before" if island < 0 else f"island {island}",
+            "marker": {
                 "color": colour,
                 "size": [20 if one is self.tree.last else 13 if one.direct else 9 for one in here],
                 "symbol": [self._symbol(one) for one in here],
                 "line": {"width": 2, "color": theme.PAPER},
                 "opacity": 1,
             },
-            text=[self._box(one.individual) for one in here],
-            customdata=[one.individual.id for one in here],
-            hovertemplate="%{text}<extra></extra>",
-        )
+            "text": [self._box(one.individual) for one in here],
+            "customdata": [one.individual.id for one in here],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
 
     def _symbol(self, one: Ancestor) -> str:
         if one is self.tree.last:

@@ -29,11 +29,11 @@ def write(sources: Sequence[Source], folder: Path) -> list[str]:
             for place, group in enumerate([sources] if together else [[one] for one in sources], start=1):
                 name = entry.name if place == 1 else f"{entry.name}-{place}"
                 try:
-                    figure = entry.draw(group)
+                    plot = entry.plot(group)
                 except NotDrawn as reason:
                     left_out.append(f"{name}: left out, {reason}")
                     continue
-                for suffix, data in rendered(figure, FORMATS).items():
+                for suffix, data in rendered(plot, FORMATS).items():
                     _replace(folder / f"{name}.{suffix}", data)
                     written += 1
     except OSError as error:

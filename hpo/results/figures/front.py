@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from hpo.results import pareto
 from hpo.results.figures import theme
 from hpo.results.figures.labels import configuration
+from hpo.results.figures.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source, thinned
-from hpo.results.figures.subplots import placed
 from hpo.results.figures.value_range import ValueRange, value_range
 
 if TYPE_CHECKING:
@@ -42,7 +39,7 @@ _MOST_BOXES = 1000
 """Of more marks, the boxes beside the pointer have no configuration."""
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """Of two objectives a plane, of three or four (of more the first four) a panel for each pair."""
     directions = dict(list(sources[0].objectives.items())[:_MOST_OBJECTIVES])
     if len(directions) < 2:
@@ -57,36 +54,23 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     extents = {name: _extent(campaigns, name, direction) for name, direction in directions.items()}
     names = list(directions)
     size = len(names) - 1
-    figure = make_subplots(
-        rows=size, cols=size, shared_xaxes=True, shared_yaxes=True,
-        horizontal_spacing=0.03, vertical_spacing=0.04,
-        specs=[[{} if column <= row else None for column in range(size)] for row in range(size)],
-    )  # fmt: skip
+    panels = Panels([1] * size, size, between=(0.04, 0.03))
     axes: dict[str, dict[str, Any]] = {}
+    reference = sources[0].record.reference
     for x, y in combinations(range(len(names)), 2):
-        row, column = y, x + 1
+        panel = panels.panel(y - 1, x)
         for campaign in campaigns:
             for trace in _traces(campaign, names[x], names[y], directions, extents, joined=size == 1):
-                trace.showlegend = bool(trace.showlegend) and (row, column) == (1, 1)
-                figure.add_trace(trace, row=row, col=column)
-        reference = sources[0].record.reference
+                panels.add(panel, **{**trace, "showlegend": trace["showlegend"] and not panel})
         if reference:
-            _reference(figure, reference, extents, names[x], names[y], row, column)
-        panel = figure.get_subplot(row, column)
-        axes[panel.xaxis.plotly_name] = _axis(
-            names[x], directions[names[x]], extents[names[x]], titled=row == size
-        )
-        axes[panel.yaxis.plotly_name] = _axis(
-            names[y], directions[names[y]], extents[names[y]], titled=column == 1
-        )
-    figure.update_layout(
-        theme.layout(
-            "Pareto front" if size == 1 else f"Pareto front of {len(names)} objectives",
-            height=theme.HEIGHT + 60 if size == 1 else 130 + size * _PANEL,
-            **placed(figure, axes),
-        )
+            panels.add(panel, **_reference(reference, extents, names[x], names[y]), showlegend=not panel)
+        axes[f"xaxis{panel}"] = _axis(names[x], directions[names[x]], extents[names[x]], titled=y == size)
+        axes[f"yaxis{panel}"] = _axis(names[y], directions[names[y]], extents[names[y]], titled=x == 0)
+    return panels.plot(
+        "Pareto front" if size == 1 else f"Pareto front of {len(names)} objectives",
+        axes,
+        height=theme.HEIGHT + 60 if size == 1 else 130 + size * _PANEL,
     )
-    return figure
 
 
 def _campaign(source: Source, colour: str, title: str) -> _Campaign:
@@ -121,24 +105,26 @@ def _traces(
     extents: Mapping[str, ValueRange],
     *,
     joined: bool,
-) -> list[go.Scatter]:
+) -> list[Plot]:
     """``joined``: a line of steps along the front, which bounds what it dominates; of two objectives only."""
     several = bool(campaign.title)
     keep = thinned(len(campaign.points), theme.MOST_POINTS)
     points = [campaign.points[place] for place in keep]
 
-    def scatter(ones: Sequence[Individual], name: str, marker: dict[str, Any], **more: Any) -> go.Scatter:
-        return go.Scatter(
-            x=[extents[x].inside((one.objectives or {})[x]) for one in ones],
-            y=[extents[y].inside((one.objectives or {})[y]) for one in ones],
-            name=name,
-            legendgroup=name,
-            marker=marker,
-            text=[_box(one, directions, whole=len(ones) < _MOST_BOXES) for one in ones],
-            customdata=[one.id for one in ones],
-            hovertemplate="%{text}<extra></extra>",
-            **{"mode": "markers", **more},
-        )
+    def scatter(ones: Sequence[Individual], name: str, marker: dict[str, Any], **more: Any) -> Plot:
+        return {
+            "type": "scatter",
+            "x": [extents[x].inside((one.objectives or {})[x]) for one in ones],
+            "y": [extents[y].inside((one.objectives or {})[y]) for one in ones],
+            "name": name,
+            "legendgroup": name,
+            "marker": marker,
+            "text": [_box(one, directions, whole=len(ones) < _MOST_BOXES) for one in ones],
+            "customdata": [one.id for one in ones],
+            "hovertemplate": "%{text}<extra></extra>",
+            "mode": "markers",
+            **more,
+        }
 
     colour = campaign.colour
     found = [
@@ -168,26 +154,16 @@ def _traces(
     return found
 
 
-def _reference(
-    figure: go.Figure,
-    reference: Mapping[str, float],
-    extents: Mapping[str, ValueRange],
-    x: str,
-    y: str,
-    row: int,
-    column: int,
-) -> None:
-    figure.add_scatter(
-        x=[extents[x].inside(reference[x])],
-        y=[extents[y].inside(reference[y])],
-        mode="markers",
-        marker={"symbol": "x-thin", "size": 12, "line": {"color": theme.INK, "width": 2}},
-        name="reference",
-        showlegend=(row, column) == (1, 1),
-        hovertemplate=f"reference: {theme.number(reference[x])}, {theme.number(reference[y])}<extra></extra>",
-        row=row,
-        col=column,
-    )
+def _reference(reference: Mapping[str, float], extents: Mapping[str, ValueRange], x: str, y: str) -> Plot:
+    return {
+        "type": "scatter",
+        "x": [extents[x].inside(reference[x])],
+        "y": [extents[y].inside(reference[y])],
+        "mode": "markers",
+        "marker": {"symbol": "x-thin", "size": 12, "line": {"color": theme.INK, "width": 2}},
+        "name": "reference",
+        "hovertemplate": f"reference: {theme.number(reference[x])}, {theme.number(reference[y])}<extra></extra>",
+    }
 
 
 def _axis(name: str, direction: str, extent: ValueRange, *, titled: bool) -> dict[str, Any]:
@@ -198,6 +174,7 @@ def _axis(name: str, direction: str, extent: ValueRange, *, titled: bool) -> dic
         "range": extent.limits(),
         "nticks": 6,
         "showgrid": True,
+        "showticklabels": titled,
     }
 
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from hpo.results.figures import best_so_far
+from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import Source
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from hpo.individual import Individual
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """Of one campaign or several, overlaid; NotDrawn where nothing has completed."""
     return best_so_far.draw(
         sources,

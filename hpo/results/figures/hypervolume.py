@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import plotly.graph_objects as go
+from typing import Any
 
 from hpo.results import pareto
 from hpo.results.figures import theme
+from hpo.results.figures.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """Of several campaigns up to one reference point, as only such volumes are comparable: the first one's, else the
     worst of each objective in all of them."""
     objectives = sources[0].objectives
@@ -24,7 +24,8 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     found = [(source, pareto.hypervolume(source.record, reference or None)) for source in alike]
     if not any(volume.last > 0 for _, volume in found):
         raise NotDrawn("no evaluation is better than the reference point in every objective")
-    figure = go.Figure()
+    panels = Panels([1.0])
+    panel = panels.panel(0)
     for (source, volume), colour in zip(found, theme.SERIES * len(found)):
         values = volume.values
         if not values:
@@ -32,7 +33,9 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         steps = [place for place in range(len(values)) if not place or values[place] != values[place - 1]]
         chosen = [steps[place] for place in thinned(len(steps), theme.MOST_POINTS // 2)]
         chosen.append(len(values) - 1)
-        figure.add_scatter(
+        panels.add(
+            panel,
+            type="scatter",
             x=[volume.evaluations[place] for place in chosen],
             y=[volume.values[place] for place in chosen],
             mode="lines",
@@ -42,15 +45,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             hovertemplate="%{y:.5g} after %{x} evaluations<extra></extra>",
         )
     at = found[0][1].reference
-    figure.update_layout(
-        theme.layout(
-            "Hypervolume",
-            height=theme.HEIGHT + 60,
-            xaxis={"title": "evaluations", "rangemode": "tozero"},
-            yaxis={"title": "hypervolume", "rangemode": "tozero", "nticks": 6},
-        )
-    )
-    figure.add_annotation(
+    panels.note(
         text="<br>".join(
             [
                 "up to the worst of each:" if _guessed(sources) else "up to:",
@@ -58,10 +53,14 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             ]
         ),
         align="right",
-        xref="paper", yref="paper", x=1, y=0.03, xanchor="right", yanchor="bottom", showarrow=False,
+        xref="paper", yref="paper", x=1, y=0.03, xanchor="right", yanchor="bottom",
         font={"color": theme.MUTED, "size": 12},
     )  # fmt: skip
-    return figure
+    axes: dict[str, dict[str, Any]] = {
+        "xaxis": {"title": "evaluations", "rangemode": "tozero"},
+        "yaxis": {"title": "hypervolume", "rangemode": "tozero", "nticks": 6},
+    }
+    return panels.plot("Hypervolume", axes, height=theme.HEIGHT + 60)
 
 
 def _guessed(sources: Sequence[Source]) -> bool:

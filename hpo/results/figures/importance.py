@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from hpo.results.figures import theme
 from hpo.results.figures.labels import shortened
+from hpo.results.figures.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.importance import Importance
 from hpo.terminal import one_line
@@ -17,7 +16,7 @@ _ROW, _BAR = 12, 13
 """Pixels of a row without its bars, and of each bar."""
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """The fifteen most important; of one campaign by objective, of several by campaign for the first of each."""
     groups = _groups(sources)
     totals: dict[str, float] = {}
@@ -27,11 +26,17 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     names = sorted(totals, key=lambda name: -totals[name])
     shown = names[:_MOST]
     several = len(groups) > 1
-    figure = go.Figure()
+    panels = Panels([1.0])
+    panel = panels.panel(0)
     for (title, found), colour in zip(groups, theme.SERIES * len(groups)):
         shares = [found.shares.get(name) for name in shown]
-        bar = {"orientation": "h", "y": [theme.label(shortened(one_line(name), 24)) for name in shown]}
-        figure.add_bar(
+        bar = {
+            "type": "bar",
+            "orientation": "h",
+            "y": [theme.label(shortened(one_line(name), 24)) for name in shown],
+        }
+        panels.add(
+            panel,
             **bar,
             name=title if several else "with interactions",
             x=[one.total if one else None for one in shares],
@@ -48,34 +53,26 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         )
         if not several:
             alone = [one.alone if one else None for one in shares]
-            figure.add_bar(
-                **bar, name="alone", x=alone, marker={"color": colour}, width=0.32, hoverinfo="skip"
+            panels.add(
+                panel, **bar, name="alone", x=alone, marker={"color": colour}, width=0.32, hoverinfo="skip"
             )
     explained = ", ".join(f"{max(0.0, found.explained):.0%}" for _, found in groups)
-    figure.update_layout(
-        theme.layout(
-            "Importance of parameters",
-            height=150 + len(shown) * (_ROW + _BAR * len(groups)),
-            barmode="group" if several else "overlay",
-            xaxis={
-                "title": "share of the variance",
-                "rangemode": "tozero",
-                "tickformat": ".0%",
-                "showgrid": True,
-            },
-            yaxis={"autorange": "reversed", "showgrid": False},
-        )
-    )
     notes = [f"a forest explains {explained}"]
     if len(names) > len(shown):
         notes.append(f"{len(names) - len(shown)} more have at most {totals[names[_MOST]]:.0%}")
-    figure.add_annotation(
+    panels.note(
         text="<br>".join(notes),
         align="right",
-        xref="paper", yref="paper", x=1, y=0.02, xanchor="right", yanchor="bottom", showarrow=False,
+        xref="paper", yref="paper", x=1, y=0.02, xanchor="right", yanchor="bottom",
         font={"color": theme.MUTED, "size": 12},
     )  # fmt: skip
-    return figure
+    across = {"title": "share of the variance", "rangemode": "tozero", "tickformat": ".0%", "showgrid": True}
+    return panels.plot(
+        "Importance of parameters",
+        {"xaxis": across, "yaxis": {"autorange": "reversed", "showgrid": False}},
+        height=150 + len(shown) * (_ROW + _BAR * len(groups)),
+        barmode="group" if several else "overlay",
+    )
 
 
 def _groups(sources: Sequence[Source]) -> list[tuple[str, Importance]]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from hpo.results.figures import theme
+from hpo.results.figures.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.subplots import headed, placed
 from hpo.results.figures.value_range import value_range
 from hpo.results.island_success import SHARE, Success, migrations, success
 
@@ -22,7 +19,7 @@ _ENOUGH = 5
 """Evaluations below which a rate says nothing, and has no colour."""
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """With a single island its operators alone."""
     source = sources[0]
     found = success(source.record)
@@ -34,27 +31,17 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     several = len(islands) > 1
     lower = _ROW * max(len(operators), len(islands) if moves else 0, 2)
     heights = [_TOP, lower]
-    figure = make_subplots(
-        rows=2,
-        cols=2,
-        specs=[[{"colspan": 2}, None], [{}, {}]]
-        if several
-        else [[{"colspan": 2}, None], [{"colspan": 2}, None]],
-        row_heights=heights,
-        vertical_spacing=100 / (sum(heights) + 100),
-        horizontal_spacing=0.16,
-    )
-    axes = _lines(figure, source, islands)
-    axes |= _operators(figure, found, operators, islands)
+    panels = Panels(heights, 2, between=(100 / (sum(heights) + 100), 0.16))
+    axes = _lines(panels, source, islands)
+    axes |= _operators(panels, found, operators, islands, wide=not several)
     if several:
-        axes |= _moves(figure, moves, islands)
-    figure.update_layout(theme.layout("Islands", height=sum(heights) + 100 + 130, **placed(figure, axes)))
-    return figure
+        axes |= _moves(panels, moves, islands)
+    return panels.plot("Islands", axes, height=sum(heights) + 100 + 130)
 
 
-def _lines(figure: go.Figure, source: Source, islands: Sequence[int]) -> dict[str, dict[str, Any]]:
+def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, dict[str, Any]]:
     """The best of each island so far, over the evaluations of the campaign; what migrated counts where it was bred."""
-    sign = source.sign()
+    panel, sign = panels.panel(0, to=1), source.sign()
     values = [value for one in source.completed if (value := source.value(one)) is not None]
     starts = []
     for place, island in enumerate(islands):
@@ -70,7 +57,9 @@ def _lines(figure: go.Figure, source: Source, islands: Sequence[int]) -> dict[st
         starts.append(y[min(len(y) - 1, 2)])
         x.append(len(source.ended))
         y.append(y[-1])
-        figure.add_scatter(
+        panels.add(
+            panel,
+            type="scatter",
             x=x,
             y=y,
             mode="lines",
@@ -82,8 +71,6 @@ def _lines(figure: go.Figure, source: Source, islands: Sequence[int]) -> dict[st
                 "dash": "solid" if place < len(theme.SERIES) else "dot",
             },
             hovertemplate=f"island {island}: %{{y:.5g}} after %{{x}}<extra></extra>",
-            row=1,
-            col=1,
         )
     best = sign * min(sign * one for one in values)
     extent = value_range([*starts, best], source.objectives[source.objective])
@@ -95,12 +82,15 @@ def _lines(figure: go.Figure, source: Source, islands: Sequence[int]) -> dict[st
 
 
 def _operators(
-    figure: go.Figure,
+    panels: Panels,
     found: Mapping[tuple[str, int], Success],
     operators: Sequence[str],
     islands: Sequence[int],
+    *,
+    wide: bool,
 ) -> dict[str, dict[str, Any]]:
     """The share of an operator's evaluations that are among the best tenth of the campaign."""
+    panel = panels.panel(1, to=1 if wide else None)
     rates, texts, boxes = [], [], []
     for operator in operators:
         own = [found.get((operator, island)) for island in islands]
@@ -114,7 +104,8 @@ def _operators(
                 for one in own
             ]
         )
-    figure.add_heatmap(
+    panels.add(
+        panel,
         x=[str(island) for island in islands],
         y=[theme.label(operator, 16) for operator in operators],
         z=rates,
@@ -122,10 +113,9 @@ def _operators(
         customdata=boxes,
         hovertemplate="%{y}, island %{x}: %{customdata}<extra></extra>",
         zmax=max([0.3, *(one or 0.0 for row in rates for one in row)]),
-        col=1,
         **_cells(theme.BLUE),
     )
-    headed(figure, "2", "In the best tenth")
+    panels.head(panel, "In the best tenth")
     return {
         "xaxis2": {"title": "island", "type": "category", "ticks": "", "showline": False},
         "yaxis2": {"autorange": "reversed", "showgrid": False, "type": "category"},
@@ -133,24 +123,25 @@ def _operators(
 
 
 def _moves(
-    figure: go.Figure, moves: Mapping[tuple[int, int], int], islands: Sequence[int]
+    panels: Panels, moves: Mapping[tuple[int, int], int], islands: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
     """How many individuals went from each island to each other."""
+    panel = panels.panel(1, 1)
     counts = [[moves.get((start, end), 0) for end in islands] for start in islands]
-    figure.add_heatmap(
+    panels.add(
+        panel,
         x=[str(island) for island in islands],
         y=[str(island) for island in islands],
         z=[[count or None for count in row] for row in counts],
         text=[[str(count) if count else "" for count in row] for row in counts],
         hovertemplate="%{z} from island %{y} to island %{x}<extra></extra>",
         zmax=max([1, *(max(row) for row in counts)]),
-        col=2,
         **_cells(theme.GREEN),
     )
-    headed(figure, "3", "Moves")
+    panels.head(panel, "Moves")
     if not any(map(any, counts)):
-        figure.add_annotation(
-            text="no migration", xref="x3 domain", yref="y3 domain", x=0.5, y=0.5, showarrow=False,
+        panels.note(
+            text="no migration", xref="x3 domain", yref="y3 domain", x=0.5, y=0.5,
             font={"color": theme.MUTED, "size": 12},
         )  # fmt: skip
     return {
@@ -162,6 +153,7 @@ def _moves(
 def _cells(colour: str) -> dict[str, Any]:
     """How the tables in the second row look: cells the fuller of ``colour`` the larger their number is."""
     return {
+        "type": "heatmap",
         "texttemplate": "%{text}",
         "textfont": {"size": 12, "color": theme.INK},
         "zmin": 0,
@@ -169,5 +161,4 @@ def _cells(colour: str) -> dict[str, Any]:
         "showscale": False,
         "xgap": 2,
         "ygap": 2,
-        "row": 2,
     }

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from hpo.results import pareto
 from hpo.results.figures import theme
 from hpo.results.figures.labels import configuration, short
+from hpo.results.figures.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.subplots import headed, placed
 from hpo.results.repeated import Repeated
 
 _SHOWN = 8
@@ -21,7 +19,7 @@ _ROW = 30
 """Pixels."""
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """The best configurations that were evaluated more than once, best mean first."""
     source = sources[0]
     if len(source.objectives) > 1:
@@ -32,19 +30,22 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         raise NotDrawn("no configuration was evaluated more than once on purpose (`reevaluate`)")
     shown = again[:_SHOWN]
     heights = [_ROW * len(shown), 3 * _ROW]
-    figure = make_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=90 / (sum(heights) + 90))
+    panels = Panels(heights, between=(90 / (sum(heights) + 90), 0.0))
+    upper, lower = panels.panel(0), panels.panel(1)
     names = [f"{theme.label(one.individual.id)}, {len(one.values)} times" for one in shown]
-    figure.add_scatter(
+    panels.add(
+        upper,
+        type="scatter",
         x=[value for one in shown for value in one.values],
         y=[name for name, one in zip(names, shown) for _ in one.values],
         mode="markers",
         marker={"color": theme.GREY, "size": 6},
         name="each evaluation",
         hovertemplate="%{y}: %{x:.5g}<extra></extra>",
-        row=1,
-        col=1,
     )
-    figure.add_scatter(
+    panels.add(
+        upper,
+        type="scatter",
         x=[one.mean for one in shown],
         y=names,
         mode="markers",
@@ -63,11 +64,11 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         name="mean ± standard error",
         text=[_box(one) for one in shown],
         hovertemplate="%{text}<extra></extra>",
-        row=1,
-        col=1,
     )
     spreads = _spreads(found)
-    figure.add_bar(
+    panels.add(
+        lower,
+        type="bar",
         x=[spread for _, spread in spreads],
         y=[name for name, _ in spreads],
         orientation="h",
@@ -77,10 +78,8 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         hovertemplate="%{y}: %{x:.3g}<extra></extra>",
         showlegend=False,
         width=0.6,
-        row=2,
-        col=1,
     )
-    headed(figure, "2", "Standard deviation of repeats, and of what configurations bring")
+    panels.head(lower, "Standard deviation of repeats, and of what configurations bring")
     category = {"type": "category", "autorange": "reversed", "showgrid": False}
     axes: dict[str, dict[str, Any]] = {
         "xaxis": {"title": theme.label(source.objective), "showgrid": True, "nticks": 6},
@@ -88,8 +87,7 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         "xaxis2": {"title": theme.label(source.objective), "rangemode": "tozero", "nticks": 6},
         "yaxis2": category,
     }
-    figure.update_layout(theme.layout("Noise", height=sum(heights) + 90 + 130, **placed(figure, axes)))
-    return figure
+    return panels.plot("Noise", axes, height=sum(heights) + 90 + 130)
 
 
 def _spreads(found: Sequence[Repeated]) -> list[tuple[str, float]]:

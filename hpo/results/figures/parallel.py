@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import plotly.graph_objects as go
 
 from hpo.results.figures import theme
 from hpo.results.figures.labels import distinguishable
 from hpo.results.figures.ordering import important
+from hpo.results.figures.panels import Panels, Plot
 from hpo.results.figures.parameter_axis import Axis, rounds
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.thinning import best_and_spread
@@ -161,11 +161,12 @@ def _path(places: Sequence[float | None]) -> list[tuple[float | None, float | No
     return found
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """The first ten axes and the objective."""
     found = content(sources)
     axes = [*found.axes[: found.shown], *found.axes[-found.objectives :]]
-    figure = go.Figure()
+    panels = Panels([1.0])
+    panel = panels.panel(0)
     for number, band in reversed(list(enumerate(found.bands))):
         x: list[float | None] = []
         y: list[float | None] = []
@@ -176,7 +177,9 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             x += [*(at for at, _ in path), None]
             y += [*(place for _, place in path), None]
             texts += [box] * (len(path) + 1)
-        figure.add_scatter(
+        panels.add(
+            panel,
+            type="scatter",
             x=x,
             y=y,
             text=texts,
@@ -186,7 +189,9 @@ def draw(sources: Sequence[Source]) -> go.Figure:
             hovertemplate="%{text}<extra></extra>",
         )
     best = _path([one.places[-1] for one in axes])
-    figure.add_scatter(
+    panels.add(
+        panel,
+        type="scatter",
         x=[at for at, _ in best],
         y=[place for _, place in best],
         mode="lines",
@@ -195,27 +200,20 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         hoverinfo="skip",
     )
     for number, coordinate in enumerate(axes):
-        figure.add_shape(
-            type="line", x0=number, x1=number, y0=0, y1=1, line={"color": theme.MUTED, "width": 1}
-        )
+        ends = {"x0": number, "x1": number, "y0": 0, "y1": 1}
+        panels.shapes.append({"type": "line", **ends, "line": {"color": theme.MUTED, "width": 1}})
         for place, text in coordinate.ticks:
-            figure.add_annotation(
-                x=number, y=place, text=theme.label(text, 14), xanchor="left", xshift=3, showarrow=False,
+            panels.note(
+                x=number, y=place, text=theme.label(text, 14), xanchor="left", xshift=3,
                 font={"size": 11, "color": theme.MUTED}, bgcolor=theme.faint(theme.PAPER, 0.7), borderpad=0,
             )  # fmt: skip
-    figure.update_layout(
-        theme.layout(
-            "Parallel coordinates",
-            height=480,
-            xaxis={
-                "tickvals": list(range(len(axes))),
-                "ticktext": [theme.label(one.name, 16) for one in axes],
-                "range": [-0.15, len(axes) - 0.6],
-                "showline": False,
-                "ticks": "",
-            },
-            yaxis={"visible": False, "range": [-0.04, 1.04]},
-            legend={"traceorder": "reversed"},
-        )
-    )
-    return figure
+    across = {
+        "tickvals": list(range(len(axes))),
+        "ticktext": [theme.label(one.name, 16) for one in axes],
+        "range": [-0.15, len(axes) - 0.6],
+        "showline": False,
+        "ticks": "",
+    }
+    up = {"visible": False, "range": [-0.04, 1.04]}
+    legend = {"traceorder": "reversed"}
+    return panels.plot("Parallel coordinates", {"xaxis": across, "yaxis": up}, height=480, legend=legend)

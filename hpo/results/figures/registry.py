@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import Source
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-Draw = Callable[[Sequence[Source]], "go.Figure"]
+Draw = Callable[[Sequence[Source]], Plot]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One figure: the module of its name in this package has ``draw``. Where it also has ``content(sources)``, a page
-    hands the JSON-able value of that to ``hpo.drawers.NAME`` of ``report/assets/NAME.js`` instead of drawing what
-    ``draw`` returns. ``caption``: a sentence on how to read it;
-    ``overlaid``: several campaigns are drawn in one figure, else each has its own; ``size``: 1 for half a row of a wide
-    page, 2 for the whole row."""
+    """One figure: the module of its name in this package has ``draw``, a ``Draw``. Where it also has
+    ``content(sources)``, a page hands the JSON-able value of that to ``hpo.drawers.NAME`` of ``report/assets/NAME.js``
+    instead of drawing what ``draw`` returns. ``caption``: a sentence on how to read it; ``overlaid``: several campaigns
+    are drawn in one figure, else each has its own; ``size``: 1 for half a row of a wide page, 2 for the whole row."""
 
     name: str
     title: str
@@ -29,11 +29,16 @@ class Entry:
     overlaid: bool = False
     size: int = 2
 
-    @property
-    def draw(self) -> Draw:
+    def plot(self, sources: Sequence[Source]) -> Plot:
         """Draws it from the campaigns (one, unless ``overlaid``); raises NotDrawn where their data do not fill it."""
         draw: Draw = import_module(f"hpo.results.figures.{self.name}").draw
-        return draw
+        return draw(sources)
+
+    def draw(self, sources: Sequence[Source]) -> go.Figure:
+        """The same as an object of plotly's, which checks it."""
+        import plotly.graph_objects as go
+
+        return go.Figure(self.plot(sources))
 
 
 FIGURES: tuple[Entry, ...] = (

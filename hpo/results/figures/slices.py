@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT
 from hpo.results.figures import theme
 from hpo.results.figures.labels import shortened, written
 from hpo.results.figures.ordering import important
+from hpo.results.figures.panels import Panels, Plot
 from hpo.results.figures.parameter_axis import Axis
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.subplots import placed
 from hpo.results.figures.thinning import best_and_spread
 from hpo.results.figures.value_range import ValueRange, value_range
 from hpo.terminal import one_line
@@ -45,7 +43,7 @@ class _Panel:
     extent: ValueRange
     most: int
 
-    def traces(self) -> list[go.Scatter]:
+    def traces(self) -> list[Plot]:
         source, sign = self.source, self.source.sign()
         there = [one for one in source.ended if self.name in one.params]
         found = []
@@ -87,28 +85,37 @@ class _Panel:
         marker: dict[str, Any],
         *,
         beside: bool = True,
-    ) -> go.Scatter:
-        return go.Scatter(
-            x=[self.axis.mark(one.params[self.name], one.id if beside else "") for one in ones],
-            y=values,
-            mode="markers",
-            name=title,
-            legendgroup=title,
-            marker=marker,
-            text=[self._box(one) for one in ones],
-            customdata=[one.id for one in ones],
-            hovertemplate="%{text}<extra></extra>",
-            cliponaxis=False,
-        )
+    ) -> Plot:
+        return {
+            "type": "scatter",
+            "x": [self.axis.mark(one.params[self.name], one.id if beside else "") for one in ones],
+            "y": list(values),
+            "mode": "markers",
+            "name": title,
+            "legendgroup": title,
+            "marker": marker,
+            "text": [self._box(one) for one in ones],
+            "customdata": [one.id for one in ones],
+            "hovertemplate": "%{text}<extra></extra>",
+            "cliponaxis": False,
+        }
 
     def _box(self, one: Individual) -> str:
         head = one.status
         if self._has_value(one):
-            head = f"{theme.label(self.source.objective, 24)} {theme.number(self._value(one))}"
-        return f"{theme.label(one.id)}: {head}<br>{theme.label(self.name)} {written(one.params[self.name])}"
+            head = f"{self._objective} {theme.number(self._value(one))}"
+        return f"{theme.label(one.id)}: {head}<br>{self._title} {written(one.params[self.name])}"
+
+    @cached_property
+    def _objective(self) -> str:
+        return theme.label(self.source.objective, 24)
+
+    @cached_property
+    def _title(self) -> str:
+        return theme.label(self.name)
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """At most six parameters; one that exists only sometimes has the individuals that have it."""
     source = sources[0]
     values = [one.objectives[source.objective] for one in source.completed if one.objectives]
@@ -120,35 +127,31 @@ def draw(sources: Sequence[Source]) -> go.Figure:
         raise NotDrawn("no parameter has more than one value")
     rows = -(-len(names) // _COLUMNS)
     whole = rows * _PANEL + (rows - 1) * _BETWEEN
-    figure = make_subplots(
-        rows=rows,
-        cols=_COLUMNS,
-        shared_yaxes=True,
-        horizontal_spacing=0.05,
-        vertical_spacing=_BETWEEN / whole if rows > 1 else 0,
-    )
+    panels = Panels([1] * rows, _COLUMNS, between=(_BETWEEN / whole, 0.05))
     axes: dict[str, dict[str, Any]] = {}
     seen: set[str] = set()
+    first = ""
     for place, name in enumerate(names):
-        row, column = place // _COLUMNS + 1, place % _COLUMNS + 1
+        row, column = divmod(place, _COLUMNS)
+        number = panels.panel(row, column)
+        first = first if column else number
         axis = Axis(parameter=source.space.parameters[name])
         panel = _Panel(
             source=source, name=name, axis=axis, extent=extent, most=theme.MOST_POINTS // len(names)
         )
         for trace in panel.traces():
-            trace.showlegend = trace.name not in seen and len(trace.x) > 0
-            seen.update([trace.name] if trace.showlegend else [])
-            figure.add_trace(trace, row=row, col=column)
-        number = "" if place == 0 else str(place + 1)
+            legend = trace["name"] not in seen and len(trace["x"]) > 0
+            seen.update([trace["name"]] if legend else [])
+            panels.add(number, **trace, showlegend=legend)
         axes[f"xaxis{number}"] = {"title": _title(name, axis), **axis.layout()}
         axes[f"yaxis{number}"] = {
-            "title": theme.label(source.objective, 24) if column == 1 else "",
+            "title": theme.label(source.objective, 24) if column == 0 else "",
+            **({"matches": f"y{first}", "showticklabels": False} if column else {}),
             "type": "log" if extent.log else "linear",
             "range": extent.limits(_BORDER),
             "nticks": 5,
         }
-    figure.update_layout(theme.layout("Slices", height=whole + 160, **placed(figure, axes)))
-    return figure
+    return panels.plot("Slices", axes, height=whole + 160)
 
 
 def _title(name: str, axis: Axis) -> str:

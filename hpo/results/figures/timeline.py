@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-import plotly.graph_objects as go
 
 from hpo.individual import LOST, RUNNING, STATUSES
 from hpo.results.figures import theme
+from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.parts import Part
 
@@ -38,7 +38,7 @@ class _Bar:
     count: int = 1
 
 
-def draw(sources: Sequence[Source]) -> go.Figure:
+def draw(sources: Sequence[Source]) -> Plot:
     """Of one campaign; NotDrawn where nothing has begun."""
     (source,) = sources
     parts = source.record.parts
@@ -67,26 +67,24 @@ def draw(sources: Sequence[Source]) -> go.Figure:
     traces = [_bars(merged, status) for status in STATUSES if any(bar.status == status for bar in merged)]
     above = 1.1 * height / 12 if source.launch_hours and height > 12 else 1.1 if source.launch_hours else 0.0
     traces += _marks(source, parts, begins, rows)
-    return go.Figure(
-        {
-            "data": traces,
-            "layout": theme.layout(
-                f"Workers were busy {busy_share(source):.0%} of the time".replace("%", " %"),
-                height=int(min(_MOST, max(_LEAST, _ROW * (height + above)))) + 130,
-                barmode="overlay",
-                bargap=0,
-                xaxis={"title": "hours at work", "range": [0, float(finishes.max()) * 1.005 or 1.0]},
-                yaxis={
-                    "title": "worker",
-                    "range": [height - 0.4, -0.6 - above],
-                    "showgrid": False,
-                    **_labels(rows),
-                },
-                shapes=[theme.vertical(at, theme.INK) for at in source.launch_hours],
-                annotations=_launches(source),
-            ),
-        }
-    )
+    return {
+        "data": traces,
+        "layout": theme.layout(
+            f"Workers were busy {busy_share(source):.0%} of the time".replace("%", " %"),
+            height=int(min(_MOST, max(_LEAST, _ROW * (height + above)))) + 130,
+            barmode="overlay",
+            bargap=0,
+            xaxis={"title": "hours at work", "range": [0, float(finishes.max()) * 1.005 or 1.0]},
+            yaxis={
+                "title": "worker",
+                "range": [height - 0.4, -0.6 - above],
+                "showgrid": False,
+                **_labels(rows),
+            },
+            shapes=[theme.vertical(at, theme.INK) for at in source.launch_hours],
+            annotations=_launches(source),
+        ),
+    }
 
 
 def _ends(source: Source, parts: Sequence[Part]) -> list[float]:

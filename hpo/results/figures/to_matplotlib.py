@@ -16,9 +16,9 @@ import numpy
 from hpo.results.figures import plotly_values as values
 from hpo.results.figures import theme
 from hpo.results.figures.matplotlib_traces import DASHES, POINT, Plain, bar, heatmap, scatter
+from hpo.results.figures.panels import Plot
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
     from matplotlib.axes import Axes
 
 PERCENT = re.compile(r"\.?(\d?)%")
@@ -27,12 +27,11 @@ _INCH = 100
 """Pixels of plotly an inch."""
 
 
-def rendered(figure: go.Figure, formats: Sequence[str]) -> dict[str, bytes]:
+def rendered(plot: Plot, formats: Sequence[str]) -> dict[str, bytes]:
     """The figure in each of the formats that matplotlib knows by these names."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    plot = figure.to_plotly_json()
     layout: Plain = plot["layout"]
     height = float(layout.get("height") or theme.HEIGHT)
     canvas = Figure(figsize=(_WIDTH / _INCH, height / _INCH))

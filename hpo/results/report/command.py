@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpo.errors import CampaignError, UsageError
 from hpo.journal.durable import write_atomically
 from hpo.results import curves
+from hpo.results.figures.registry import FIGURES
 from hpo.results.figures.source import Source
-from hpo.results.record import load
+from hpo.results.record import collector_paused, load
 from hpo.results.report import page
 from hpo.results.report.content import content
+from hpo.steps import Steps
 from hpo.terminal import one_line
 
 _SUFFIX = ".html"
@@ -47,13 +49,16 @@ def report(
         raise UsageError(
             f"hpo report: {target}: must end in {_SUFFIX}. Name {target.with_suffix(_SUFFIX).name}."
         )
-    sources = read(directories)
     written = []
-    if figures is not None:
-        from hpo.results.figures.files import write
+    count = len(directories) + len(FIGURES) + (figures is not None)
+    with Steps(count) as steps, collector_paused():
+        sources = read(directories, steps.begin)
+        if figures is not None:
+            from hpo.results.figures.files import write
 
-        written = write(sources, figures)
-    data = page.report(content(sources, version))
+            steps.begin(f"writing {figures}")
+            written = write(sources, figures)
+        data = page.report(content(sources, version, begin=lambda title: steps.begin(f"drawing {title}")))
     try:
         write_atomically(target, data, durable=False)
     except OSError as error:
@@ -65,12 +70,14 @@ def report(
     return "\n".join([*lines, *written])
 
 
-def read(directories: Sequence[Path]) -> list[Source]:
-    """The campaigns, each under the shortest name that is its own; errors as of :func:`report`."""
-    return [
-        Source(name=name, record=load(directory), curves=curves.load(directory))
-        for name, directory in zip(names(directories), directories, strict=True)
-    ]
+def read(directories: Sequence[Path], begin: Callable[[str], None] = lambda what: None) -> list[Source]:
+    """The campaigns, each under the shortest name that is its own; errors as of :func:`report`. ``begin`` is called
+    before each is read."""
+    found = []
+    for name, directory in zip(names(directories), directories, strict=True):
+        begin(f"reading {name}")
+        found.append(Source(name=name, record=load(directory), curves=curves.load(directory)))
+    return found
 
 
 def names(directories: Sequence[Path]) -> list[str]:

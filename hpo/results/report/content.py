@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import platform
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -68,11 +68,18 @@ class Content(msgspec.Struct, kw_only=True):
     dark: dict[str, str]
 
 
-def content(sources: Sequence[Source], version: str = "", figures: Sequence[Entry] = FIGURES) -> Content:
-    """The page of one campaign, or of several side by side. ``version``: of hpo."""
+def content(
+    sources: Sequence[Source],
+    version: str = "",
+    figures: Sequence[Entry] = FIGURES,
+    begin: Callable[[str], None] = lambda title: None,
+) -> Content:
+    """The page of one campaign, or of several side by side. ``version``: of hpo; ``begin`` is called with the title of
+    each figure before it is drawn."""
     summaries = [summary(source) for source in sources]
     found: list[Drawn] = []
     for entry in figures:
+        begin(entry.title)
         if entry.overlaid or len(sources) == 1:
             _draw(entry, sources, None, summaries, found)
         else:
@@ -112,8 +119,7 @@ def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) 
     if make is not None:
         own = make(sources)
     else:
-        figure = entry.draw(sources)
-        plot = figure.to_dict()
+        plot = entry.plot(sources)
         for trace in plot["data"]:
             _pack(trace)
         title = plot.get("layout", {}).get("title", {}).get("text") or title
@@ -129,7 +135,7 @@ def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) 
 
 
 def _pack(trace: dict[str, Any]) -> None:
-    """Long lists of numbers as plotly's encoded arrays."""
+    """Many numbers as plotly's encoded arrays."""
     for name in ("x", "y"):
         data = _packed(trace.get(name))
         if data is not None:
@@ -138,6 +144,8 @@ def _pack(trace: dict[str, Any]) -> None:
 
 def _packed(values: Any) -> str | None:
     """Single precision in base64, a third as long as digits; None for what is short, or not of numbers alone."""
+    if isinstance(values, numpy.ndarray):
+        values = values.tolist()
     if not isinstance(values, (list, tuple)) or len(values) < _FEWEST_PACKED:
         return None
     if any(type(one) not in (int, float, type(None)) for one in values):

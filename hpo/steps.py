@@ -1,0 +1,48 @@
+"""How far a command is that takes seconds: a bar on a terminal, which goes when the command has ended."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hpo.terminal import one_line
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+class Steps:
+    """Shows on standard error which of the ``total`` steps a command is at; nothing where that is no terminal, or not
+    ``shown``."""
+
+    def __init__(self, total: int, *, shown: bool = True) -> None:
+        self._bar: Progress | None = None
+        self._begun = 0
+        if not shown or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = Console(stderr=True)
+        if not console.is_dumb_terminal:
+            columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._bar.add_task("", total=total)
+
+    def begin(self, what: object) -> None:
+        """The next step begins; those before are done."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._begun, description=one_line(what))
+            self._begun += 1
+
+    def __enter__(self) -> Steps:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
