@@ -11,6 +11,7 @@ from trainers.communication.channel import CommunicationError
 from trainers.communication.topology import Topology
 from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
 from trainers.data.batches import Disjoint
+from trainers.data.streams import Stream
 from trainers.evaluation import evaluate
 from trainers.loop import train
 from trainers.lowrank.layers import merged
@@ -20,6 +21,7 @@ from trainers.methods.ddp import DDP
 from trainers.methods.local_sgd import LocalSGD, effective_batch_size
 from trainers.methods.oialr import OIALR
 from trainers.methods.strategy import Method, Setup, Strategy
+from trainers.metrics import StreamingMetric
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.ftrl import Ftrl
 from trainers.optim.large_batch import lamb, lars, linear_scaling
@@ -33,6 +35,8 @@ from trainers.optim.schedules import (
     ReduceOnPlateau,
     Schedule,
 )
+from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation, Ranks
+from trainers.own_loop import Wrapped, wrap
 from trainers.result import Interrupted, Result
 
 __all__ = [
@@ -40,10 +44,12 @@ __all__ = [
     "DASO",
     "DDP",
     "OIALR",
+    "Checkpointing",
     "Coarse",
     "CommunicationError",
     "Constant",
     "Cosine",
+    "DataLoading",
     "Disjoint",
     "Drops",
     "EarlyStopping",
@@ -56,13 +62,19 @@ __all__ = [
     "LocalSGD",
     "MediumCoarse",
     "Method",
+    "Monitoring",
+    "Optimisation",
     "Polynomial",
+    "Ranks",
     "ReduceOnPlateau",
     "Result",
     "Schedule",
     "Setup",
     "Strategy",
+    "Stream",
+    "StreamingMetric",
     "Topology",
+    "Wrapped",
     "effective_batch_size",
     "effective_epochs",
     "evaluate",
@@ -75,4 +87,5 @@ __all__ = [
     "merged",
     "save_model",
     "train",
+    "wrap",
 ]

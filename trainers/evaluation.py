@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import in_order, length_of, share
+from trainers.data.fetching import Collate, check_reading
 from trainers.data.loader import Loader
+from trainers.data.streams import stream_of
+from trainers.forward import Forward, Step
+from trainers.metrics import MeanLoss, Metric, Scores, check_metrics
 from trainers.precision import PRECISIONS, autocast, matrix_products
-
-Metric = Callable[[Tensor, Tensor], Tensor | float]
-"""(outputs, targets) of all samples, in the order of the set, to one number."""
 
 
 def evaluate(
@@ -31,6 +32,8 @@ def evaluate(
     loader_processes: int = 0,
     timeout: timedelta = timedelta(minutes=10),
     group: dist.ProcessGroup | None = None,
+    step: Step | None = None,
+    collate: Collate | None = None,
 ) -> dict[str, float]:
     """Metrics of ``model`` on ``samples``, by name; the same on every rank of the initialised group, or alone.
 
@@ -39,29 +42,46 @@ def evaluate(
     Args:
         model (Module): on the device where it is to be evaluated.
         samples (Dataset): pairs of inputs and target, as for ``train``.
-        metrics (dict of callables): by name, ``metric(outputs, targets)`` of all samples at once.
+        metrics (dict): by name, as for ``train``.
         batch_size (int, from 1): samples per rank and forward pass.
         precision (str; default "fp32"): "fp32", "tf32" or "bf16", as for ``train``.
         loader_processes (int, from 0; default 0): processes per rank that read ahead.
         timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
         group (ProcessGroup; default None): the ranks that evaluate; None: all.
+        step (callable; default None): as for ``train``; None: outputs are what the model returns.
+        collate (callable; default None): as for ``train``.
+
+    Raises:
+        ValueError: a setting is not allowed.
+        TypeError: as for ``train``.
+        CommunicationError: a rank is lost or hangs.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
     if precision not in PRECISIONS:
         raise ValueError(f'precision = {precision!r}: must be "fp32", "tf32" or "bf16". Correct it.')
+    check_metrics(metrics)
+    check_reading("samples", samples, loader_processes=loader_processes, collate=collate)
     device = device_of(model)
     communicator = Communicator(topology=None, timeout=timeout, device=device, among=group)
     try:
         with (
             current(device),
             matrix_products(device, precision),
-            Loader(samples, device=device, processes=loader_processes) as loader,
+            Loader(
+                samples,
+                device=device,
+                processes=loader_processes,
+                collate=collate,
+                rank=communicator.rank,
+                ranks=communicator.size,
+            ) as loader,
         ):
             return scores(
                 model,
                 samples,
                 loader,
+                forward=Forward(step=step),
                 metrics=metrics,
                 batch_size=batch_size,
                 precision=precision,
@@ -78,90 +98,56 @@ def scores(
     samples: Dataset[object],
     loader: Loader,
     *,
+    forward: Forward,
     metrics: Mapping[str, Metric],
     batch_size: int,
     precision: str,
     channel: Channel,
 ) -> dict[str, float]:
-    """As ``evaluate``, with the ranks of ``channel`` and the ``loader`` of ``samples``.
+    """As ``evaluate``, with the ranks of ``channel`` and the ``loader`` of ``samples``; a metric that is a
+    ``MeanLoss`` is given the losses of the ``forward``'s step.
 
-    Collective: a gather each of numbers of rows, outputs and targets, and a broadcast.
+    Collective: as ``Scores.values``.
     """
-    device, count = device_of(model), length_of(samples)
-    # A rank without samples would not know the outputs' shape: then each takes them all.
-    shared = count >= channel.size
-    mine = share(count, rank=channel.rank, ranks=channel.size) if shared else range(count)
+    device = device_of(model)
+    stream = stream_of(samples)
+    # A rank without samples would have nothing to say: then each takes them all.
+    shared = stream is not None or length_of(samples) >= channel.size
+    computed = Scores(metrics, channel=channel, device=device)
+    losses = [metric for metric in metrics.values() if isinstance(metric, MeanLoss)]
+    needed = len(losses) < len(metrics)
     was_training = model.training
     model.eval()
     try:
-        parts = []
-        with closing(loader.batches(in_order(mine, batch_size=batch_size))) as batches:
-            for inputs, targets in batches:
+        with closing(_batches(samples, loader, batch_size=batch_size, channel=channel)) as batches:
+            for inputs, targets, count in batches:
                 with autocast(device, precision):
-                    outputs = outputs_of(model, inputs)
-                if not outputs.dim():
-                    raise TypeError(
-                        "The model returned a tensor without dimensions for a batch, and those of all batches are to "
-                        "be joined for the metrics. Return its outputs, and let the loss make one number of them."
-                    )
-                if outputs.dtype is torch.bfloat16:
-                    outputs = outputs.float()
-                elif outputs.is_cuda:
-                    # A captured forward pass writes into the same memory each time.
-                    outputs = outputs.clone()
-                parts.append((outputs, targets))
+                    loss, outputs = forward.evaluated(model, inputs, targets, outputs=needed)
+                if not shared and channel.rank:
+                    continue
+                for mean in losses:
+                    if loss is not None:
+                        mean.add(loss, count)
+                if needed:
+                    computed.update(outputs, targets, count)
     finally:
         model.train(was_training)
-    all_outputs, all_targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    if shared and channel.size > 1:
-        # Not by the shares: a sample may have several rows, as each token of a text has.
-        rows = channel.all_gather(torch.tensor([len(all_outputs), len(all_targets)], device=device))
-        of_outputs, of_targets = torch.stack(rows, 1).tolist()
-        all_outputs, all_targets = (
-            _gathered(all_outputs, of_outputs, channel),
-            _gathered(all_targets, of_targets, channel),
-        )
-    values = [_number(name, metric(all_outputs, all_targets)) for name, metric in metrics.items()]
-    # Ranks decide by these numbers, so all must have the same ones to the last bit: rank 0's.
-    agreed = channel.broadcast(torch.tensor(values, dtype=torch.float64, device=device)).wait().tolist()
-    return dict(zip(metrics, agreed, strict=True))
+    return computed.values(shared=shared)
 
 
-def _number(name: str, value: object) -> float:
-    """``value``, which the metric ``name`` returned. TypeError if it is not one number."""
-    shape = ""
-    if isinstance(value, Tensor):
-        if value.numel() == 1 and not value.is_complex():
-            # An error here is a GPU's, of whatever it was about just before.
-            return float(value.item())
-        shape = f" of shape {tuple(value.shape)} and {value.dtype}"
-    else:
-        try:
-            return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            pass
-    whose = "loss" if name == "validation_loss" else f"metrics: {name!r}"
-    raise TypeError(
-        f"{whose} returned {type(value).__name__}{shape} for all outputs and targets, and must return one number. "
-        "Correct it."
-    )
-
-
-def outputs_of(model: nn.Module, inputs: object) -> Tensor:
-    """The model's output; a list, a tuple or a dictionary of inputs becomes its arguments. TypeError if it is not one
-    tensor.
-    """
-    if isinstance(inputs, dict):
-        outputs = model(**inputs)
-    elif isinstance(inputs, (list, tuple)):
-        outputs = model(*inputs)
-    else:
-        outputs = model(inputs)
-    if not isinstance(outputs, Tensor):
-        raise TypeError(
-            f"The model returned {type(outputs).__name__}; losses and metrics take a tensor. Wrap it."
-        )
-    return outputs
+def _batches(
+    samples: Dataset[object], loader: Loader, *, batch_size: int, channel: Channel
+) -> Generator[tuple[object, object, int]]:
+    """Inputs, targets and number of samples of this rank's batches."""
+    if stream_of(samples) is not None:
+        yield from loader.to_the_end(batch_size)
+        return
+    count = length_of(samples)
+    mine = share(count, rank=channel.rank, ranks=channel.size) if count >= channel.size else range(count)
+    planned = in_order(mine, batch_size=batch_size)
+    with closing(loader.batches(planned)) as batches:
+        for batch, (inputs, targets) in zip(planned, batches, strict=True):
+            yield inputs, targets, len(batch.indices)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -185,12 +171,3 @@ def current(device: torch.device) -> Iterator[None]:
         return
     with torch.cuda.device(device):
         yield
-
-
-def _gathered(mine: Tensor, rows: list[int], channel: Channel) -> Tensor:
-    """The ranks' tensors, of ``rows`` rows each, one after the other."""
-    # Collectives want one shape: what shorter parts are filled up with is cut off again.
-    missing = max(rows) - len(mine)
-    padded = torch.cat([mine, mine.new_zeros(missing, *mine.shape[1:])]) if missing else mine
-    parts = channel.all_gather(padded.contiguous())
-    return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.settings import (
-    Metrics,
-)
+from trainers.options import Metrics
 
 
 class Interrupted(Exception):
@@ -23,9 +21,10 @@ class Result:
     """What a run brought; the same on every rank.
 
     Attributes:
-        metrics (dict): of the last epoch, or of the best where that was restored: your metrics by name, "epoch",
-            "lr", "train_loss", "validation_loss", seconds, bytes and what the method records.
-        history (tuple of dict): the same of each epoch.
+        metrics (dict): of the last evaluation, or of the best where that was restored: your metrics by name, "epoch",
+            "steps", "lr", "train_loss" (the mean since the evaluation before), "validation_loss", seconds, bytes and
+            what the method records.
+        history (tuple of dict): the same of each evaluation, of each epoch by default.
         reason (str): "finished", "stopped early", or "diverged": a loss was not finite, and the run ended there.
     """
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from os import PathLike
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +13,20 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_integer, is_number, is_whole
-from trainers.communication.topology import Topology
-from trainers.data.batches import Assignment, length_of
-from trainers.evaluation import Metric
+from trainers.data.batches import Assignment, Disjoint, InTurn, length_of
+from trainers.data.fetching import check_reading
+from trainers.data.streams import stream_of
+from trainers.forward import Forward, Loss, Step
+from trainers.methods.strategy import Steps, check_steps, steps_of
+from trainers.metrics import Metric, check_metrics
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.schedules import Schedule
-from trainers.precision import PRECISIONS
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-Metrics = dict[str, float]
+from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation
+from trainers.position import Length
 
 TOTALS = ("bytes_between_nodes", "bytes_inside_nodes", "wait_s", "train_s", "evaluation_s")
 _RECORDED = {
-    "epoch", "lr", "train_loss", "validation_loss",
+    "epoch", "steps", "lr", "train_loss", "validation_loss",
     "trainable_fraction", "compression_ratio", "decomposition_s", *TOTALS,
 }  # fmt: skip
 _OF_METHODS = {
@@ -48,53 +47,51 @@ class Settings:
     model: nn.Module
     train_set: Dataset[object]
     validation_set: Dataset[object] | None
-    loss: Loss
-    epochs: int
+    loss: Loss | None
+    step: Step | None
+    epochs: int | None
+    steps: int | None
+    evaluate_every: Steps | None
     batch_size: int
     metrics: dict[str, Metric]
     schedule: Schedule
-    precision: str
-    clip_norm: float | None
-    accumulate: int
-    label_smoothing: float
     early_stopping: EarlyStopping | None
-    assignment: Assignment
-    checkpoint_every: int | None
-    report: Callable[[int, Metrics], None] | None
-    interrupt: Callable[[], bool] | None
-    loader_processes: int
-    evaluation_batch_size: int
     seed: int
     device: torch.device
+    optimisation: Optimisation
+    data: DataLoading
+    checkpointing: Checkpointing
+    monitoring: Monitoring
+
+    @property
+    def assignment(self) -> Assignment:
+        return Disjoint() if self.data.assignment is None else self.data.assignment
+
+    @property
+    def dealing(self) -> Assignment:
+        """What deals the training set: the ``assignment``, or the order of a stream."""
+        return self.assignment if stream_of(self.train_set) is None else InTurn()
+
+    @property
+    def forward(self) -> Forward:
+        """What is done with a batch."""
+        return Forward(loss=self.loss, step=self.step, label_smoothing=self.optimisation.label_smoothing)
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Samples per rank and forward pass."""
+        return self.data.evaluation_batch_size or self.batch_size
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("evaluation_batch_size", 1),
-            ("accumulate", 1),
-            ("loader_processes", 0),
-        ):
-            if not is_whole(getattr(self, name), least):
+        if (self.epochs is None) == (self.steps is None):
+            given = f"epochs = {self.epochs!r}, steps = {self.steps!r}"
+            raise ValueError(f"{given}: a run has one length. Give one of the two, and leave the other out.")
+        for name in ("steps" if self.epochs is None else "epochs", "batch_size"):
+            if not is_whole(getattr(self, name), 1):
                 raise ValueError(
-                    f"{name} = {getattr(self, name)!r}: must be a whole number of at least {least}. Correct it."
+                    f"{name} = {getattr(self, name)!r}: must be a whole number of at least 1. Correct it."
                 )
-        if self.checkpoint_every is not None and not is_whole(self.checkpoint_every, 1):
-            raise ValueError(
-                f"checkpoint_every = {self.checkpoint_every!r}: must be a whole number of steps of at least 1, "
-                "or None for every epoch. Correct it."
-            )
-        if self.precision not in PRECISIONS:
-            raise ValueError(f'precision = {self.precision!r}: must be "fp32", "tf32" or "bf16". Correct it.')
-        if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
-            raise ValueError(
-                f"clip_norm = {self.clip_norm!r}: must be a number above 0, or None for no clipping. Correct it."
-            )
-        if not (is_number(self.label_smoothing) and 0 <= self.label_smoothing < 1):
-            raise ValueError(
-                f"label_smoothing = {self.label_smoothing!r}: must be at least 0 and below 1. Correct it."
-            )
         taken = sorted(self.metrics.keys() & _RECORDED)
         if taken:
             raise ValueError(f"metrics: the loop itself records {taken[0]!r}. Choose another name.")
@@ -103,39 +100,62 @@ class Settings:
             raise ValueError(f"metrics: methods record {taken[0]!r}. Choose another name.")
         length_of(self.train_set, "train_set")
         if self.validation_set is not None:
-            length_of(self.validation_set, "validation_set")
+            if stream_of(self.validation_set) is None:
+                length_of(self.validation_set, "validation_set")
         elif self.metrics:
             raise ValueError("metrics need a validation set. Pass one, or no metrics.")
+        self._check_reading()
+        if self.epochs is not None:
+            self._check_warmup(self.epochs)
+        if self.evaluate_every is not None:
+            check_steps("train", "evaluate_every", self.evaluate_every, least=1)
+
+    def _check_warmup(self, epochs: float) -> None:
         warmup = self.schedule.warmup_epochs
-        if warmup > self.epochs:
+        if warmup > epochs:
             raise ValueError(
-                f"schedule: a warm-up of {warmup:g} epochs does not end in a run of {self.epochs}: the full rate would "
+                f"schedule: a warm-up of {warmup:g} epochs does not end in a run of {epochs:g}: the full rate would "
                 "never be reached. Shorten the warm-up, or train longer."
             )
 
+    def _check_reading(self) -> None:
+        for name, samples in (("train_set", self.train_set), ("validation_set", self.validation_set)):
+            processes, collate = self.data.loader_processes, self.data.collate
+            check_reading(name, samples, loader_processes=processes, collate=collate)
+        if stream_of(self.train_set) is not None and self.assignment != Disjoint():
+            raise ValueError(
+                f"assignment = {self.assignment!r}: deals samples by number, and train_set streams them. Leave it out; "
+                "with trainers.Stream(samples, sharded=True) each rank reads what its own data set gives."
+            )
+
+    def length(self, steps_per_epoch: int) -> Length:
+        """Of the run, where an epoch has ``steps_per_epoch`` steps. ValueError if a warm-up does not end in it."""
+        steps = self.steps if self.epochs is None else self.epochs * steps_per_epoch
+        assert steps is not None
+        every = (
+            steps_per_epoch if self.evaluate_every is None else max(1, steps_of(self.evaluate_every, steps))
+        )
+        length = Length(steps_per_epoch=steps_per_epoch, steps=steps, evaluate_every=every)
+        self._check_warmup(length.epochs)
+        return length
+
     def _check_kinds(self) -> None:
-        assignment, stopping = self.assignment, self.early_stopping
-        dealing = callable(getattr(assignment, "epoch", None)) and not isinstance(assignment, type)
-        functions = all(map(callable, self.metrics.values()))
+        stopping = self.early_stopping
+        check_metrics(self.metrics)
+        if self.step is not None and self.optimisation.label_smoothing:
+            raise ValueError(
+                f"label_smoothing = {self.optimisation.label_smoothing!r}: step computes its own loss. Smooth there, "
+                "and set it to 0."
+            )
+        needed = self.step is None or self.loss is not None
         for name, allowed, rule in (
-            ("loss", callable(self.loss), "a function of (outputs, targets)"),
-            ("metrics", functions, "functions of (outputs, targets) by name"),
+            ("loss", callable(self.loss) or not needed, "a function of (outputs, targets), or give step"),
+            ("step", self.step is None or callable(self.step), "None or a function of (model, batch)"),
             ("schedule", isinstance(self.schedule, Schedule), "a schedule: trainers.Cosine(), say"),
             (
                 "early_stopping",
                 stopping is None or isinstance(stopping, EarlyStopping),
                 "None or a trainers.EarlyStopping(patience=5), say",
-            ),
-            ("assignment", dealing, "an assignment of samples: trainers.Disjoint(), say"),
-            (
-                "report",
-                self.report is None or callable(self.report),
-                "None or a function of (epoch, metrics)",
-            ),
-            (
-                "interrupt",
-                self.interrupt is None or callable(self.interrupt),
-                "None or a function without arguments",
             ),
             ("seed", is_integer(self.seed), "a whole number, the same on all ranks"),
         ):
@@ -145,21 +165,32 @@ class Settings:
         """What has to be the same on all ranks, or they would wait for one another in vain, or train apart."""
         # A user's own assignment may deal each rank another set, or other batches; steps are compared with all.
         ours = type(self.assignment).__module__.startswith("trainers.")
-        validation = None if self.validation_set is None else length_of(self.validation_set)
+        validation: object = None
+        if self.validation_set is not None:
+            validation = stream_of(self.validation_set) or length_of(self.validation_set)
+        stream = stream_of(self.train_set)
         return {
             "epochs": self.epochs,
+            "steps": self.steps,
+            "evaluate_every": self.evaluate_every,
             "assignment": self.assignment if ours else type(self.assignment).__name__,
             "batch_size": self.batch_size if ours else "any",
-            "samples of train_set": length_of(self.train_set) if ours else "any",
+            "samples of train_set": stream or (length_of(self.train_set) if ours else "any"),
             "samples of validation_set": validation,
-            "accumulate": self.accumulate,
+            "accumulate": self.optimisation.accumulate,
             "schedule": self.schedule,
-            "precision": self.precision,
-            "clip_norm": None if self.clip_norm is None else float(self.clip_norm),
-            "label_smoothing": float(self.label_smoothing),
+            "loss": "None" if self.loss is None else "a function",
+            "step": "None" if self.step is None else "a function",
+            "precision": self.optimisation.precision,
+            "clip_norm": None if self.optimisation.clip_norm is None else float(self.optimisation.clip_norm),
+            "clip_value": None
+            if self.optimisation.clip_value is None
+            else float(self.optimisation.clip_value),
+            "label_smoothing": float(self.optimisation.label_smoothing),
+            "ema_decay": None if self.optimisation.ema_decay is None else float(self.optimisation.ema_decay),
             "metrics": list(self.metrics),
             "early_stopping": self.early_stopping,
-            "checkpoint_every": self.checkpoint_every,
+            "checkpoint_every": self.checkpointing.checkpoint_every,
             "seed": int(self.seed),
         }
 
@@ -167,27 +198,23 @@ class Settings:
         """What a checkpoint must have been written with to be gone on from."""
         return {
             "epochs": str(self.epochs),
+            "steps": str(self.steps),
+            "evaluate_every": repr(self.evaluate_every),
             "batch_size": str(self.batch_size),
-            "accumulate": str(self.accumulate),
-            "samples": str(length_of(self.train_set)),
+            "accumulate": str(self.optimisation.accumulate),
+            "samples": str(stream_of(self.train_set) or length_of(self.train_set)),
             "schedule": repr(self.schedule),
-            "precision": self.precision,
-            "clip_norm": repr(self.clip_norm),
-            "label_smoothing": repr(self.label_smoothing),
+            "precision": self.optimisation.precision,
+            "clip_norm": repr(self.optimisation.clip_norm),
+            "clip_value": repr(self.optimisation.clip_value),
+            "label_smoothing": repr(self.optimisation.label_smoothing),
+            "ema_decay": repr(self.optimisation.ema_decay),
             "assignment": repr(self.assignment),
             "seed": str(self.seed),
         }
 
 
-def check_call(
-    *,
-    model: object,
-    metrics: object,
-    optimizer: object,
-    topology: object,
-    checkpoint: object,
-    timeout: object,
-) -> None:
+def check_call(*, model: object, metrics: object, optimizer: object) -> None:
     """ValueError where one of these, as ``train`` was given it, is of another kind than it says."""
     for name, value, allowed, rule in (
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
@@ -197,24 +224,6 @@ def check_call(
             optimizer,
             callable(optimizer),
             "a function that makes it: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), say",
-        ),
-        (
-            "topology",
-            topology,
-            topology is None or isinstance(topology, Topology),
-            "None or a trainers.Topology(ranks_per_node=2), say",
-        ),
-        (
-            "checkpoint",
-            checkpoint,
-            checkpoint is None or isinstance(checkpoint, (str, PathLike)),
-            "None or the path of a directory",
-        ),
-        (
-            "timeout",
-            timeout,
-            isinstance(timeout, timedelta) and timeout > timedelta(0),
-            "a datetime.timedelta above 0: datetime.timedelta(minutes=10), say",
         ),
     ):
         check_argument(name, value, allowed, rule)

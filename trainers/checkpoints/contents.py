@@ -44,6 +44,9 @@ class _Always(TypedDict):
 class Saved(_Always, total=False):
     """What a checkpoint holds, shared and own together."""
 
+    ema: dict[str, Tensor]
+    """The moving average of the parameters, where there is one, and that of this rank's buffers."""
+    ema_buffers: dict[str, Tensor]
     form: dict[str, str]
     """Of the model's parameters, as the run began. Checkpoints of earlier versions have none."""
 

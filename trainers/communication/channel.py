@@ -125,6 +125,20 @@ class Channel:
         gather.wait()
         return parts
 
+    def gather(self, tensor: Tensor) -> list[Tensor] | None:
+        """The tensors of all ranks, which have the same shape, in order of rank, on the first; None on the others."""
+        if self.size == 1:
+            return [tensor]
+        self._count(tensor.nbytes if self.rank else 0)
+        parts = None if self.rank else [torch.empty_like(tensor) for _ in self.ranks]
+        into = parts and [_sendable(part) for part in parts]
+        self._start(
+            tensor,
+            "gather",
+            lambda: dist.gather(_sendable(tensor), into, group=self.group, group_dst=0, async_op=True),
+        ).wait()
+        return parts
+
     def barrier(self, device: torch.device) -> None:
         """Return when all ranks have come here."""
         arrived = self.all_reduce(torch.ones(1, device=device)).wait()

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
+from trainers.data.streams import gives_by_number, stream_of
 from trainers.randomness import derive
 
 
@@ -68,34 +69,81 @@ class Disjoint:
         Raises:
             ValueError: there are too few samples for the ranks.
         """
-        parts = ranks * accumulate
-        if samples < parts:
-            raise ValueError(
-                f"{samples} samples for {ranks} ranks with {accumulate} accumulated batches each: every "
-                "batch needs a sample. Use fewer ranks, accumulate less or bring more data."
-            )
-        # The second number is smaller only for batches of one sample that do not come out even: better two
-        # than none.
-        steps = min(-(-samples // (parts * batch_size)), samples // parts)
+        steps = _even_steps(samples, ranks, batch_size, accumulate)
         generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
         order = torch.randperm(samples, generator=generator)
         planned = []
-        for step in range(steps):
-            first, last = step * samples // steps, (step + 1) * samples // steps
-            size = last - first
+        for step, of_step in enumerate(steps):
             passes = []
             for part in range(accumulate):
                 position = part * ranks + rank
-                start, end = first + position * size // parts, first + (position + 1) * size // parts
+                mine = of_step.part(position)
                 passes.append(
                     Batch(
-                        indices=order[start:end],
-                        weight=(end - start) * parts / size,
+                        indices=order[mine.start : mine.stop],
+                        weight=of_step.weight(position),
                         seed=derive(seed, "augmentation", epoch, step, position),
                     )
                 )
             planned.append(passes)
         return planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTurn:
+    """As ``Disjoint``, of a stream: the indices are those of this rank's own samples, in order."""
+
+    def epoch(
+        self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
+    ) -> list[list[Batch]]:
+        """As ``Disjoint.epoch``."""
+        planned, taken = [], 0
+        for step, of_step in enumerate(_even_steps(samples, ranks, batch_size, accumulate)):
+            passes = []
+            for part in range(accumulate):
+                position = part * ranks + rank
+                count = len(of_step.part(position))
+                passes.append(
+                    Batch(
+                        indices=torch.arange(taken, taken + count),
+                        weight=of_step.weight(position),
+                        seed=derive(seed, "augmentation", epoch, step, position),
+                    )
+                )
+                taken += count
+            planned.append(passes)
+        return planned
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The samples of a step, in ``parts`` that differ by at most one."""
+
+    samples: range
+    parts: int
+
+    def part(self, position: int) -> range:
+        size = len(self.samples)
+        return self.samples[position * size // self.parts : (position + 1) * size // self.parts]
+
+    def weight(self, position: int) -> float:
+        return len(self.part(position)) * self.parts / len(self.samples)
+
+
+def _even_steps(samples: int, ranks: int, batch_size: int, accumulate: int) -> list[_Step]:
+    """The steps of an epoch, which differ by at most one sample. ValueError if there are too few."""
+    parts = ranks * accumulate
+    if samples < parts:
+        raise ValueError(
+            f"{samples} samples for {ranks} ranks with {accumulate} accumulated batches each: every "
+            "batch needs a sample. Use fewer ranks, accumulate less or bring more data."
+        )
+    # The second number is smaller only for batches of one sample that do not come out even: better two
+    # than none.
+    steps = min(-(-samples // (parts * batch_size)), samples // parts)
+    return [
+        _Step(range(step * samples // steps, (step + 1) * samples // steps), parts) for step in range(steps)
+    ]
 
 
 def share(samples: int, *, rank: int, ranks: int) -> range:
@@ -120,17 +168,9 @@ def _of_pairs(samples: object) -> bool:
     return isinstance(first, (tuple, list)) and len(first) == 2
 
 
-def _gives_by_number(samples: object) -> bool:
-    own = getattr(type(samples), "__getitem__", None)
-    # Dataset's raises NotImplementedError, and an IterableDataset has none but that.
-    return own not in (None, Dataset.__getitem__) or any(
-        hasattr(samples, name) for name in ("__getitems__", "read_batch")
-    )
-
-
 def length_of(samples: object, which: str = "") -> int:
-    """The number of samples. TypeError for what is no data set with a length, ValueError for an empty one, both of
-    which name it as ``which``.
+    """The number of samples, of an epoch if they stream. TypeError for what is no data set with a length, ValueError
+    for an empty one, both of which name it as ``which``.
     """
     named = f"{which}: {type(samples).__name__}" if which else type(samples).__name__
     if isinstance(samples, DataLoader):
@@ -140,14 +180,19 @@ def length_of(samples: object, which: str = "") -> int:
             f"{named} holds no pairs of inputs and target. Of two tensors make a data set: "
             "torch.utils.data.TensorDataset(inputs, targets)."
         )
-    if isinstance(samples, IterableDataset) and not _gives_by_number(samples):
-        raise TypeError(
-            f"{named} streams its samples, and ranks are dealt theirs by number. Make it a torch.utils.data.Dataset "
-            "with __getitem__ and __len__."
-        )
+    stream = stream_of(samples)
+    if stream is not None:
+        if stream.known_length is None:
+            raise TypeError(
+                f"{named} streams its samples and does not say how many an epoch has. Say it: "
+                "trainers.Stream(samples, length=…), of all ranks together."
+            )
+        if not stream.known_length:
+            raise ValueError(f"{named} is empty. Bring data.")
+        return stream.known_length
     if not isinstance(samples, Sized):
         raise TypeError(f"{named} has no length: samples cannot be dealt to ranks. Give it a __len__.")
-    if not _gives_by_number(samples):
+    if not gives_by_number(samples):
         raise TypeError(f"{named} gives no sample by its number. Give it a __getitem__.")
     if not len(samples):
         raise ValueError(f"{named} is empty. Bring data.")

@@ -1,94 +1,39 @@
-"""The way of samples from the data set to the device."""
+"""The way of batches from the data set to the device."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from itertools import count
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from trainers.data.batches import Batch
-from trainers.randomness import generators_kept, seed_generators
+from trainers.data.fetching import Collate, Collated, Fetched, Order
+from trainers.randomness import derive
+from trainers.structures import moved, tensors_in
 
 
-@runtime_checkable
-class ReadsBatches(Protocol):
-    """A data set that gives many items faster together than one by one, and stacked; it is asked so.
+class _Plan:
+    """The batches that DataLoader is to fetch next."""
 
-    One that has torch's ``__getitems__`` is asked for that, and its items are stacked here.
-    """
+    def __init__(self) -> None:
+        self.orders: Iterable[Order] = ()
 
-    def read_batch(self, indices: Tensor) -> tuple[object, Tensor]:
-        """Inputs and targets of these items, along a first axis."""
-        ...
+    def __iter__(self) -> Iterator[Order]:
+        return iter(self.orders)
 
 
-@dataclass(frozen=True)
-class _Order:
-    """A batch to be fetched, in the epoch of this number, if the data set wants to know it."""
+class _Copy(NamedTuple):
+    """A batch, whose copy to the device may be under way until the event."""
 
-    epoch: int | None
-    batch: Batch
-
-
-class _Fetched(Dataset[object]):
-    """A data set that is asked for whole batches, each under the batch's own seed."""
-
-    def __init__(self, samples: Dataset[object]) -> None:
-        self._samples = samples
-        self._epoch: int | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Have the data set know the epoch, if it wants to: once in each process."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            own = getattr(self._samples, "set_epoch", None)
-            if own is not None:
-                own(epoch)
-
-    def __getitems__(self, order: _Order) -> object:
-        batch = order.batch
-        if order.epoch is not None:
-            self.set_epoch(order.epoch)
-        # Not its subclasses, whose items may be others than the tensors'.
-        if type(self._samples) is TensorDataset:
-            return tuple(tensor[batch.indices] for tensor in self._samples.tensors)
-        with generators_kept():
-            seed_generators(batch.seed)
-            if isinstance(self._samples, ReadsBatches):
-                return self._samples.read_batch(batch.indices)
-            indices = batch.indices.tolist()
-            together = getattr(self._samples, "__getitems__", None)
-            items = together(indices) if together else [self._samples[i] for i in indices]
-            # Not where the user's default device has numbers become tensors: processes that read ahead have no GPU.
-            with torch.device("cpu"):
-                return default_collate(items)
-
-
-class _Collated:
-    """A batch, which DataLoader asks to pin itself."""
-
-    def __init__(self, parts: object) -> None:
-        self.parts = parts
-
-    def pin_memory(self, device: object = None) -> _Collated:
-        return _Collated(_pinned(self.parts))
-
-
-def _pinned(value: object) -> object:
-    """``value`` with the tensors in it that are on the CPU in page-locked memory; those on a GPU cannot be."""
-    if isinstance(value, Tensor):
-        return value.pin_memory() if value.device.type == "cpu" else value
-    if isinstance(value, Mapping):
-        return {name: _pinned(part) for name, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return _like(value, map(_pinned, value))
-    return value
+    inputs: object
+    targets: object
+    samples: int
+    copied: torch.cuda.Event | None
 
 
 class Loader:
@@ -96,20 +41,39 @@ class Loader:
 
     They are started at the first batch and have copies of the data set as it is then; this process reads alone if there
     are none. To a GPU batches go on a stream of their own, while it computes.
+
+    Args:
+        samples (Dataset): of pairs, or a stream of them.
+        device (device): where the batches go.
+        processes (int, from 0): that read ahead.
+        collate (callable; default None): makes a batch of items; None: torch's way.
+        rank (int; default 0): this one, of those that share a stream.
+        ranks (int; default 1): their number.
+        seed (int; default 0): for what reading a stream draws.
     """
 
-    def __init__(self, samples: Dataset[object], *, device: torch.device, processes: int) -> None:
-        self._name = type(samples).__name__
-        self._fetched = _Fetched(samples)
+    def __init__(
+        self,
+        samples: Dataset[object],
+        *,
+        device: torch.device,
+        processes: int,
+        collate: Collate | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self._fetched = Fetched(samples, collate=collate, rank=rank, ranks=ranks, seed=seed)
         self._device = device
         self._processes = processes
-        self._planned: list[_Order] = []
+        self._seed = seed
+        self._plan = _Plan()
         self._loader: DataLoader[object] | None = None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def batches(
         self, batches: Sequence[Batch], *, epoch: int | None = None
-    ) -> Generator[tuple[object, Tensor]]:
+    ) -> Generator[tuple[object, object]]:
         """(inputs, targets) of each batch, on the device. ``epoch``: for the data set's ``set_epoch``.
 
         Raises:
@@ -117,8 +81,31 @@ class Loader:
         """
         if epoch is not None:
             self._fetched.set_epoch(epoch)
-        self._planned[:] = [_Order(epoch, batch) for batch in batches]
-        return self._arrived(self._copies())
+        self._plan.orders = [Order(epoch, batch) for batch in batches]
+        return self._pairs(self._arrived(self._copies(self._read())))
+
+    def to_the_end(self, batch_size: int) -> Generator[tuple[object, object, int]]:
+        """(inputs, targets, number of samples) of each batch of this rank's samples of a stream, once, on the device.
+
+        Raises:
+            TypeError: the data set's items are not pairs.
+        """
+        # Generated as it is read: nobody knows how many there will be.
+        self._plan.orders = (
+            Order(
+                None,
+                Batch(
+                    indices=torch.arange(first, first + batch_size, device="cpu"),
+                    weight=1.0,
+                    seed=derive(self._seed, "evaluation", first),
+                ),
+                once=True,
+            )
+            for first in count(0, batch_size)
+        )
+        with closing(self._arrived(self._copies(self._read_until_short(batch_size)))) as copies:
+            for copy in copies:
+                yield copy.inputs, copy.targets, copy.samples
 
     def close(self) -> None:
         """End the processes. Frames of an error may hold on to this object; not to them."""
@@ -130,13 +117,13 @@ class Loader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self) -> Generator[tuple[object, object]]:
+    def _read(self) -> Generator[Collated]:
         if self._loader is None:
             self._loader = DataLoader(
                 self._fetched,
                 # DataLoader hands each element of a batch sampler to __getitems__ as it is.
-                batch_sampler=self._planned,  # type: ignore[arg-type]
-                collate_fn=_Collated,
+                batch_sampler=self._plan,  # type: ignore[arg-type]
+                collate_fn=Collated.of,  # type: ignore[arg-type]
                 num_workers=self._processes,
                 persistent_workers=self._processes > 0,
                 pin_memory=self._device.type == "cuda",
@@ -147,78 +134,59 @@ class Loader:
         with torch.device("cpu"):
             fetched_batches = iter(self._loader)
         for collated in fetched_batches:
-            assert isinstance(collated, _Collated)
-            fetched = collated.parts
-            pair = isinstance(fetched, (tuple, list)) and len(fetched) == 2
-            if not pair or not isinstance(fetched[1], Tensor):  # type: ignore[index]
-                raise TypeError(
-                    f"An item of {self._name} is no pair of inputs and target. "
-                    "Several inputs go into the first as a tuple or a dictionary."
-                )
-            yield fetched[0], fetched[1]  # type: ignore[index]
+            assert isinstance(collated, Collated)
+            yield collated
 
-    def _copies(self) -> Generator[tuple[object, Tensor, torch.cuda.Event | None]]:
-        """The batches, whose copies to the device may be under way until the event."""
-        with closing(self._read()) as pairs:
-            for inputs, targets in pairs:
-                if self._stream is None:
-                    yield moved(inputs, self._device), moved(targets, self._device), None  # type: ignore[misc]
+    def _read_until_short(self, batch_size: int) -> Generator[Collated]:
+        with closing(self._read()) as batches:
+            for collated in batches:
+                if collated.samples:
+                    yield collated
+                if collated.samples < batch_size:
+                    return
+
+    def _copies(self, batches: Generator[Collated]) -> Generator[_Copy]:
+        with closing(batches):
+            for collated in batches:
+                parts = collated.parts
+                if not isinstance(parts, (tuple, list)) or len(parts) != 2:
+                    raise TypeError(
+                        f"An item of {self._fetched.name}, or what collate returned, is no pair of inputs and target. "
+                        "Several inputs go into the first as a tuple or a dictionary, several targets into the second."
+                    )
+                inputs, targets = parts
+                if self._copying is None:
+                    yield _Copy(
+                        moved(inputs, self._device), moved(targets, self._device), collated.samples, None
+                    )
                     continue
-                with torch.cuda.stream(self._stream):
-                    copied = moved(inputs, self._device), moved(targets, self._device)
-                yield *copied, self._stream.record_event()  # type: ignore[misc]
+                with torch.cuda.stream(self._copying):
+                    inputs, targets = moved(inputs, self._device), moved(targets, self._device)
+                yield _Copy(inputs, targets, collated.samples, self._copying.record_event())
 
-    def _arrived(
-        self, copies: Generator[tuple[object, Tensor, torch.cuda.Event | None]]
-    ) -> Generator[tuple[object, Tensor]]:
+    def _arrived(self, copies: Generator[_Copy]) -> Generator[_Copy]:
         # What other processes have read is there already: its copy begins while the batch before it is computed.
-        waiting = 1 if self._processes and self._stream is not None else 0
-        under_way: deque[tuple[object, Tensor, torch.cuda.Event | None]] = deque()
+        waiting = 1 if self._processes and self._copying is not None else 0
+        under_way: deque[_Copy] = deque()
         with closing(copies):
             for copy in copies:
                 under_way.append(copy)
                 if len(under_way) > waiting:
-                    yield self._ready(*under_way.popleft())
+                    yield self._ready(under_way.popleft())
             while under_way:
-                yield self._ready(*under_way.popleft())
+                yield self._ready(under_way.popleft())
 
-    def _ready(
-        self, inputs: object, targets: Tensor, copied: torch.cuda.Event | None
-    ) -> tuple[object, Tensor]:
-        if copied is not None:
+    def _ready(self, copy: _Copy) -> _Copy:
+        if copy.copied is not None:
             computing = torch.cuda.current_stream(self._device)
-            computing.wait_event(copied)
+            computing.wait_event(copy.copied)
             # Or their memory might be given to the next copy while they are still read.
-            for tensor in tensors_in((inputs, targets)):
+            for tensor in tensors_in((copy.inputs, copy.targets)):
                 if tensor.is_cuda:
                     tensor.record_stream(computing)
-        return inputs, targets
+        return copy
 
-
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in ``value``, a tensor or tuples, lists and dictionaries of them."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors_in(part)
-
-
-def moved(value: object, device: torch.device) -> object:
-    """``value``, a tensor or tuples, lists and dictionaries of them, on ``device``; tuples without names as lists."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {name: moved(part, device) for name, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return _like(value, (moved(part, device) for part in value))
-    return value
-
-
-def _like(value: tuple[object, ...] | list[object], parts: Iterable[object]) -> object:
-    """``parts`` by the names that those of ``value`` have, if any, as a model may ask for them; else a list."""
-    named: Callable[..., object] | None = getattr(value, "_make", None)
-    return list(parts) if named is None else named(parts)
+    def _pairs(self, copies: Generator[_Copy]) -> Generator[tuple[object, object]]:
+        with closing(copies):
+            for copy in copies:
+                yield copy.inputs, copy.targets

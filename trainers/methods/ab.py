@@ -216,6 +216,10 @@ class _ABTraining(Strategy):
     # Phases
 
     @property
+    def reparametrises(self) -> bool:
+        return True
+
+    @property
     def replicated(self) -> bool:
         return not self._factored or self._exchange is None
 

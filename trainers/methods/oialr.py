@@ -167,6 +167,10 @@ class _LowRank(Strategy):
         self._under = (method.synchronisation or DDP()).strategy(setup)
 
     @property
+    def reparametrises(self) -> bool:
+        return True
+
+    @property
     def replicated(self) -> bool:
         return self._under.replicated
 

@@ -9,8 +9,9 @@ state. The loop calls, at each optimizer step and on every rank:
     reduce_gradients, [clip], optimizer step, after_step
 
 and, when an epoch is over, ``end_epoch``, then the evaluation, if there is one, inside ``evaluating``;
-``finalise`` after the last epoch. ``state`` may be asked for before any step, ``load`` comes before the
-first. Every hook may communicate.
+``finalise`` after the last step. An evaluation within an epoch comes inside ``evaluating``, too, where the loop
+averages what still differs between ranks, and gives each rank its own back afterwards. ``state`` may be asked
+for before any step, ``load`` comes before the first. Every hook may communicate.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Setup:
         steps_per_epoch (int): optimizer steps.
         batch_size (int): samples that a rank takes at a step, in all passes together.
         seed (int): of the run.
+        steps (int; default None): of the run; None: those of its epochs. Fewer where the last epoch is cut short.
     """
 
     model: nn.Module
@@ -51,11 +53,12 @@ class Setup:
     steps_per_epoch: int
     batch_size: int
     seed: int
+    steps: int | None = None
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the run."""
-        return self.epochs * self.steps_per_epoch
+        return self.epochs * self.steps_per_epoch if self.steps is None else self.steps
 
 
 class Strategy:
@@ -71,8 +74,15 @@ class Strategy:
         """Whether, between steps, parameters and optimizer state are the same on all ranks: saved once then."""
         return False
 
+    @property
+    def reparametrises(self) -> bool:
+        """Whether it replaces parameters, or their coordinates, during a run, so that they have no average of steps."""
+        return False
+
     def before_pass(self, step: int, *, last: bool) -> None:
-        """A forward and backward pass follows; with ``last`` it completes the gradients of ``step``."""
+        """A forward and backward pass follows; with ``last`` it completes the gradients of ``step``. In a loop of the
+        user's own it comes with ``last`` between forward and backward, after one without before the forward pass.
+        """
 
     def reduce_gradients(self, step: int) -> None:
         """Turn this rank's gradients into those that the optimizer shall use."""

@@ -30,15 +30,16 @@ def recorded(entry: Mapping[str, float], metric: str, asked_by: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """Stop after ``patience`` epochs in which ``metric`` did not beat its best by more than ``min_delta``.
+    """Stop after ``patience`` evaluations, by default of each epoch, in which ``metric`` did not beat its best by more
+    than ``min_delta``.
 
     Args:
         metric (str; default "validation_loss"): a metric that the run records.
         direction (str; default "minimize"): "minimize" or "maximize".
-        patience (int, epochs, from 1; default 10): see above.
+        patience (int, evaluations, from 1; default 10): see above.
         min_delta (float, from 0; default 0.0): see above.
         restore_best (bool; default False): leave the model, and the metrics of the result, as they were at the best
-            epoch.
+            evaluation.
 
     Raises:
         ValueError: a setting is not allowed; in the run: it does not record ``metric``.
@@ -63,19 +64,19 @@ class EarlyStopping:
                 )
 
     def best_epoch(self, history: Sequence[Mapping[str, float]]) -> int | None:
-        """Index of the best epoch so far; None if there is none. ValueError if the run does not record
+        """Index of the best evaluation so far; None if there is none. ValueError if the run does not record
         ``metric``.
         """
         best: int | None = None
-        for epoch, entry in enumerate(history):
+        for index, entry in enumerate(history):
             value = recorded(entry, self.metric, type(self).__name__)
             if is_better(
                 value, None if best is None else history[best][self.metric], self.direction, self.min_delta
             ):
-                best = epoch
+                best = index
         return best
 
     def should_stop(self, history: Sequence[Mapping[str, float]]) -> bool:
-        """Whether the last ``patience`` epochs brought nothing better."""
+        """Whether the last ``patience`` evaluations brought nothing better."""
         best = self.best_epoch(history)
         return len(history) - (0 if best is None else best + 1) >= self.patience

@@ -16,7 +16,7 @@ from trainers.arguments import check_kinds, is_number
 from trainers.optim.early_stopping import is_better, recorded
 
 History = Sequence[Mapping[str, float]]
-"""The metrics of each finished epoch, in order."""
+"""The metrics of each evaluation, in order; their "epoch" is where in the run it was, by default 1, 2, 3 and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Schedule(ABC):
             lr (float): the parameter group's own rate.
             epoch (float): position: optimizer steps taken, over steps an epoch.
             epochs (float): of the run.
-            history (sequence of dict; default ()): the metrics of each finished epoch.
+            history (sequence of dict; default ()): the metrics of each evaluation, after each epoch by default.
         """
         if epoch < self.warmup_epochs:
             return self.warmup_lr + (lr - self.warmup_lr) * epoch / self.warmup_epochs
@@ -222,8 +222,8 @@ class Drops(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceOnPlateau(Schedule):
-    """Multiply the rate by ``factor`` each time ``metric`` has not improved for more than ``patience`` epochs. The
-    count starts anew after a reduction, and with the first epoch that began after the warm-up.
+    """Multiply the rate by ``factor`` each time ``metric`` has not improved for more than ``patience`` evaluations. The
+    count starts anew after a reduction, and with the first evaluation whose steps were all after the warm-up.
 
     Args:
         warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
@@ -231,7 +231,7 @@ class ReduceOnPlateau(Schedule):
         metric (str; default "train_loss"): a metric that the run records.
         direction (str; default "minimize"): "minimize" or "maximize".
         factor (float, between 0 and 1; default 0.5): what is left of the rate after each reduction.
-        patience (int, epochs; default 5): see above.
+        patience (int, evaluations, epochs by default; default 5): see above.
         min_delta (float; default 0.0): an improvement is larger than this.
         min_lr (float; default 0.0): the smallest rate.
 
@@ -258,13 +258,16 @@ class ReduceOnPlateau(Schedule):
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         best: float | None = None
-        bad_epochs = reductions = 0
-        for entry in history[math.ceil(self.warmup_epochs) :]:
+        without = reductions = 0
+        begins = [0.0, *(entry.get("epoch", float(index)) for index, entry in enumerate(history, 1))]
+        for begin, entry in zip(begins, history, strict=False):
+            if begin < self.warmup_epochs:
+                continue
             value = recorded(entry, self.metric, type(self).__name__)
             if is_better(value, best, self.direction, self.min_delta):
-                best, bad_epochs = value, 0
+                best, without = value, 0
             else:
-                bad_epochs += 1
-            if bad_epochs > self.patience:
-                reductions, bad_epochs = reductions + 1, 0
+                without += 1
+            if without > self.patience:
+                reductions, without = reductions + 1, 0
         return max(lr * self.factor**reductions, min(self.min_lr, lr))

@@ -1,0 +1,71 @@
+"""Activation checkpointing: blocks of a model that keep nothing for the backward pass but their inputs, and compute the
+rest again there (Chen et al. 2016, arXiv 1604.06174).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from trainers.names import plain_name
+
+
+class ActivationCheckpointing:
+    """Of the modules of ``model`` whose names match one of ``patterns``, until it is closed. A ``*`` stands for one
+    part of a name between dots, or for some of its letters.
+
+    Raises:
+        ValueError: a pattern matches no module, or a module has running statistics, which the second forward pass
+            would count twice.
+    """
+
+    def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
+        self._changed: list[tuple[nn.Module, Callable[..., Any] | None]] = []
+        modules = {plain_name(name): module for name, module in model.named_modules() if name}
+        chosen: dict[nn.Module, str] = {}
+        for pattern in patterns:
+            found = {module: name for name, module in modules.items() if _matches(name, pattern)}
+            if not found:
+                names = ", ".join(list(modules)[:8])
+                raise ValueError(
+                    f"activation_checkpointing: no module is called {pattern!r}. The model has {names}"
+                    f"{', …' if len(modules) > 8 else ''}; a * stands for one part of a name."
+                )
+            chosen.update(found)
+        for module, name in chosen.items():
+            for inner, part in module.named_modules():
+                if getattr(part, "track_running_stats", False):
+                    raise ValueError(
+                        f"activation_checkpointing: {name} holds {type(part).__name__}"
+                        f"{f' ({inner})' if inner else ''}, whose running statistics would be updated by both forward "
+                        "passes. Name modules without it, or use a norm without running statistics."
+                    )
+        for module in chosen:
+            self._changed.append((module, module.__dict__.get("forward")))
+            module.forward = _checkpointed(module, module.forward)
+
+    def close(self) -> None:
+        for module, forward in self._changed:
+            del module.forward
+            if forward is not None:
+                module.forward = forward
+        self._changed.clear()
+
+
+def _checkpointed(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def recomputed(*arguments: Any, **keywords: Any) -> Any:
+        if module.training and torch.is_grad_enabled():
+            return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
+        return forward(*arguments, **keywords)
+
+    return recomputed
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))

@@ -1,0 +1,139 @@
+"""Structures of tensors of all ranks, brought to the first one's memory.
+
+They go as bytes, in pieces: a GPU, through which NCCL sends, holds a piece of each rank and never the whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainers.communication.channel import Channel
+from trainers.structures import like, parts_of
+
+_PIECES_BYTES = 64 * 2**20
+"""Of all ranks' pieces together."""
+_Described = list[object]
+
+
+def gathered(value: object, channel: Channel, device: torch.device) -> list[object] | None:
+    """The ``value`` of every rank, in order of rank, on the first one, as structures of tensors on the CPU; None on the
+    others. Collective.
+
+    Args:
+        value (structure): of tensors on the CPU, text, numbers, truth values and None, of the same kinds on all
+            ranks: containers of the others become such as the first rank has in their place.
+        channel (Channel): the ranks.
+        device (device): from which they send.
+
+    Raises:
+        TypeError: there is something else in it.
+    """
+    if channel.size == 1:
+        return [value]
+    tensors: list[Tensor] = []
+    described = json.dumps(_described(value, tensors)).encode()
+    mine = torch.cat(
+        [
+            torch.frombuffer(bytearray(described), dtype=torch.uint8),
+            *(tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()),
+        ]
+    )
+    sizes = [
+        (int(text), int(whole))
+        for text, whole in torch.stack(
+            channel.all_gather(torch.tensor([len(described), len(mine)], device=device))
+        ).tolist()
+    ]
+    largest = max(whole for _, whole in sizes)
+    piece = max(1, min(largest, _PIECES_BYTES // channel.size))
+    received = [torch.empty(whole, dtype=torch.uint8) for _, whole in sizes] if channel.rank == 0 else []
+    for begin in range(0, largest, piece):
+        sent = torch.zeros(piece, dtype=torch.uint8)
+        own = mine[begin : begin + piece]
+        sent[: len(own)] = own
+        for part, of_rank in zip(received, channel.gather(sent.to(device)) or (), strict=True):
+            room = part[begin : begin + piece]
+            room.copy_(of_rank[: len(room)])
+    if channel.rank:
+        return None
+    others = [
+        _restored(json.loads(bytes(part[:text].numpy())), _Reader(part[text:]), like_this=value)
+        for part, (text, _) in zip(received[1:], sizes[1:], strict=True)
+    ]
+    return [value, *others]
+
+
+def _described(value: object, tensors: list[Tensor]) -> _Described:
+    """``value`` as JSON, without its tensors' numbers; the tensors are added to ``tensors``."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)]
+    parts = parts_of(value)
+    if parts is None:
+        if value is None or isinstance(value, (str, bool, int, float)):
+            return ["value", value]
+        raise TypeError(
+            f"{type(value).__name__}: metrics of several ranks are computed on the first, which is sent tensors, text, "
+            "numbers, and containers of them. Return such, or use metrics with update() and compute()."
+        )
+    kind = _kind(value)
+    for key, _ in parts:
+        if not isinstance(key, (str, int)):
+            raise TypeError(f"{key!r}: keys of outputs and targets must be text or whole numbers.")
+    return [kind, [key for key, _ in parts], [_described(part, tensors) for _, part in parts]]
+
+
+def _kind(container: object) -> str:
+    return "list" if isinstance(container, list) else "tuple" if isinstance(container, tuple) else "dict"
+
+
+class _Reader:
+    """Takes tensors off ``bytes_`` one after the other."""
+
+    def __init__(self, bytes_: Tensor) -> None:
+        self._bytes = bytes_
+        self._at = 0
+
+    def next(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        if tensor.numel():
+            end = self._at + tensor.nbytes
+            tensor.view(-1).view(torch.uint8).copy_(self._bytes[self._at : end])
+            self._at = end
+        return tensor
+
+
+def _restored(described: _Described, reader: _Reader, *, like_this: object) -> object:
+    kind, *rest = described
+    if kind == "tensor":
+        dtype, shape = rest
+        assert isinstance(dtype, str)
+        assert isinstance(shape, list)
+        return reader.next(getattr(torch, dtype), shape)
+    if kind == "value":
+        return rest[0]
+    keys, descriptions = rest
+    assert isinstance(keys, list)
+    assert isinstance(descriptions, list)
+    of_first = parts_of(like_this)
+    examples: list[object] = [None] * len(keys)
+    fits = False
+    if of_first is not None and kind == _kind(like_this):
+        fits = kind != "list" and [key for key, _ in of_first] == keys
+        if fits:
+            examples = [part for _, part in of_first]
+        elif kind == "list" and of_first:
+            # An entry is as the first rank's first entry is.
+            examples = [of_first[0][1]] * len(keys)
+    parts = [
+        _restored(one, reader, like_this=example) for one, example in zip(descriptions, examples, strict=True)
+    ]
+    if fits:
+        return like(like_this, parts)
+    return (
+        parts if kind == "list" else tuple(parts) if kind == "tuple" else dict(zip(keys, parts, strict=True))
+    )

@@ -1,0 +1,149 @@
+"""How a batch is made of a data set's items, in whichever process reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from trainers.data.batches import Batch
+from trainers.data.streams import StreamReader, stream_of
+from trainers.randomness import generators_kept, seed_generators
+from trainers.structures import in_kind, mapped
+
+Collate = Callable[[Sequence[object]], object]
+"""The items of a batch to a pair of inputs and targets."""
+
+
+@runtime_checkable
+class ReadsBatches(Protocol):
+    """A data set that gives many items faster together than one by one, and stacked; it is asked so.
+
+    One that has torch's ``__getitems__`` is asked for that, and its items are stacked here.
+    """
+
+    def read_batch(self, indices: Tensor) -> tuple[object, object]:
+        """Inputs and targets of these items, along a first axis."""
+        ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """A batch to be fetched, in the epoch of this number, if the data set wants to know it. With ``once`` a stream that
+    is at its end gives no more.
+    """
+
+    epoch: int | None
+    batch: Batch
+    once: bool = False
+
+
+class Fetched(Dataset[object]):
+    """A data set that is asked for whole batches, each under the batch's own seed.
+
+    Args:
+        samples (Dataset): of pairs.
+        collate (callable): makes a batch of items; None: torch's way.
+        rank (int): this one; for a stream, as the others.
+        ranks (int): their number.
+        seed (int): of the run.
+    """
+
+    def __init__(
+        self, samples: Dataset[object], *, collate: Collate | None, rank: int, ranks: int, seed: int
+    ) -> None:
+        stream = stream_of(samples)
+        self._samples: object = samples if stream is None else stream.samples
+        self._stream = None if stream is None else StreamReader(stream, rank=rank, ranks=ranks, seed=seed)
+        self._collate = _stacked if collate is None else collate
+        # Not its subclasses, whose items may be others than the tensors'.
+        self._tensors = samples.tensors if type(samples) is TensorDataset and collate is None else None
+        self._epoch: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the data set's kind."""
+        return type(self._samples).__name__
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the data set know the epoch, if it wants to: once in each process."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            own = getattr(self._samples, "set_epoch", None)
+            if own is not None:
+                own(epoch)
+
+    def __getitems__(self, order: Order) -> tuple[object, int]:
+        """The batch, and its number of samples."""
+        batch = order.batch
+        if order.epoch is not None:
+            self.set_epoch(order.epoch)
+        if self._tensors is not None:
+            return tuple(tensor[batch.indices] for tensor in self._tensors), len(batch.indices)
+        items = None
+        if self._stream is not None:
+            first, count = int(batch.indices[0]), len(batch.indices)
+            items = self._stream.read(first, count, epoch=order.epoch, again=not order.once)
+            if not items:
+                return None, 0
+        with generators_kept():
+            seed_generators(batch.seed)
+            if items is None:
+                if isinstance(self._samples, ReadsBatches):
+                    return self._samples.read_batch(batch.indices), len(batch.indices)
+                items = self._items(batch.indices.tolist())
+            # Not where the user's default device has numbers become tensors: processes that read ahead have no GPU.
+            with torch.device("cpu"):
+                return self._collate(items), len(items)
+
+    def _items(self, indices: list[int]) -> list[object]:
+        samples = self._samples
+        together: Callable[[list[int]], list[object]] | None = getattr(samples, "__getitems__", None)
+        if together is not None:
+            return together(indices)
+        return [samples[index] for index in indices]  # type: ignore[index]
+
+
+class Collated:
+    """A batch of so many ``samples``, which DataLoader asks to pin itself."""
+
+    def __init__(self, parts: object, samples: int) -> None:
+        self.parts = parts
+        self.samples = samples
+
+    @classmethod
+    def of(cls, fetched: tuple[object, int]) -> Collated:
+        """What ``Fetched`` gave."""
+        return cls(*fetched)
+
+    def pin_memory(self, device: object = None) -> Collated:
+        """The same with its tensors in page-locked memory."""
+        return Collated(mapped(self.parts, _pinned), self.samples)
+
+
+def check_reading(name: str, samples: object, *, loader_processes: int, collate: object) -> None:
+    """ValueError if the data set ``name`` cannot be read by so many processes, or made batches of by ``collate``."""
+    if collate is not None and isinstance(samples, ReadsBatches):
+        raise ValueError(
+            f"collate: {name} has read_batch(), which makes the batches itself. Do there what is to be done, and leave "
+            "collate out."
+        )
+    if stream_of(samples) is not None and loader_processes > 1:
+        raise ValueError(
+            f"loader_processes = {loader_processes}: {name} streams its samples, and a stream is read by one process "
+            "of each rank, so that the order does not depend on their number. Set it to 1 or 0, and use threads in "
+            "the data set where reading is slow."
+        )
+
+
+def _stacked(items: Sequence[object]) -> object:
+    return in_kind(default_collate(items), items[0])  # type: ignore[arg-type]
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """``tensor`` in page-locked memory; one on a GPU cannot be."""
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor

@@ -1,0 +1,109 @@
+"""One pass of a batch through the model, by the user's loss or by a step of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from trainers.optim.label_smoothing import smoothed
+
+Loss = Callable[..., Tensor]
+"""(outputs, targets) to a tensor without dimensions, the mean over the samples."""
+Step = Callable[[nn.Module, tuple[object, object]], Mapping[str, object]]
+"""(model, (inputs, targets)) to {"loss": a tensor without dimensions, "outputs": …}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """What is done with a batch: the user's ``loss`` of the model's outputs, or the user's ``step``."""
+
+    loss: Loss | None = None
+    step: Step | None = None
+    label_smoothing: float = 0.0
+
+    def training_loss(self, model: nn.Module, inputs: object, targets: object) -> Tensor:
+        """The mean loss of the batch, which gradients can be had of. TypeError if it is none."""
+        if self.step is not None:
+            return _one_loss(self._stepped(model, inputs, targets)["loss"], "step")
+        assert self.loss is not None
+        outputs = outputs_of(model, inputs)
+        if self.label_smoothing:
+            if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+                raise TypeError(
+                    f"label_smoothing needs one tensor of outputs and one of targets, and these are "
+                    f"{type(outputs).__name__} and {type(targets).__name__}. Set it to 0, and smooth in the loss."
+                )
+            targets = smoothed(targets, outputs, self.label_smoothing)
+        try:
+            value = self.loss(outputs, targets)
+        except (TypeError, AttributeError) as error:
+            if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+                raise
+            raise TypeError(
+                f"loss: {error}. It got a {type(outputs).__name__}, as the model returned, and a "
+                f"{type(targets).__name__}, as the data set gives targets. Have it take their parts: "
+                "lambda outputs, targets: cross_entropy(outputs[0], targets), say."
+            ) from error
+        return _one_loss(value, "loss")
+
+    def evaluated(
+        self, model: nn.Module, inputs: object, targets: object, *, outputs: bool
+    ) -> tuple[Tensor | None, object]:
+        """The step's loss, None without a step, and the outputs. TypeError if ``outputs`` are needed, and there are
+        none.
+        """
+        if self.step is None:
+            return None, outputs_of(model, inputs)
+        found = self._stepped(model, inputs, targets)
+        if outputs and "outputs" not in found:
+            raise TypeError(
+                "step: returned no outputs, and loss and metrics are functions of them. Return "
+                '{"loss": …, "outputs": …}.'
+            )
+        return _one_number(found["loss"], "step"), found.get("outputs")
+
+    def _stepped(self, model: nn.Module, inputs: object, targets: object) -> Mapping[str, object]:
+        assert self.step is not None
+        found = self.step(model, (inputs, targets))
+        if not isinstance(found, Mapping) or "loss" not in found:
+            what = f"a dictionary of {list(found)}" if isinstance(found, Mapping) else type(found).__name__
+            raise TypeError(
+                f'step: returned {what}, and must return {{"loss": a tensor, "outputs": what the metrics get}}. '
+                "Correct it."
+            )
+        return found
+
+
+def outputs_of(model: nn.Module, inputs: object) -> object:
+    """The model's output; a list, a tuple or a dictionary of inputs becomes its arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (list, tuple)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _one_loss(value: object, whose: str) -> Tensor:
+    """``value``, what ``loss`` or ``step`` returned. TypeError if it is not one number that can be derived."""
+    loss = _one_number(value, whose)
+    if not loss.requires_grad:
+        raise _no_loss("a tensor that depends on no trained parameter, so that there is no gradient", whose)
+    return loss
+
+
+def _one_number(value: object, whose: str) -> Tensor:
+    if isinstance(value, Tensor):
+        if not value.dim():
+            return value
+        raise _no_loss(f"a tensor of shape {tuple(value.shape)}", whose)
+    raise _no_loss(type(value).__name__, whose)
+
+
+def _no_loss(found: str, whose: str) -> TypeError:
+    what = "and must return a tensor" if whose == "loss" else 'as "loss", and must return a tensor'
+    return TypeError(
+        f"{whose}: returned {found}, {what} without dimensions, the mean over its samples, from the "
+        "model's outputs. Correct it: cross_entropy(outputs, targets, reduction='mean'), say."
+    )

@@ -1,0 +1,244 @@
+"""Metrics of an evaluation: functions of all outputs and targets, and objects that take one batch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from trainers.communication.channel import Channel
+from trainers.communication.gathering import gathered
+from trainers.structures import joined, mapped, moved
+
+_TEXT_BYTES = 400
+"""Of what rank 0 says about a metric that failed, on the others."""
+
+_Batch = tuple[int, object, object]
+"""Samples, outputs and targets."""
+
+
+@runtime_checkable
+class StreamingMetric(Protocol):
+    """A metric that is given a batch at a time, so that no outputs need to be kept. Those of torchmetrics are such.
+
+    One of your own also has ``sums()``, which returns the tensors of its state, such as counts of samples and of hits.
+    The ranks sum them, in place, before ``compute``. Those of torchmetrics, which have ``sync_on_compute``, do that
+    themselves in ``compute``, over all ranks.
+    """
+
+    def reset(self) -> object:
+        """Begin anew: before each evaluation."""
+        ...
+
+    def update(self, outputs: Any, targets: Any, /) -> object:
+        """Take one batch of this rank, on its device and in the structure that the model and the data set give."""
+        ...
+
+    def compute(self) -> Tensor | float:
+        """The value over all that was taken. Called on every rank; rank 0's counts."""
+        ...
+
+
+Metric = Callable[..., "Tensor | float"] | StreamingMetric
+"""(outputs, targets) of all samples, in the order of the set, to one number; or an object that takes batches."""
+
+
+def is_streaming(metric: object) -> bool:
+    """Whether ``metric`` is an object that takes batches."""
+    return isinstance(metric, StreamingMetric) and not isinstance(metric, type)
+
+
+def check_metrics(metrics: Mapping[str, object]) -> None:
+    """ValueError if one of ``metrics`` is neither a function nor an object that ranks can share."""
+    for name, metric in metrics.items():
+        if isinstance(metric, type) and hasattr(metric, "update"):
+            raise ValueError(
+                f"metrics: {name!r} is a class, and must be a function of (outputs, targets), or an object with "
+                f"update() and compute(). Pass {metric.__name__}(), say."
+            )
+        if is_streaming(metric) and not (hasattr(metric, "sums") or hasattr(metric, "sync_on_compute")):
+            raise ValueError(
+                f"metrics: {name!r} has update() and compute(), and no sums(), without which each rank would compute "
+                "that of its own samples. Have it return a list of the tensors that the ranks are to sum before "
+                "compute()."
+            )
+        if not callable(metric) and not is_streaming(metric):
+            raise ValueError(
+                f"metrics = {dict(metrics)!r}: must be functions of (outputs, targets) by name, or objects with "
+                "reset(), update(), sums() and compute(). Correct it."
+            )
+
+
+class Scores:
+    """The metrics of one evaluation, on one rank: given batches by ``update``, then asked for ``values``.
+
+    Args:
+        metrics (dict): by name, functions and objects.
+        channel (Channel): the ranks.
+        device (device): of the model.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], *, channel: Channel, device: torch.device) -> None:
+        self._names = list(metrics)
+        self._channel = channel
+        self._device = device
+        self._functions: dict[str, Callable[..., Tensor | float]] = {}
+        self._streaming: dict[str, StreamingMetric] = {}
+        for name, metric in metrics.items():
+            if isinstance(metric, StreamingMetric):
+                self._streaming[name] = metric
+                if isinstance(metric, nn.Module):
+                    metric.to(device)
+                metric.reset()
+            else:
+                self._functions[name] = metric
+        self._kept: list[_Batch] = []
+
+    def update(self, outputs: object, targets: object, samples: int) -> None:
+        """Take a batch of so many ``samples``. What functions will need of it goes to the CPU's memory."""
+        outputs = mapped(outputs, _full)
+        for metric in self._streaming.values():
+            metric.update(outputs, targets)
+        if self._functions:
+            self._kept.append((samples, mapped(outputs, Tensor.cpu), mapped(targets, Tensor.cpu)))
+
+    def values(self, *, shared: bool) -> dict[str, float]:
+        """By name, the same on all ranks to the last bit, as they decide by them: rank 0's.
+
+        Collective: with functions, two gathers; of each object's state an all-reduce; a broadcast.
+
+        Args:
+            shared (bool): each rank was given samples of its own; else all were given the same.
+
+        Raises:
+            TypeError: a metric returned something else than one number, or what batches hold cannot be joined.
+            RuntimeError: on other ranks, where that or something else went wrong on rank 0.
+        """
+        together = self._gathered(shared)
+        found: dict[str, float] = {}
+        for name, metric in self._streaming.items():
+            self._sum(name, metric, shared)
+            found[name] = one_number(name, metric.compute())
+
+        def compute() -> list[float]:
+            if self._functions:
+                if not together:
+                    raise ValueError(
+                        "validation_set: it gave rank 0 no samples. Bring data, for rank 0 at least."
+                    )
+                samples, all_outputs, all_targets = zip(*together, strict=True)
+                together.clear()
+                outputs = joined(all_outputs, samples, "outputs")
+                targets = joined(all_targets, samples, "targets")
+                del all_outputs, all_targets
+                for name, function in self._functions.items():
+                    found[name] = one_number(name, self._call(function, outputs, targets))
+            return [found[name] for name in self._names]
+
+        return dict(zip(self._names, self._of_first_rank(compute), strict=True))
+
+    def _gathered(self, shared: bool) -> list[_Batch]:
+        """The batches of all ranks, in their order, on rank 0; not joined, as what cannot be is to fail there."""
+        if not self._functions:
+            return []
+        mine, self._kept = self._kept, []
+        of_ranks = gathered(mine, self._channel, self._device) if shared else [mine]
+        if not mine:
+            # Only rank 0's own batches show of which kinds the containers of the others are.
+            return []
+        return [batch for batches in of_ranks or () for batch in cast(list[_Batch], batches)]
+
+    def _call(
+        self, function: Callable[..., Tensor | float], outputs: object, targets: object
+    ) -> Tensor | float:
+        try:
+            return function(outputs, targets)
+        except RuntimeError as error:
+            if self._device.type == "cpu" or "same device" not in str(error):
+                raise
+        # It holds tensors of the GPU, weights of classes say.
+        return function(moved(outputs, self._device), moved(targets, self._device))
+
+    def _sum(self, name: str, metric: StreamingMetric, shared: bool) -> None:
+        own: Callable[[], Iterable[Tensor]] | None = getattr(metric, "sums", None)
+        if own is None or self._channel.size == 1 or not shared:
+            return
+        for tensor in own():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"metrics: sums() of {name!r} returned {type(tensor).__name__} in its list, and must return "
+                    "tensors, which the ranks sum in place."
+                )
+            tensor.copy_(self._channel.all_reduce(tensor.to(self._device, copy=True)).wait())
+
+    def _of_first_rank(self, compute: Callable[[], list[float]]) -> list[float]:
+        values, failed = [0.0] * len(self._names), None
+        if self._channel.rank == 0:
+            try:
+                values = compute()
+            except Exception as error:  # the user's own function; the other ranks wait for its outcome
+                if self._channel.size == 1:
+                    raise
+                failed = error
+        state = torch.tensor([*values, float(failed is not None)], dtype=torch.float64, device=self._device)
+        *agreed, wrong = self._channel.broadcast(state).wait().tolist()
+        if wrong:
+            text = f"{type(failed).__name__}: {failed}".encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+            said = torch.tensor(list(text), dtype=torch.uint8, device=self._device)
+            heard = bytes(self._channel.broadcast(said).wait().tolist()).decode(errors="replace").rstrip()
+            raise failed or RuntimeError(f"Rank 0, which computes the metrics, ended with {heard}")
+        return [float(value) for value in agreed]
+
+
+class MeanLoss:
+    """The validation loss of a step of the user's own: the mean over samples of its losses of batches."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._sums.zero_()
+
+    def add(self, loss: Tensor, samples: int) -> None:
+        """``loss`` is the mean over so many ``samples``."""
+        self._sums[0] += loss.detach().double() * samples
+        self._sums[1] += samples
+
+    def update(self, outputs: object, targets: object, /) -> None:
+        """Takes nothing of what is for the metrics."""
+
+    def sums(self) -> list[Tensor]:
+        """The sum of losses, and the number of samples."""
+        return [self._sums]
+
+    def compute(self) -> Tensor:
+        """Their quotient."""
+        return self._sums[0] / self._sums[1]
+
+
+def one_number(name: str, value: object) -> float:
+    """``value``, which the metric ``name`` returned. TypeError if it is not one number."""
+    shape = ""
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            # An error here is a GPU's, of whatever it was about just before.
+            return float(value.item())
+        shape = f" of shape {tuple(value.shape)} and {value.dtype}"
+    else:
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            pass
+    whose = "loss" if name == "validation_loss" else f"metrics: {name!r}"
+    raise TypeError(
+        f"{whose} returned {type(value).__name__}{shape} for all outputs and targets, and must return one number. "
+        "Correct it."
+    )
+
+
+def _full(tensor: Tensor) -> Tensor:
+    """In single precision where it has the eight bits of bf16."""
+    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor

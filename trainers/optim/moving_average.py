@@ -1,0 +1,82 @@
+"""An exponential moving average of a model's weights, kept beside the training (Polyak and Juditsky 1992; with a fixed
+decay as in Tarvainen and Valpola 2017, arXiv 1703.01780).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from trainers.names import plain_name
+
+
+class MovingAverage:
+    """average ← decay · average + (1 - decay) · weights after each step, of trained parameters and of buffers of
+    floating-point numbers; after the first step it is the weights. The model's parameters stay the same objects.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._parameters = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
+        # By their places: a forward pass may put another tensor there.
+        self._places = {
+            plain_name(f"{prefix}.{name}" if prefix else name): (module, name)
+            for prefix, module in model.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.is_floating_point()
+        }
+        self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._average: dict[str, Tensor] = {}
+
+    def _weights(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {name: p.detach() for name, p in self._parameters.items()}
+        for name, (module, key) in self._places.items():
+            buffer = module._buffers[key]
+            assert buffer is not None
+            found[name] = buffer
+        return found
+
+    def update(self) -> None:
+        """A step has been taken."""
+        weights = self._weights()
+        if self._average:
+            self._update(list(self._average.values()), list(weights.values()), 0)
+        else:
+            self._average = {name: value.clone() for name, value in weights.items()}
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Leave the average, if there is one, in the model."""
+        for name, value in self._weights().items():
+            if name in self._average:
+                value.copy_(self._average[name])
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, the model has the average; afterwards the weights of before."""
+        kept = {name: value.clone() for name, value in self._weights().items()}
+        self.fill()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in self._weights().items():
+                    value.copy_(kept[name])
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The average of the parameters, by plain names; nothing before the first step."""
+        return {name: value for name, value in self._average.items() if name in self._parameters}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """That of the buffers."""
+        return {name: value for name, value in self._average.items() if name in self._places}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Go on from ``saved``, parameters and buffers together."""
+        device = {name: value.device for name, value in self._weights().items()}
+        self._average = {name: saved[name].to(device[name], copy=True) for name in device if name in saved}

@@ -1,0 +1,415 @@
+"""``trainers.wrap``: the training methods for those who keep their own loop."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainers.arguments import check_argument, is_integer, is_whole
+from trainers.checkpoints.contents import fill_buffers, fill_model, fill_optimizer, form_of
+from trainers.communication.buckets import broadcast_tensors, reconcile_buffers
+from trainers.communication.communicator import Communicator
+from trainers.communication.rank_consistency import (
+    refuse_alone_among_many,
+    refuse_other_models,
+    refuse_other_optimizers,
+    refuse_other_settings,
+)
+from trainers.communication.topology import Topology
+from trainers.evaluation import current, device_of
+from trainers.methods.ddp import DDP
+from trainers.methods.strategy import Method, Setup, State, check_method
+from trainers.names import plain, plain_name, renamed
+from trainers.settings import check_optimizer, check_tensors
+
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+_WHERE = "the given state"
+_at_work: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def wrap(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    epochs: int,
+    steps_per_epoch: int,
+    method: Method | None = None,
+    topology: Topology | None = None,
+    timeout: timedelta = timedelta(minutes=10),
+    group: dist.ProcessGroup | None = None,
+    seed: int = 0,
+) -> Wrapped:
+    """Have a loop of one's own train ``model`` by ``method``, with the ranks of the initialised group, or alone.
+
+    Where the loop says ``loss.backward()`` it says ``run.backward(loss)`` instead, with ``run`` from
+    ``with trainers.wrap(…) as run``. The rest stays: ``model(…)``, ``optimizer.zero_grad()``, clipping,
+    ``optimizer.step()``, schedulers. Every rank deals itself its own share of the data, and takes the same steps.
+
+    Several models with an optimizer each, as of a GAN, are each wrapped; only the one whose ``run.backward`` is called
+    exchanges gradients.
+
+    Args:
+        model (Module): on the device where it is to be trained. Rank 0's parameters and buffers count.
+        optimizer (Optimizer): of all parameters of ``model`` that require a gradient, and of no others.
+        epochs (int, from 1): of the run. Methods have phases that are fractions of it; all steps must be taken, or the
+            ``with`` block be left on all ranks after the same step.
+        steps_per_epoch (int, from 1): optimizer steps in each epoch, the same on all ranks. After the last of them
+            buffers, and but for AB's groups parameters, are the same on all ranks.
+        method (Method; default None): how ranks work together; None: ``DDP()``.
+        topology (Topology; default None): which ranks share a node; None: those with the same host name.
+        timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
+        group (ProcessGroup; default None): ranks that train together; this rank must be in it. None: all ranks.
+        seed (int; default 0): of what a method draws.
+
+    Raises:
+        ValueError: settings are not allowed or differ between ranks, or the method cannot work with this model or
+            optimizer.
+        CommunicationError: a rank is lost or hangs.
+    """
+    method = DDP() if method is None else method
+    check_method(f"method = {method!r}", method)
+    for name, value, allowed, rule in (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
+        (
+            "optimizer",
+            optimizer,
+            isinstance(optimizer, Optimizer),
+            "one torch.optim.Optimizer, of the model's parameters",
+        ),
+        (
+            "topology",
+            topology,
+            topology is None or isinstance(topology, Topology),
+            "None or a trainers.Topology(ranks_per_node=2), say",
+        ),
+        (
+            "timeout",
+            timeout,
+            isinstance(timeout, timedelta) and timeout > timedelta(0),
+            "a datetime.timedelta above 0: datetime.timedelta(minutes=10), say",
+        ),
+        ("epochs", epochs, is_whole(epochs, 1), "a whole number of at least 1"),
+        ("steps_per_epoch", steps_per_epoch, is_whole(steps_per_epoch, 1), "a whole number of at least 1"),
+        ("seed", seed, is_integer(seed), "a whole number, the same on all ranks"),
+    ):
+        check_argument(name, value, allowed, rule)
+    check_optimizer(optimizer)
+    _refuse_other_parameters(model, optimizer)
+    refuse_alone_among_many()
+    device = device_of(model)
+    communicator = Communicator(topology=topology, timeout=timeout, device=device, among=group)
+    try:
+        with current(device):
+            channel = communicator.service
+            check_tensors(model, exchanged=communicator.size > 1, saved=False)
+            refuse_other_models(channel, model, device)
+            refuse_other_optimizers(channel, optimizer, device)
+            agreed = {
+                "method": method,
+                "ranks of each node": communicator.nodes,
+                "epochs": epochs,
+                "steps_per_epoch": steps_per_epoch,
+                "seed": int(seed),
+            }
+            refuse_other_settings(channel, agreed, device)
+            broadcast_tensors(channel, [*model.parameters(), *model.buffers()])
+            setup = Setup(
+                model=model,
+                optimizer=optimizer,
+                communicator=communicator,
+                epochs=epochs,
+                steps_per_epoch=steps_per_epoch,
+                batch_size=1,
+                seed=seed,
+            )
+            return Wrapped(setup, method)
+    except BaseException:
+        communicator.close()
+        raise
+
+
+class Wrapped:
+    """A model and its optimizer at work by a method; made by ``trainers.wrap``, a context manager.
+
+    At the end of its ``with`` block the model is in its final state, the same on all ranks, and hooks and process
+    groups are gone; where the block ends with an error, no rank waits for another.
+    """
+
+    def __init__(self, setup: Setup, method: Method) -> None:
+        """Called by ``trainers.wrap``."""
+        self._setup = setup
+        self._model, self._optimizer = setup.model, setup.optimizer
+        self._communicator = setup.communicator
+        self._device = setup.communicator.device
+        self._identity = {
+            "method": repr(method),
+            "nodes": repr(setup.communicator.nodes),
+            "epochs": str(setup.epochs),
+            "steps_per_epoch": str(setup.steps_per_epoch),
+            "optimizer": type(setup.optimizer).__name__,
+        }
+        self._strategy = method.strategy(setup)
+        self._identity |= {f"parameter {name}": form for name, form in form_of(self._model).items()}
+        self._step = 0
+        self._begun = False
+        """Whether the forward pass of this step has begun."""
+        self._passed = False
+        """Whether a backward pass of this step is over."""
+        self._reduced = False
+        """Whether gradients are those that the optimizer shall use."""
+        self._loss = self._no_loss()
+        """Of this step, and below of this epoch so far, on this rank."""
+        self._loss_sum = self._no_loss()
+        self._rates: list[float | Tensor] = []
+        self._closed = False
+        _at_work.add(self._optimizer)
+        self._hooks = [
+            self._model.register_forward_pre_hook(self._on_forward),
+            self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def begin_step(self) -> None:
+        """A forward pass follows. The model's own call says so; only where parts of it are called by themselves, as in
+        ``model.encoder(inputs)``, call this first in every step.
+        """
+        if self._begun or self._step == self._setup.total_steps:
+            return
+        self._begun = True
+        with current(self._device):
+            self._strategy.before_pass(self._step, last=False)
+
+    def backward(self, loss: Tensor, *, last: bool = True, **arguments: Any) -> None:
+        """``loss.backward()``, and the gradients become those that the optimizer shall use: the ranks' mean, or what
+        the method makes of them.
+
+        Args:
+            loss (Tensor, without dimensions): a mean over this rank's samples.
+            last (bool; default True): False: another backward pass of the same step follows, and nothing is sent yet.
+            **arguments: of ``torch.autograd.backward``: ``retain_graph``, say.
+
+        Raises:
+            RuntimeError: the model has not been called in this step, or all steps are taken.
+            CommunicationError: a rank is lost or hangs.
+        """
+        if self._step == self._setup.total_steps:
+            raise RuntimeError(
+                f"run.backward(loss): all {self._step} steps of the run are taken, {self._setup.epochs} epochs of "
+                f"{self._setup.steps_per_epoch}. Give trainers.wrap as many as the loop takes."
+            )
+        if not self._begun:
+            raise RuntimeError(
+                "run.backward(loss): the model has not been called in training since the last step. Call it itself, "
+                "and not parts of it, or run.begin_step() before these; after optimizer.step(), compute the loss anew."
+            )
+        with current(self._device):
+            self._strategy.before_pass(self._step, last=last)
+            torch.autograd.backward(loss, **arguments)
+            self._loss += loss.detach().reshape(())
+            if last:
+                self._strategy.reduce_gradients(self._step)
+        self._passed, self._reduced = True, last
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, after an epoch's last step, the model is what is to be evaluated, the same on all ranks. Every rank
+        enters. Between other steps the ranks of DASO, LocalSGD and AB have models of their own.
+        """
+        with current(self._device), self._strategy.evaluating():
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        """What the method records now: bytes sent by all ranks between and inside nodes, the mean seconds that ranks
+        waited, and what ``trainers.train`` would add to its metrics. Every rank calls it.
+        """
+        channels = [one for one in self._communicator.channels if one is not self._communicator.service]
+        mine = {
+            "bytes_between_nodes": sum(channel.bytes_between for channel in channels),
+            "bytes_inside_nodes": sum(channel.bytes_inside for channel in channels),
+            "wait_s": sum(channel.wait_s for channel in channels) / self._communicator.size,
+        }
+        with current(self._device):
+            summed = self._summed(
+                torch.tensor(list(mine.values()), dtype=torch.float64, device=self._device)
+            ).tolist()
+            of_method = self._strategy.metrics()
+        of_method.pop("effective_batch_size", None)  # the batch size is the loop's
+        return {**dict(zip(mine, summed, strict=True)), **of_method}
+
+    def state_dict(self) -> dict[str, object]:
+        """All by which this rank goes on after this step, bit for bit: of the model, the optimizer and the method.
+        Tensors, numbers, strings, lists and dictionaries of them; not copied. Save each rank's own: replicas differ.
+
+        Raises:
+            RuntimeError: in the midst of a step.
+        """
+        if self._passed:
+            raise RuntimeError(
+                "run.state_dict(): in the midst of a step, whose gradients are not kept. Save after optimizer.step()."
+            )
+        return {
+            "identity": self._identity,
+            "step": self._step,
+            "loss_sum": self._loss_sum,
+            "model": plain(self._model.state_dict()),
+            # Also those that the model's state leaves out.
+            "buffers": plain(dict(self._model.named_buffers())),
+            "optimizer": self._optimizer.state_dict(),
+            "strategy": renamed(dict(self._strategy.state()), plain_name),
+            "counters": self._communicator.counters(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``, which this rank's ``state_dict`` gave. Before the first step, on all ranks.
+
+        Raises:
+            ValueError: it is of another run.
+        """
+        differing = [
+            f"{name} was {was}, is {self._identity.get(name, 'not there')}"
+            for name, was in state["identity"].items()
+            if was != self._identity.get(name)
+        ]
+        if differing:
+            raise ValueError(
+                f"run.load_state_dict: the state is of another run: {'; '.join(differing)}. Give wrap the same "
+                "settings, model and ranks, or start anew."
+            )
+        names = {plain_name(name): name for name, _ in self._model.named_parameters()}
+        with current(self._device):
+            # First the strategy: it may have to give model and optimizer other shapes.
+            self._strategy.load(cast(State, renamed(state["strategy"], lambda name: names.get(name, name))))
+            fill_model(self._model, state["model"], where=_WHERE)
+            fill_optimizer(
+                self._optimizer,
+                state["optimizer"],
+                model=plain(self._model.state_dict()),
+                saved_model=state["model"],
+                where=_WHERE,
+            )
+            fill_buffers(self._model, state["buffers"], where=_WHERE)
+            self._communicator.set_counters(state["counters"])
+            self._step = state["step"]
+            self._loss_sum.copy_(state["loss_sum"])
+
+    def close(self) -> None:
+        """Leave the model in its final state, and take off what was put there; what the end of the ``with`` block
+        does. Every rank calls it, after the same step.
+        """
+        if self._closed:
+            return
+        try:
+            # With an error under way the others may be anywhere.
+            if sys.exc_info()[0] is None and self._step < self._setup.total_steps:
+                with current(self._device):
+                    self._strategy.finalise()
+                    reconcile_buffers(self._communicator.service, self._model)
+        finally:
+            self._closed = True
+            _at_work.discard(self._optimizer)
+            for hook in self._hooks:
+                hook.remove()
+            self._strategy.close()
+            self._communicator.close()
+
+    def __enter__(self) -> Wrapped:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Called by the model and the optimizer
+
+    def _on_forward(self, model: nn.Module, inputs: object) -> None:
+        if model.training and torch.is_grad_enabled():
+            self.begin_step()
+
+    def _before_step(self, optimizer: Optimizer, arguments: object, named: object) -> None:
+        if not self._reduced:
+            raise RuntimeError(
+                "optimizer.step(): the gradients are this rank's alone. Call run.backward(loss) in place of "
+                "loss.backward() before it, the last time in a step without last=False."
+            )
+        groups = optimizer.param_groups
+        # Schedulers go on from the rates that they have set.
+        self._rates = [
+            group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"] for group in groups
+        ]
+        self._set_rates([self._strategy.learning_rate(self._step, float(rate)) for rate in self._rates])
+
+    def _after_step(self, optimizer: Optimizer, arguments: object, named: object) -> None:
+        self._set_rates(self._rates)
+        setup, loss = self._setup, self._loss
+        with current(self._device):
+            self._strategy.after_step(self._step, loss)
+            self._loss_sum += loss
+            self._loss = self._no_loss()
+            self._step += 1
+            self._begun = self._passed = self._reduced = False
+            if self._step % setup.steps_per_epoch == 0:
+                total = self._summed(self._loss_sum).item()
+                self._strategy.end_epoch(
+                    self._step // setup.steps_per_epoch - 1,
+                    total / self._communicator.size / setup.steps_per_epoch,
+                )
+                self._loss_sum.zero_()
+            if self._step == setup.total_steps:
+                self._strategy.finalise()
+
+    def _set_rates(self, rates: list[float | Tensor] | list[float]) -> None:
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].copy_(torch.as_tensor(rate))
+            else:
+                group["lr"] = rate
+
+    def _no_loss(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self._device)
+
+    def _summed(self, values: Tensor) -> Tensor:
+        return self._communicator.service.all_reduce(values.clone()).wait()
+
+
+def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:
+    """ValueError unless ``optimizer`` has just the parameters of ``model`` that are trained, and they are whole."""
+    for name, module in model.named_modules():
+        if type(module).__name__ in _WRAPPERS:
+            raise ValueError(
+                f"model: {name or 'it'} is in {type(module).__name__}, which exchanges gradients itself. Pass the "
+                "module inside (.module), or leave trainers.wrap out."
+            )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(
+            "model: no parameter requires a gradient, and there is nothing to train. Wrap another."
+        )
+    if optimizer in _at_work:
+        raise ValueError("optimizer: it is wrapped already. Wrap it once, or close the first run before.")
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor":
+            raise ValueError(
+                f"model: {name} is sharded over ranks, and methods work with whole tensors. Leave sharding out."
+            )
+    if strangers := len(held - trained.keys()):
+        raise ValueError(
+            f"optimizer: {strangers} of its tensors are no parameters of the model that require a gradient, and would "
+            "be trained on each rank alone. Make it from model.parameters(), one optimizer a model."
+        )
+    if missing := [name for identity, name in trained.items() if identity not in held]:
+        raise ValueError(
+            f"optimizer: it lacks {missing[0]} of the model, and a step is that of one optimizer. Give it all "
+            "parameters, with groups for different settings, or freeze this one: requires_grad_(False)."
+        )

@@ -1,0 +1,46 @@
+"""The mean of the ranks' models: for an evaluation within an epoch, which changes nothing for the training, and for
+weights that are each rank's own average over steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from trainers.communication.buckets import average_tensors, broadcast_tensors, buffers_of
+from trainers.communication.channel import Channel
+
+
+@contextmanager
+def averaged_over_ranks(channel: Channel, model: nn.Module, *, parameters: bool) -> Iterator[None]:
+    """Inside, buffers and, with ``parameters``, trained parameters of ``model`` are their means over ``channel``'s
+    ranks, and buffers that have none are the first rank's; afterwards each rank has its own again. Collective.
+    """
+    if channel.size == 1:
+        yield
+        return
+    averaged, others = _tensors(model, parameters)
+    kept = [tensor.detach().clone() for tensor in (*averaged, *others)]
+    average_over_ranks(channel, model, parameters=parameters)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, own in zip((*averaged, *others), kept, strict=True):
+                tensor.copy_(own)
+
+
+def average_over_ranks(channel: Channel, model: nn.Module, *, parameters: bool) -> None:
+    """As ``averaged_over_ranks``, for good."""
+    averaged, others = _tensors(model, parameters)
+    average_tensors(channel, averaged)
+    broadcast_tensors(channel, others)
+
+
+def _tensors(model: nn.Module, parameters: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """What has a mean, and what has not."""
+    floating, others = buffers_of(model)
+    return [*(p for p in model.parameters() if p.requires_grad and parameters), *floating], others

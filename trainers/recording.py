@@ -1,0 +1,86 @@
+"""What a run records of itself beside losses and metrics: bytes, seconds, and what of the model is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from trainers.communication.communicator import Communicator
+from trainers.methods.strategy import Strategy
+from trainers.optim.early_stopping import EarlyStopping, recorded
+from trainers.optim.schedules import ReduceOnPlateau
+from trainers.options import Metrics
+from trainers.position import Position
+from trainers.settings import OF_LAYERS, TOTALS, Settings
+
+
+class Recorder:
+    """Of one run on one rank. It is made before the method changes the model.
+
+    Raises:
+        ValueError, by its methods: a metric of the user has the name of one of the method.
+    """
+
+    def __init__(self, settings: Settings, communicator: Communicator) -> None:
+        self._settings = settings
+        self._communicator = communicator
+        parameters = list(settings.model.parameters())
+        self._full_parameters = sum(p.numel() for p in parameters)
+        self._full_trainable = sum(p.numel() for p in parameters if p.requires_grad)
+
+    def check_names(self, strategy: Strategy) -> None:
+        """ValueError if a metric's name is taken, or one is asked for that will not be recorded."""
+        settings = self._settings
+        of_strategy = strategy.metrics().keys()
+        self._refuse_taken(of_strategy)
+        names = ["epoch", "steps", "lr", "train_loss"]
+        if settings.validation_set is not None:
+            names += ["validation_loss", *settings.metrics]
+        names += [*TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s"]
+        known = dict.fromkeys([*names, *of_strategy], 0.0)
+        for asking in (settings.early_stopping, settings.schedule):
+            # A layer's are recorded from the step on at which a method changes it.
+            if isinstance(asking, (EarlyStopping, ReduceOnPlateau)) and not asking.metric.startswith(
+                OF_LAYERS
+            ):
+                recorded(known, asking.metric, type(asking).__name__)
+
+    def totals(self, position: Position, strategy: Strategy) -> Metrics:
+        """Over the run so far: bytes of all ranks together, seconds as their mean; what is trained now. Collective: one
+        all-reduce.
+        """
+        communicator = self._communicator
+        channels = [channel for channel in communicator.channels if channel is not communicator.service]
+        size = communicator.size
+        mine = {
+            "bytes_between_nodes": sum(channel.bytes_between for channel in channels),
+            "bytes_inside_nodes": sum(channel.bytes_inside for channel in channels),
+            "wait_s": sum(channel.wait_s for channel in channels) / size,
+            "train_s": position.train_s / size,
+            "evaluation_s": position.evaluation_s / size,
+        }
+        summed = self.summed(
+            torch.tensor(list(mine.values()), dtype=torch.float64, device=self._settings.device)
+        )
+        parameters = list(self._settings.model.parameters())
+        of_strategy = strategy.metrics()
+        self._refuse_taken(of_strategy)
+        return {
+            **dict(zip(mine, summed.tolist(), strict=True)),
+            "trainable_fraction": sum(p.numel() for p in parameters if p.requires_grad)
+            / self._full_trainable,
+            "compression_ratio": self._full_parameters / sum(p.numel() for p in parameters),
+            "decomposition_s": 0.0,
+            **of_strategy,
+        }
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Over the ranks. Collective: one all-reduce."""
+        return self._communicator.service.all_reduce(values.clone()).wait()
+
+    def _refuse_taken(self, of_strategy: Iterable[str]) -> None:
+        taken = sorted(self._settings.metrics.keys() & set(of_strategy))
+        if taken:
+            raise ValueError(f"metrics: the method records {taken[0]!r}. Choose another name.")

@@ -1,0 +1,161 @@
+"""How a run is saved and goes on later, and how its best weights are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from torch.optim import Optimizer
+
+from trainers.checkpoints.checkpoint import Checkpoint
+from trainers.checkpoints.contents import (
+    Best,
+    checked,
+    described,
+    fill_buffers,
+    fill_model,
+    fill_optimizer,
+    form_of,
+)
+from trainers.checkpoints.host_copy import HostCopy
+from trainers.communication.communicator import Communicator
+from trainers.methods.strategy import Method, State, Strategy
+from trainers.names import plain, plain_name, renamed
+from trainers.optim.moving_average import MovingAverage
+from trainers.position import Length, Position
+from trainers.settings import Settings
+
+
+def identity_of(
+    settings: Settings, communicator: Communicator, optimizer: Optimizer, method: Method
+) -> dict[str, str]:
+    """What a checkpoint must have been written with to be gone on from; ``optimizer`` as the user made it."""
+    return {
+        **settings.identity(),
+        "method": repr(method),
+        # Methods keep state by place in the node: others could take it up, and would go apart.
+        "nodes": repr(communicator.nodes),
+        **described(optimizer),
+    }
+
+
+class SavedState:
+    """What of one run is kept: on the disk, if it has a checkpoint directory, and the best weights in memory."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        communicator: Communicator,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        position: Position,
+        length: Length,
+        average: MovingAverage | None,
+        identity: Mapping[str, str],
+    ) -> None:
+        self._model = settings.model
+        self._communicator = communicator
+        self._optimizer = optimizer
+        self._strategy = strategy
+        self._position = position
+        self._steps_per_epoch = length.steps_per_epoch
+        self._average = average
+        self.best: Best | None = None
+        self._best_memory = HostCopy()
+        self._identity = identity
+        # A model that a run before left in factors is whole now.
+        self._form = form_of(self._model)
+        self._names = {plain_name(name): name for name, _ in self._model.named_parameters()}
+        """The model's names, which strategies know weights by, of those in checkpoints."""
+        directory = settings.checkpointing.checkpoint
+        self.checkpoint = Checkpoint(directory, communicator) if directory is not None else None
+
+    def close(self) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+
+    def keep_best(self) -> None:
+        """Keep the model as it is now, and what the strategy needs to give it its shapes."""
+        # Not beside what is trained: a GPU has no room to spare for what only the end may need.
+        self.best = self._best_memory.of(
+            {"model": plain(self._model.state_dict()), "strategy": self._strategy_state()}
+        )
+
+    def restore_best(self) -> None:
+        """Give the model what was kept, if there is something."""
+        if self.best is not None:
+            self._fill(self.best)
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write the checkpoint, if there is a directory for it; with ``wait``, return when it is on the disk."""
+        if self.checkpoint is None:
+            return
+        position = self._position
+        model_and_optimizer = {
+            "model": plain(self._model.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+            **({} if self._average is None else {"ema": self._average.parameters}),
+        }
+        replicated = self._strategy.replicated
+        self.checkpoint.save(
+            position.steps,
+            shared={
+                "identity": self._identity,
+                "form": self._form,
+                "epoch": position.steps // self._steps_per_epoch,
+                "step": position.steps % self._steps_per_epoch,
+                "history": position.history,
+                "reason": position.reason,
+                "best": self.best,
+                **(model_and_optimizer if replicated else {}),
+            },
+            own={
+                # Running means are each rank's own until the epoch's end, whatever the method.
+                "buffers": plain(dict(self._model.named_buffers())),
+                **({} if self._average is None else {"ema_buffers": self._average.buffers}),
+                "strategy": self._strategy_state(),
+                "loss_sum": position.loss_sums,
+                "train_s": position.train_s,
+                "evaluation_s": position.evaluation_s,
+                "counters": self._communicator.counters(),
+                **({} if replicated else model_and_optimizer),
+            },
+            wait=wait,
+        )
+
+    def take_up(self) -> None:
+        """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings."""
+        found = self.checkpoint.load() if self.checkpoint is not None else None
+        if self.checkpoint is None or found is None:
+            return
+        with self.checkpoint.by_all("go on from its part of"):
+            where = str(self.checkpoint)
+            saved = checked({**found[0], **found[1]}, identity=self._identity, form=self._form, where=where)
+            self._fill({"model": saved["model"], "strategy": saved["strategy"]})
+            fill_optimizer(
+                self._optimizer,
+                saved["optimizer"],
+                model=plain(self._model.state_dict()),
+                saved_model=saved["model"],
+                where=where,
+            )
+            fill_buffers(self._model, saved["buffers"], where=where)
+            if self._average is not None:
+                self._average.load({**saved.get("ema", {}), **saved.get("ema_buffers", {})})
+        self._communicator.set_counters(saved["counters"])
+        self.best = saved["best"]
+        position = self._position
+        position.steps = saved["epoch"] * self._steps_per_epoch + saved["step"]
+        position.reason, position.history = saved["reason"], saved["history"]
+        for entry in position.history:  # of earlier versions, in which evaluations were at the ends of epochs
+            entry.setdefault("steps", entry["epoch"] * self._steps_per_epoch)
+        position.loss_sums.copy_(saved["loss_sum"])
+        position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
+
+    def _strategy_state(self) -> State:
+        return cast(State, renamed(dict(self._strategy.state()), plain_name))
+
+    def _fill(self, saved: Best) -> None:
+        # First the strategy: it may have to give the model other shapes.
+        self._strategy.load(cast(State, renamed(saved["strategy"], lambda name: self._names.get(name, name))))
+        fill_model(self._model, saved["model"], where=str(self.checkpoint))

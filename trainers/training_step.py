@@ -1,0 +1,69 @@
+"""One optimizer step: the passes forward and backward, the method's exchange, clipping, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainers.communication.averager import refuse_sparse
+from trainers.data.batches import Batch
+from trainers.methods.strategy import Strategy
+from trainers.optim.moving_average import MovingAverage
+from trainers.options import StepMetrics
+from trainers.precision import autocast
+from trainers.settings import Settings
+
+
+class TrainingStep:
+    """Takes the optimizer steps of one run on one rank; the model is in training."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        average: MovingAverage | None,
+    ) -> None:
+        self._settings = settings
+        self._optimizer = optimizer
+        self._strategy = strategy
+        self._average = average
+
+    def take(
+        self, step: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]]
+    ) -> StepMetrics:
+        """Take ``step``, counted from the run's begin, with as many of ``batches`` as there are ``passes``."""
+        settings, strategy = self._settings, self._strategy
+        options = settings.optimisation
+        self._optimizer.zero_grad(set_to_none=True)
+        local_loss = torch.zeros((), dtype=torch.float64, device=settings.device)
+        for index, batch in enumerate(passes):
+            inputs, targets = next(batches)
+            strategy.before_pass(step, last=index == len(passes) - 1)
+            with autocast(settings.device, options.precision):
+                value = settings.forward.training_loss(settings.model, inputs, targets)
+            value = value * (batch.weight / len(passes))
+            torch.autograd.backward(value)
+            local_loss += value.detach()
+        strategy.reduce_gradients(step)
+        taken: StepMetrics = {"loss": local_loss, "lr": float(self._optimizer.param_groups[0]["lr"])}
+        trained = []
+        if options.clip_norm is not None or options.clip_value is not None:
+            trained = self._trained()
+            for parameter in trained:
+                refuse_sparse(parameter.grad)
+        if options.clip_value is not None:
+            nn.utils.clip_grad_value_(trained, options.clip_value)
+        elif options.clip_norm is not None:
+            taken["gradient_norm"] = nn.utils.clip_grad_norm_(trained, options.clip_norm).detach()
+        self._optimizer.step()
+        strategy.after_step(step, local_loss)
+        if self._average is not None:
+            self._average.update()
+        return taken
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
