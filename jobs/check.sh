@@ -6,6 +6,8 @@
 #        bash jobs/check.sh oldest|newest [ARGUMENTS OF PYTEST ...]
 #            instead, tests of one rank in .venv-oldest (Python 3.10, the lowest version of each bound) or .venv-newest
 #            (Python 3.13, the newest of everything): some 5 GB each
+#        bash jobs/check.sh gpu [--wheels DIR]
+#            instead, tests/gpu and figures of one GPU with the Python that is there (jobs/check_gpu.sh has all options)
 #        bash jobs/check.sh ARGUMENTS OF PYTEST ...     e.g. bash jobs/check.sh tests/fast/test_space.py -x
 # A test that is skipped though this machine could run it counts as failed; with --lenient, first, it does not.
 set -uo pipefail
@@ -15,6 +17,10 @@ lenient=
 if [[ ${1-} == --lenient ]]; then
     lenient=yes
     shift
+fi
+if [[ ${1-} == gpu ]]; then
+    shift
+    exec bash jobs/check_gpu.sh "$@"
 fi
 tier=default extras=(dev bench optuna tensorboard bigearthnet forecasting) venv=.venv versions=()
 case ${1-} in
@@ -95,9 +101,11 @@ else
         run_pytest "tests/fast" tests/fast "${together[@]}"
     else
         run_pytest "tests/fast, tests/processes, tests/ranks" tests/fast tests/processes tests/ranks "${together[@]}"
+        run_pytest "tests/gpu" tests/gpu
     fi
     if [[ $tier == nightly ]]; then
         run_pytest "tests/nightly" tests/nightly
+        run_pytest "tests/gpu on the CPU" tests/gpu --device cpu
         check "10 000 simulated campaigns" python tests/many_seeds.py --seeds 10000
     fi
 fi

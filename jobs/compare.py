@@ -1,10 +1,13 @@
-"""What a campaign of search_spaces found, beside the default configuration, and where everything lies.
+"""What a campaign of search_spaces found, beside the default configuration and the full-rank baseline.
 
     python jobs/compare.py jobs/digits.toml
+    python jobs/compare.py jobs/vit_ab.toml --test-seeds 5
 
-Both configurations have been evaluated by the campaign: what they reach on the validation part is taken from its
-journal. What they reach on the test part is measured here, now that the choice is made, by the module's own command
-line on as many ranks as a worker of the campaign has. It is kept in DIR/test/ID.json and not measured twice.
+Best and default have been evaluated by the campaign: what they reach on the validation part is taken from its journal.
+What they reach on the test part, with which compression and how many bytes sent, is measured here, now that the choice
+is made, by the module's own command line on as many ranks and nodes as a worker of the campaign has. Where the campaign
+is about another method than DDP, so is the baseline: what the default says of learning rate and schedule, trained by
+DDP at full rank, and for AB training without groups, too. All is kept in DIR/test/ and not measured twice.
 """
 
 from __future__ import annotations
@@ -15,24 +18,29 @@ import json
 import math
 import os
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from compare_table import SHARES, Baseline, places, reached, table
 
 import hpo
 from hpo.individual import COMPLETED, Individual
+
+__all__ = ["SHARES", "compared", "main", "measure", "reached", "test_value"]
 
 _LIMIT_S = 86_400.0
 """Three trainings of a large network take hours; ranks that hang end by themselves long before."""
 
 _ENDING_S = 45.0
 """What a training that is stopped has for it, before it is killed: torchrun gives its ranks 30 s."""
-
-SHARES = ("accuracy", "micro-F1")
-"""Measures from 0 to 1."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,13 +56,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help=f"for the trainings of one configuration (default: {_LIMIT_S:g})",
     )
+    parser.add_argument(
+        "--test-seeds",
+        type=int,
+        metavar="N",
+        help="trainings of each configuration (default: as many as the task has it, which is three)",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="that the ranks of a training are on, by srun (default: what the ranks of a worker need in this "
+        "allocation of Slurm; outside one 1)",
+    )
+    parser.add_argument(
+        "--baselines",
+        nargs="*",
+        metavar="METHOD",
+        help="methods to compare with, as the task's option method names them (default: ddp, and ab-no-groups beside "
+        "ab; none where the task has no such option, or is about ddp)",
+    )
     options = parser.parse_args(arguments)
     if not 0 < options.limit < math.inf:
         parser.error(f"--limit {options.limit:g}: must be a number of seconds above 0.")
-    return compared(options.file, options.limit)
+    for name in ("test_seeds", "nodes"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1.")
+    return compared(
+        options.file,
+        options.limit,
+        seeds=options.test_seeds,
+        nodes=options.nodes,
+        baselines=options.baselines,
+    )
 
 
-def compared(file: Path, limit_s: float = _LIMIT_S) -> int:
+def compared(
+    file: Path,
+    limit_s: float = _LIMIT_S,
+    *,
+    seeds: int | None = None,
+    nodes: int | None = None,
+    baselines: Sequence[str] | None = None,
+) -> int:
     """Measure what is not measured yet and print all; returns the exit code."""
     try:
         campaign = hpo.Campaign.from_file(file)
@@ -72,10 +116,23 @@ def compared(file: Path, limit_s: float = _LIMIT_S) -> int:
             if value is not None
         ]
         ranks = settings.layout.ranks_per_worker
+        place = Place(ranks=ranks, nodes=nodes_for(ranks) if nodes is None else nodes)
         module = str(settings.task).split(":")[0]
+        columns: dict[str, Individual | Baseline] = {
+            **chosen,
+            **baselines_of(campaign.task, module, baselines),
+        }
         tests = {
-            name: test_value(module, settings.directory, one, ranks, flags, limit_s=limit_s)
-            for name, one in chosen.items()
+            name: trained_anew(
+                module,
+                settings.directory,
+                one,
+                place,
+                [*flags, f"--method={one.id}"] if isinstance(one, Baseline) else flags,
+                seeds,
+                limit_s=limit_s,
+            )
+            for name, one in columns.items()
         }
     except hpo.HpoError as error:
         print(f"compare: {error}", file=sys.stderr)
@@ -84,10 +141,30 @@ def compared(file: Path, limit_s: float = _LIMIT_S) -> int:
         print(
             "compare: the default configuration has no completed evaluation to compare with", file=sys.stderr
         )
-    print(table(result, chosen, tests, measure(module, campaign.task.objectives)))
+    print(table(result, columns, tests, measure(module, campaign.task.objectives)))
     print()
     print(places(file, settings.directory))
     return 0
+
+
+def baselines_of(task: hpo.Task, module: str, asked: Sequence[str] | None = None) -> dict[str, Baseline]:
+    """By name the baselines ``asked`` for; None: those of the sources' tables. Each is the default of the task with
+    that method: what the campaign's default says of all but its own method.
+    """
+    options = getattr(task, "options", None)
+    own = getattr(options, "method", None)
+    if own is None:
+        return {}
+    if asked is None:
+        asked = {"ddp": [], "ab": ["ab-no-groups", "ddp"]}.get(own, ["ddp"])
+    make_task = importlib.import_module(module).make_task
+    given = {name: getattr(options, name) for name in options.model_fields_set}
+    return {
+        {"ddp": "full rank"}.get(method, method): Baseline(
+            id=method, params=make_task(**{**given, "method": method}).default
+        )
+        for method in asked
+    }
 
 
 def best_beside(result: hpo.Result, default: Individual, objectives: Mapping[str, str]) -> Individual:
@@ -128,6 +205,51 @@ def dominates(one: Individual, other: Individual, objectives: Mapping[str, str])
     return min(gains) >= 0 and max(gains) > 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a configuration is trained: ``ranks`` in all, on ``nodes``."""
+
+    ranks: int = 1
+    nodes: int = 1
+
+    def command(self, module: str, port: int) -> list[str]:
+        """What starts ``module`` there. On several nodes srun starts a torchrun on each, which meet at ``port`` of this
+        host. Raises CampaignError where ranks do not divide among nodes.
+        """
+        if self.ranks == 1:
+            return [sys.executable, "-m", module]
+        if self.ranks % self.nodes:
+            raise hpo.CampaignError(
+                f"{self.ranks} ranks on {self.nodes} nodes: each must have as many. Name another number by --nodes."
+            )
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={self.ranks // self.nodes}",
+        ]
+        if self.nodes == 1:
+            return [*torchrun, "--standalone", "-m", module]
+        srun = ["srun", f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--ntasks-per-node=1", "--overlap"]
+        meeting = [f"--nnodes={self.nodes}", "--rdzv-backend=c10d", f"--rdzv-id=compare-{port}"]
+        return [*srun, *torchrun, *meeting, f"--rdzv-endpoint={socket.gethostname()}:{port}", "-m", module]
+
+
+def nodes_for(ranks: int) -> int:
+    """On how many nodes of this job of Slurm a worker of ``ranks`` ranks is: 1 where there is none."""
+    here = os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if not (here.isdecimal() and nodes.isdecimal() and int(here)):
+        return 1
+    return min(int(nodes), -(-ranks // int(here)))
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
 def test_value(
     module: str,
     directory: Path,
@@ -138,8 +260,24 @@ def test_value(
     *,
     limit_s: float = _LIMIT_S,
 ) -> float:
-    """What ``individual`` reaches on the test part; trained anew unless that was done before. ``seeds``: in the mean of
-    so many trainings; None: of as many as the module does, which is three.
+    """As ``trained_anew`` on one node: what ``individual`` reaches on the test part."""
+    found = trained_anew(module, directory, individual, Place(ranks=ranks), flags, seeds, limit_s=limit_s)
+    return float(found["test"])
+
+
+def trained_anew(
+    module: str,
+    directory: Path,
+    individual: Individual | Baseline,
+    place: Place,
+    flags: Sequence[str],
+    seeds: int | None = None,
+    *,
+    limit_s: float = _LIMIT_S,
+) -> dict[str, Any]:
+    """What the module's command line says of ``individual``: "test", what it reaches on the test part in the mean of
+    ``seeds`` trainings, and "tests", each of them. Trained unless that was done before. ``seeds`` None: as many as the
+    module does, which is three.
 
     Raises:
         CampaignError: the training failed, or took longer than ``limit_s``.
@@ -151,13 +289,13 @@ def test_value(
         with tempfile.NamedTemporaryFile("w", suffix=".json", dir=path.parent) as config:
             json.dump({"id": individual.id, "params": individual.params}, config)
             config.flush()
-            start = [sys.executable, "-m"]
-            if ranks > 1:
-                start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-            command = [*start, module, f"--config={config.name}", *flags]
+            command = [*place.command(module, _free_port()), f"--config={config.name}", *flags]
+            shared = path.with_suffix(".run")
+            if place.nodes > 1:  # a temporary directory is its node's alone
+                command.append(f"--directory={shared.resolve()}")
             if seeds is not None:
                 command.append(f"--test-seeds={seeds}")
-            threads = str(max(1, (os.cpu_count() or 1) // ranks))
+            threads = str(max(1, (os.cpu_count() or 1) * place.nodes // place.ranks))
             print(f"compare: measuring {individual.id} on the test part", file=sys.stderr, flush=True)
             code, printed, errors = _run(command, {"OMP_NUM_THREADS": threads, **os.environ}, limit_s)
         if code is None:
@@ -173,7 +311,9 @@ def test_value(
         partial = path.with_suffix(".partial")
         partial.write_text(printed)
         os.replace(partial, path)
-    return float(json.loads(path.read_text())["test"])
+        shutil.rmtree(shared, ignore_errors=True)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def _run(
@@ -199,56 +339,6 @@ def _run(
         for file in (printed, errors):
             file.seek(0)
         return code, printed.read(), errors.read()
-
-
-def table(result: hpo.Result, chosen: dict[str, Individual], tests: dict[str, float], what: str) -> str:
-    """The configurations side by side, with ``what`` they reach, as ``measure`` names it."""
-    counts = result.record.individuals
-    completed = sum(one.status == COMPLETED for one in counts)
-    rows = [["", *(f"{name} ({one.id})" for name, one in chosen.items())]]
-    names = dict.fromkeys(name for one in chosen.values() for name in one.params)
-    rows += [[name, *(_shown(one.params.get(name)) for one in chosen.values())] for name in names]
-    if result.best.value is None:
-        for name in result.best.objectives or {}:
-            rows.append([name, *(f"{(one.objectives or {})[name]:.4g}" for one in chosen.values())])
-    else:
-        rows.append([f"validation {what}", *(reached(one.value or 0.0, what) for one in chosen.values())])
-    rows.append([f"test {what}", *(reached(tests[name], what) for name in chosen)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [f"{len(counts)} configurations evaluated, {completed} of them to the end:", ""]
-    lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
-    lines.append("")
-    by = "alone" if result.best.value is not None else "among those that dominate the default there"
-    lines.append(
-        f"The best is chosen by validation {what} {by}; the test {what} is the mean of three trainings."
-    )
-    return "\n".join(lines)
-
-
-def reached(value: float, what: str) -> str:
-    """A share of what is right in per cent; all else as it is."""
-    return f"{value:.2%}" if what in SHARES else f"{value:.4g}"
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def places(file: Path, directory: Path) -> str:
-    """Where the campaign's files lie, and how to look further."""
-    hpo_command = shlex.quote(os.path.relpath(Path(sys.executable).with_name("hpo")))
-    entries = [
-        (f"{directory}/", "the campaign"),
-        (f"{directory}/journal/", "every evaluation, one JSON line a record"),
-        (f"{directory}/evaluations/", "checkpoints of the best, and what evaluations printed, if they did"),
-        (f"{directory}/test/", "the test results above"),
-        (f"{hpo_command} status {directory}", "how it stands; --json for programs"),
-        (f"{hpo_command} best {directory} --top 5", "the best five"),
-        (f"{hpo_command} export {directory} {directory}.csv", "all as a table; .parquet and .json too"),
-        (f"{hpo_command} run {file}", "goes on, once evaluations = … in the file is larger"),
-    ]
-    width = max(len(place) for place, _ in entries)
-    return "\n".join(f"{place:<{width}}  {what}" for place, what in entries)
 
 
 if __name__ == "__main__":

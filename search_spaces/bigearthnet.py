@@ -13,20 +13,24 @@ the search: ``test_f1`` alone reads it, for a configuration that has already bee
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks import optimizers
-from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES
-from search_spaces.standalone import command_line
+from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
+from search_spaces.building_blocks.campaign import campaign
+from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
+from search_spaces.building_blocks.training import Recipe, Run, TrainedTask
+from search_spaces.folds import Fold
+from search_spaces.options import Count, Positive, Rule
+from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, checked_bands
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
@@ -34,13 +38,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
-    import trainers
     from hpo.individual import Scalar
+    from trainers.metrics import Metric
 
-PATIENCE_EPOCHS = 10
-"""A training ends after this many epochs without a better validation loss."""
+PUBLISHED_BANDS = tuple(band for band in BANDS if band not in ("B01", "B09"))
+"""Those of the published baseline (dissertation, 6.1.2): of 10 and 20 m."""
 
-_EVALUATED_AT_ONCE = 256
 _IN_MEMORY_BYTES = 256 * 2**20
 _MADE_UP_PATCHES = 1200
 _HOME = "runs/made-up"
@@ -89,7 +92,9 @@ def make_space(most_filters: int = 256) -> hpo.SearchSpace:
 
 
 def default_for(most_filters: int = 256) -> dict[str, Scalar]:
-    """The published baseline: ResNet-50 with Adam at Keras' settings and a constant rate."""
+    """The published baseline: ResNet-50 with Adam at Keras' settings and a constant rate; with bands = "published" as
+    published.
+    """
     return {
         "filters": min(64, most_filters),
         "activation": "relu",
@@ -111,41 +116,76 @@ class _Size:
 
     most_filters: int
     blocks: tuple[int, ...]
+    choices_of_blocks: tuple[tuple[int, ...], ...]
     side: int
     epochs: int
     batch_size: int
 
 
-_FULL = _Size(most_filters=256, blocks=(3, 4, 6, 3), side=120, epochs=100, batch_size=512)
-_SMALL = _Size(most_filters=16, blocks=(1, 1, 1, 1), side=32, epochs=6, batch_size=32)
+_FULL = _Size(
+    most_filters=256,
+    blocks=(3, 4, 6, 3),
+    # With architecture = "deep"; 3, 8, 36, 3 are those of ResNet-152.
+    choices_of_blocks=((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (1, 2, 3, 4)),
+    side=120,
+    epochs=100,
+    batch_size=512,
+)
+_SMALL = _Size(
+    most_filters=16,
+    blocks=(1, 1, 1, 1),
+    choices_of_blocks=((1, 2),) * 4,
+    side=32,
+    epochs=6,
+    batch_size=32,
+)
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Those of ``make_task``, and what follows from them."""
+class Options(ArchitectureOptions):
+    """Without small, the source's sizes: ResNet-50, 120×120 pixels."""
 
-    data: str = ""
+    data: Annotated[str, Rule("a folder")] = ""
+    """What python -m search_spaces.readers.bigearthnet made. With small the directory for a made-up archive, which is
+    written there by who comes first; runs/made-up if it is not named.
+    """
     small: bool = False
-    epochs: int | None = None
-    batch_size: int | None = None
-    patches: int | None = None
-    precision: str = "fp32"
-    loader_processes: int = 0
+    """Images of 32×32 pixels, one block a stage, up to 16 filters, 6 epochs of 32 samples a step."""
+    epochs: Count | None = None
+    """At most this many, else 100, or 6; early stopping may end a training before."""
+    batch_size: Count | None = None
+    """Of all ranks together; else 512, or 32."""
+    bands: str = "all"
+    """all twelve; published: without 1 and 9, as the published baseline; or names with commas between: B02,B03,B04."""
+    upsampling: Literal["nearest", "bilinear", "bicubic"] = "nearest"
+    """How bands of 20 and 60 m come to 10 m: nearest, bilinear or bicubic."""
+    batch_norm_eps: Positive = 1e-3
+    """Added to the variance by batch normalisation: 0.001 as in Keras, torch's is 0.00001."""
+    initialisation: Literal["keras", "he"] = "keras"
+    """Of convolutions and the last layer: keras, Glorot's uniform with biases of 0; or he, He's normal."""
+    patience: Count = 10
+    """A training ends after this many epochs without a smaller validation loss; with as many epochs, never."""
+    patches: Count | None = None
+    """This many of the training part, and of the others as many at most; left out: all."""
 
-    def __post_init__(self) -> None:
-        with check.together():
-            check.truth(small=self.small)
-            check.whole_or_none(1, epochs=self.epochs, batch_size=self.batch_size, patches=self.patches)
-            check.one_of(check.PRECISIONS, precision=self.precision)
-            check.whole(0, loader_processes=self.loader_processes)
+    def rules(self) -> None:
+        try:
+            checked_bands(self.chosen_bands)
+        except ValueError:
+            check.refuse("bands", self.bands, f"all, published, or different ones of {', '.join(BANDS)}")
+
+    @property
+    def chosen_bands(self) -> tuple[str, ...]:
+        """In the order of the network's channels."""
+        if self.bands in ("all", "published"):
+            return BANDS if self.bands == "all" else PUBLISHED_BANDS
+        return tuple(self.bands.split(","))
 
     def check_data(self) -> None:
-        """UsageError where ``data`` is not what it should be: all but the pixels is looked at."""
         if self.small:
             sources.check_made_up_home(self.data or _HOME)
             available = _MADE_UP_PATCHES // 2
         else:
-            available = sources.training_patches(self.data)
+            available = sources.training_patches(self.data, self.chosen_bands)
         if self.patches is not None and self.patches > available:
             raise hpo.UsageError(
                 f"patches = {self.patches}: there are {available} to train with. Name fewer, or none."
@@ -153,6 +193,7 @@ class _Options:
 
     @property
     def size(self) -> _Size:
+        """That small chooses."""
         return _SMALL if self.small else _FULL
 
     @property
@@ -163,174 +204,134 @@ class _Options:
     def samples_a_step(self) -> int:
         return self.size.batch_size if self.batch_size is None else self.batch_size
 
-    def part(self, name: str) -> Dataset[object]:
-        """The patches to train with, of the validation or of the test. UsageError, with what to do, where they are
-        not what they should be.
-        """
+    @property
+    def deep(self) -> Deep:
+        return Deep(
+            inputs=(len(self.chosen_bands), self.size.side, self.size.side),
+            classes=len(CLASSES),
+            blocks=self.size.choices_of_blocks,
+            default_blocks=self.size.blocks,
+            reduction=4,
+        )
+
+    def finish(self, network: nn.Module) -> None:
+        as_in_keras(network, epsilon=self.batch_norm_eps, initialised=self.initialisation == "keras")
+
+    @property
+    def saves_each_epoch(self) -> bool:
+        return not self.small
+
+    def parts(self) -> Patches:
+        return Patches(self)
+
+    def of_fold(self, parts: Patches, fold: Fold) -> Patches:
+        return Patches(self, fold)
+
+
+class Patches:
+    """The patches to train with, of the validation and of the test, each read when it is asked for: a search reads no
+    test part. With ``fold`` the first two are of the training part.
+    """
+
+    def __init__(self, options: Options, fold: Fold | None = None) -> None:
+        self._options, self._fold = options, fold
+
+    @property
+    def train(self) -> Dataset[Any]:
+        return self._part("train") if self._fold is None else self._of_fold(0)
+
+    @property
+    def validation(self) -> Dataset[Any]:
+        return self._part("validation") if self._fold is None else self._of_fold(1)
+
+    @property
+    def test(self) -> Dataset[Any]:
+        return self._part("test")
+
+    def _of_fold(self, which: int) -> Dataset[Any]:
+        from torch.utils.data import Subset
+
+        assert self._fold is not None
+        whole: Any = self._part("train")
+        return Subset(whole, self._fold.split(len(whole))[which])
+
+    def _part(self, name: str) -> Dataset[Any]:
+        """UsageError, with what to do, where the patches are not what they should be."""
+        options = self._options
         with check.as_usage():
-            return _part(self.data, name, small=self.small, side=self.size.side, patches=self.patches)
+            return _part(
+                options.data,
+                name,
+                small=options.small,
+                side=options.size.side,
+                patches=options.patches,
+                bands=options.chosen_bands,
+                upsampling=options.upsampling,
+            )
 
 
-def make_task(
-    *,
-    data: str = "",
-    small: bool = False,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    patches: int | None = None,
-    precision: str = "fp32",
-    loader_processes: int = 0,
-) -> hpo.Task:
-    """The task for these options, which are the ``[task_options]`` of a campaign file.
-
-    - ``data``: what ``python -m search_spaces.readers.bigearthnet`` made. With ``small`` the directory for a
-      made-up archive, which is written there by who comes first; runs/made-up if it is not named.
-    - ``small``: images of 32×32 pixels, one block a stage, up to 16 filters, 6 epochs of 32 samples a step.
-    - ``epochs``: at most this many, else 100; early stopping may end a training before.
-    - ``batch_size``: of all ranks together, so that their number does not matter; else 512.
-    - ``patches``: this many of the training part, and of the others as many at most.
-    - ``precision``, ``loader_processes``: as of ``trainers.train``.
-
-    UsageError for options that cannot be, or where ``data`` is not whole.
-    """
-    options = _Options(data, small, epochs, batch_size, patches, precision, loader_processes)
-    options.check_data()
-
-    def evaluate(trial: hpo.Trial) -> dict[str, float]:
-        _, result = _fit(
-            trial.params,
-            options,
-            seed=trial.seed,
-            ranks=trial.size,
-            device=trial.device,
-            # A run of seconds is saved only when it is interrupted, and at its end.
-            checkpoint_every=sys.maxsize if small else None,
-            # An individual that goes on with another number of ranks begins anew.
-            checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-            report=lambda epoch, metrics: trial.report(epoch, metrics["micro_f1"], **metrics),
-            interrupt=trial.should_checkpoint,
-        )
-        # NaN is no result: the campaign counts it as invalid and goes on.
-        fitness = result.metrics["micro_f1"] if result.reason != "diverged" else math.nan
-        return {"value": fitness, "epochs": len(result.history), **{n: result.metrics[n] for n in RECORDED}}
-
-    return hpo.Task(
-        make_space(options.size.most_filters),
-        evaluate,
-        direction="maximize",
-        default=default_for(options.size.most_filters),
-        steps=options.most_epochs,
-    )
-
-
-RECORDED = (
-    "macro_f1",
-    *(f"f1/{name}" for name in CLASSES),
-    *("train_loss", "validation_loss", "train_s", "wait_s", "bytes_inside_nodes", "bytes_between_nodes"),
-)
-"""Metrics of the trainer that a campaign keeps beside the fitness."""
-
-MEASURE = "micro-F1"
-"""What the fitness and ``test_f1`` are, for jobs/compare.py to say."""
-
-
-def test_f1(
-    params: Mapping[str, Scalar],
-    *,
-    seeds: Sequence[int] = (0, 1, 2),
-    ranks: int = 1,
-    device: str = "cpu",
-    **options: Any,
-) -> float:
-    """Mean micro-averaged F₁ on the test part of ``params`` trained anew with each of ``seeds``; for a chosen
-    configuration only. ``options`` are those of ``make_task``.
-    """
-    import trainers
-
-    chosen = _Options(**options)
-    found = []
-    for seed in seeds:
-        model, _ = _fit(params, chosen, seed=seed, ranks=ranks, device=device)
-        scores = trainers.evaluate(
-            model,
-            chosen.part("test"),
-            metrics={"micro_f1": metrics()["micro_f1"]},
-            batch_size=_EVALUATED_AT_ONCE,
-            precision=chosen.precision,
-            loader_processes=chosen.loader_processes,
-        )
-        found.append(scores["micro_f1"])
-    return sum(found) / len(found)
-
-
-def _fit(
-    params: Mapping[str, Scalar],
-    options: _Options,
-    *,
-    seed: int,
-    ranks: int,
-    device: str,
-    checkpoint: Path | None = None,
-    checkpoint_every: int | None = None,
-    report: Callable[[int, dict[str, float]], None] | None = None,
-    interrupt: Callable[[], bool] | None = None,
-) -> tuple[nn.Module, trainers.Result]:
-    """The model that ``params`` describe, trained on the training part and watched on the validation part.
-
-    It is left as it was at its best validation loss, and so are the metrics.
-    """
-    import torch
-
+def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import trainers
     from search_spaces.building_blocks.losses import LOSSES
-
-    p: dict[str, Any] = dict(params)
-    epochs = options.most_epochs
-    torch.manual_seed(seed)
-    model = _network(params, options).to(device)
-    result = check.refusing(trainers.train)(
-        model,
-        options.part("train"),
-        options.part("validation"),
-        loss=LOSSES[p["loss"]],
-        metrics=metrics(),
-        optimizer=lambda weights: optimizers.make(weights, p),
-        schedule=optimizers.make_schedule(p, epochs=epochs),
-        early_stopping=trainers.EarlyStopping(patience=PATIENCE_EPOCHS, restore_best=True),
-        epochs=epochs,
-        batch_size=-(-options.samples_a_step // ranks),
-        evaluation_batch_size=_EVALUATED_AT_ONCE,
-        precision=options.precision,
-        loader_processes=options.loader_processes,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        report=report,
-        interrupt=interrupt,
-        seed=seed,
-    )
-    return model, result
-
-
-def untrained(params: Mapping[str, Scalar], **options: Any) -> nn.Module:
-    """The network of a configuration, untrained; ``options`` are those of ``make_task``."""
-    return _network(params, _Options(**options))
-
-
-def _network(params: Mapping[str, Scalar], options: _Options) -> nn.Module:
     from search_spaces.networks.resnet import ResNet50
 
-    p: dict[str, Any] = dict(params)
-    return ResNet50(
-        channels=len(BANDS),
+    network = ResNet50(
+        channels=len(options.chosen_bands),
         classes=len(CLASSES),
         filters=p["filters"],
         activation=p["activation"],
         order=p["order"],
         blocks=options.size.blocks,
     )
+    options.finish(network)
+    return Recipe(
+        network=network,
+        optimizer=lambda weights: optimizers.make(weights, p),
+        schedule=optimizers.make_schedule(p, epochs=options.most_epochs),
+        loss=LOSSES[p["loss"]],
+        # The network is left as it was at its best validation loss, and so are the metrics.
+        early_stopping=trainers.EarlyStopping(patience=options.patience, restore_best=True),
+    )
 
 
-def metrics() -> dict[str, Callable[[Tensor, Tensor], float]]:
+def as_in_keras(network: nn.Module, *, epsilon: float, initialised: bool) -> None:
+    """What Keras, with which the source trains, does unlike torch: it adds ``epsilon`` = 1e-3 to the variance in batch
+    normalisation, and, ``initialised``, draws weights from Glorot's uniform distribution and begins with biases of 0.
+
+    With torch's 1e-5 a network with softmax, the source's best activation, begins as another: what softmax over many
+    channels gives varies by less than that, which 1e-5 scales up to deviations of 1, and 1e-3 leaves near 0.
+    """
+    from torch.nn import BatchNorm2d, Conv2d, Linear, init
+
+    for module in network.modules():
+        if isinstance(module, BatchNorm2d):
+            module.eps = epsilon
+        elif initialised and isinstance(module, (Conv2d, Linear)):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+
+
+RECORDED = ("macro_f1", *(f"f1/{name}" for name in CLASSES), *RECORDED_BY_ALL)
+"""Metrics of the trainer that a campaign keeps beside the fitness."""
+
+MEASURE = "micro-F1"
+"""What the fitness and ``test_f1`` are, for jobs/compare.py to say."""
+
+
+class PatchTask(TrainedTask):
+    """Judged by the micro-averaged F₁ on the validation part, to be maximised."""
+
+    score = "micro_f1"
+    direction = "maximize"
+    recorded = RECORDED
+    options: Options
+
+    def metrics(self) -> dict[str, Metric]:
+        return metrics()
+
+
+def metrics() -> dict[str, Metric]:
     """Scikit-learn's F₁ of (logits, targets), a class being predicted where its logit is above 0: micro- and
     macro-averaged, and of each class. A class that is neither there nor predicted has 0.
     """
@@ -361,7 +362,16 @@ def _plain(values: Tensor) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _part(data: str, name: str, *, small: bool, side: int, patches: int | None) -> Dataset[object]:
+def _part(
+    data: str,
+    name: str,
+    *,
+    small: bool,
+    side: int,
+    patches: int | None,
+    bands: tuple[str, ...] = BANDS,
+    upsampling: str = "nearest",
+) -> Dataset[object]:
     """A part of the patches; one that is small enough is held in memory."""
     from torch.utils.data import TensorDataset
 
@@ -369,13 +379,28 @@ def _part(data: str, name: str, *, small: bool, side: int, patches: int | None) 
     from search_spaces.readers.bigearthnet_archive import made_up_store
 
     path = made_up_store(data or _HOME, patches=_MADE_UP_PATCHES, processes=1) if small else Path(data)
-    samples = load_bigearthnet(path, name, size=side)
+    how: dict[str, Any] = {"size": side, "bands": bands, "upsampling": upsampling}
+    samples = load_bigearthnet(path, name, **how)
     if patches is not None and (name == "train" or patches < len(samples)):
-        samples = load_bigearthnet(path, name, size=side, patches=patches)
-    if 4 * len(samples) * len(BANDS) * side**2 <= _IN_MEMORY_BYTES:
+        samples = load_bigearthnet(path, name, patches=patches, **how)
+    if 4 * len(samples) * len(bands) * side**2 <= _IN_MEMORY_BYTES:
         return TensorDataset(*samples.read_batch(range(len(samples))))
     return samples
 
 
+def _judged(options: Options) -> Callable[..., dict[str, float]]:
+    return lambda result, steps: {"value": result.metrics["micro_f1"], "epochs": len(result.history)}
+
+
+make_task, main = campaign(
+    lambda options: make_space(options.size.most_filters),
+    lambda options: default_for(options.size.most_filters),
+    recipe,
+    options=Options,
+    task=PatchTask,
+    judge=_judged,
+)
+test_f1, untrained = make_task.test, make_task.untrained
+
 if __name__ == "__main__":
-    sys.exit(command_line.main("search_spaces.bigearthnet", make_task, test_f1, network=untrained))
+    sys.exit(main())

@@ -13,30 +13,31 @@ search: it is read by ``test_accuracy`` alone, for a configuration that has alre
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.folds import Fold, check_folds, cross_validated
-from search_spaces.standalone import command_line
+from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
+from search_spaces.building_blocks.campaign import campaign
+from search_spaces.building_blocks.image_task import ImageTask
+from search_spaces.building_blocks.training import RECORDED, Recipe, Run
+from search_spaces.folds import Fold
+from search_spaces.options import Count
 
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
 if TYPE_CHECKING:
-    import torch
     from torch import nn
-    from torch.distributed import ProcessGroup
     from torch.optim import Optimizer
-    from torch.utils.data import TensorDataset
 
     import trainers
     from hpo.individual import Scalar
     from search_spaces.readers.small_images import ImageData
+
+__all__ = ["RECORDED", "default", "main", "make_task", "space", "task", "test_accuracy", "untrained"]
 
 space = hpo.SearchSpace(
     # The network
@@ -86,203 +87,56 @@ CHANNELS, CLASSES = 1, 10
 """Of both sets: their models can be used where they are not."""
 
 
-def make_task(
-    *,
-    data: str = "digits",
-    epochs: int = 24,
-    batch_size: int = 32,
-    train_samples: int | None = None,
-    folds: int = 0,
-) -> hpo.Task:
-    """The task for these options, which are the ``[task_options]`` of a campaign file.
-
-    ``data``: "digits" or "fashion-mnist". ``batch_size``: of all ranks together, so that their number does
-    not matter. ``train_samples``: how many images to train with; None: all of the training part. ``folds``: the
-    fitness is the mean accuracy over this many folds of the training and validation parts together; 0 for none.
-
-    With kind = "pbt", ``epochs`` are those of one interval: an individual begins with the weights and the optimizer's
-    state of its parent, so perturb = ["lr", …] must not name what the network is made of. UsageError for options that
-    cannot be.
+class Options(ArchitectureOptions):
+    """With kind = "pbt", epochs are those of one interval: an individual begins with the weights and the optimizer's
+    state of its parent, so perturb = ["lr", …] must not name what the network is made of.
     """
-    with check.together():
-        check.whole(1, epochs=epochs, batch_size=batch_size)
-        check.whole_or_none(1, train_samples=train_samples)
-        check_folds(folds)
-        sources.packaged_images(data)
-    if train_samples is not None and train_samples > TRAINING_IMAGES[data]:
-        raise hpo.UsageError(
-            f"train_samples = {train_samples}: {data} has {TRAINING_IMAGES[data]} to train with. Name fewer, or none."
-        )
 
-    def evaluate(trial: hpo.Trial) -> dict[str, float]:
-        return cross_validated(trial, evaluate_fold, folds=folds) if folds else evaluate_fold(trial, None)
+    data: Literal["digits", "fashion-mnist"] = "digits"
+    """digits, or fashion-mnist."""
+    epochs: Count = 24
+    batch_size: Count = 32
+    train_samples: Count | None = None
+    """How many images to train with; left out: all of the training part."""
 
-    def evaluate_fold(trial: hpo.Trial, fold: Fold | None) -> dict[str, float]:
-        parent = trial.parent_checkpoint if fold is None else None
-        images = _images(data, train_samples)
-        train, validation = images.train, images.validation
-        if fold is not None:
-            both = _joined(images)
-            parts = fold.split(len(both), classes=both.tensors[1].tolist())
-            train, validation = (_chosen(both, indices) for indices in parts)
-        _, result = _fit(
-            trial.params,
-            train,
-            validation,
-            epochs=epochs,
-            batch_size=batch_size,
-            seed=trial.seed,
-            ranks=trial.size,
-            device=trial.device,
-            # An individual that goes on with another number of ranks begins anew.
-            checkpoint=trial.directory / f"checkpoint-{trial.size}-ranks",
-            parent=None if parent is None else parent / f"checkpoint-{trial.size}-ranks",
-            report=lambda epoch, metrics: trial.report(epoch, metrics["accuracy"], **metrics),
-            interrupt=trial.should_checkpoint,
-            group=None if fold is None else fold.group,
-        )
-        accuracy = result.metrics["accuracy"] if result.reason != "diverged" else math.nan
-        return {"value": accuracy, **{name: result.metrics[name] for name in RECORDED}}
+    def check_data(self) -> None:
+        sources.packaged_images(self.data)
+        if self.train_samples is not None and self.train_samples > TRAINING_IMAGES[self.data]:
+            raise hpo.UsageError(
+                f"train_samples = {self.train_samples}: {self.data} has {TRAINING_IMAGES[self.data]} to train with. "
+                "Name fewer, or none."
+            )
 
-    return hpo.Task(space, evaluate, direction="maximize", default=default, steps=folds or epochs)
+    @property
+    def deep(self) -> Deep:
+        side = 8 if self.data == "digits" else 28
+        return Deep(inputs=(CHANNELS, side, side), classes=CLASSES)
+
+    @property
+    def saves_each_epoch(self) -> bool:
+        return False
+
+    def parts(self) -> ImageData:
+        from search_spaces.readers.small_images import load_images
+
+        with check.as_usage():
+            images = load_images(self.data, train_samples=self.train_samples)
+        return images.joined() if self.folds else images
+
+    def of_fold(self, parts: ImageData, fold: Fold) -> ImageData:
+        return parts.divided(*fold.split(len(parts.train), classes=parts.train.tensors[1].tolist()))
 
 
-RECORDED = ("train_loss", "validation_loss", "train_s", "wait_s", "bytes_inside_nodes", "bytes_between_nodes")
-"""Metrics of the trainer that a campaign keeps beside the fitness."""
-
-
-def test_accuracy(
-    params: Mapping[str, Scalar],
-    *,
-    data: str = "digits",
-    epochs: int = 24,
-    batch_size: int = 32,
-    train_samples: int | None = None,
-    folds: int = 0,
-    seeds: Sequence[int] = (0, 1, 2),
-    ranks: int = 1,
-    device: str = "cpu",
-) -> float:
-    """Mean accuracy on the test part of ``params`` trained anew with each of ``seeds``; for a chosen
-    configuration only. With ``folds`` the validation part is trained with, too.
-    """
-    import trainers
-
-    images, found = _images(data, train_samples), []
-    for seed in seeds:
-        model, _ = _fit(
-            params,
-            _joined(images) if folds else images.train,
-            None if folds else images.validation,
-            epochs=epochs,
-            batch_size=batch_size,
-            seed=seed,
-            ranks=ranks,
-            device=device,
-        )
-        found.append(
-            trainers.evaluate(model, images.test, metrics={"accuracy": _accuracy}, batch_size=256)["accuracy"]
-        )
-    return sum(found) / len(found)
-
-
-def _fit(
-    params: Mapping[str, Scalar],
-    train: TensorDataset,
-    validation: TensorDataset | None,
-    *,
-    epochs: int,
-    batch_size: int,
-    seed: int,
-    ranks: int,
-    device: str,
-    checkpoint: Path | None = None,
-    parent: Path | None = None,
-    report: Callable[[int, dict[str, float]], None] | None = None,
-    interrupt: Callable[[], bool] | None = None,
-    group: ProcessGroup | None = None,
-) -> tuple[nn.Module, trainers.Result]:
-    """The model that ``params`` describe, trained on ``train`` and watched on ``validation``.
-
-    ``parent``: the checkpoint of another run, from whose weights and optimizer's state this one begins, if it is there.
-    """
-    import torch
-
-    import trainers
-    from trainers.checkpoints.files import read_alone
-
-    p: dict[str, Any] = dict(params)
-    torch.manual_seed(seed)
-    model = untrained(p).to(device)
-    begun: Mapping[str, Any] | None = None
-    if parent is not None and (parent / "latest").exists():
-        begun = cast("Mapping[str, Any]", read_alone(parent))
-        model.load_state_dict(begun["model"])
-    result = check.refusing(trainers.train)(
-        model,
-        train,
-        validation,
-        loss=torch.nn.functional.cross_entropy,
-        metrics={"accuracy": _accuracy} if validation is not None else None,
-        optimizer=lambda parameters: _going_on(_optimizer(parameters, p), begun),
-        schedule=_schedule(p, epochs),
-        epochs=epochs,
-        batch_size=-(-batch_size // ranks),
-        evaluation_batch_size=256,
-        checkpoint=checkpoint,
-        # A run of seconds is saved only when it is interrupted, and at its end.
-        checkpoint_every=sys.maxsize,
-        report=report,
-        interrupt=interrupt,
-        group=group,
-        seed=seed,
-    )
-    return model, result
-
-
-def untrained(params: Mapping[str, Scalar], **options: object) -> nn.Module:
-    """The network of a configuration, untrained; ``options``, those of ``make_task``, do not matter to it."""
+def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     from search_spaces.networks.small_resnet import ResNet
 
-    p: dict[str, Any] = dict(params)
-    return ResNet(
-        channels=CHANNELS, classes=CLASSES, width=p["width"], activation=p["activation"], order=p["order"]
+    return Recipe(
+        network=ResNet(
+            channels=CHANNELS, classes=CLASSES, width=p["width"], activation=p["activation"], order=p["order"]
+        ),
+        optimizer=lambda weights: _optimizer(weights, p),
+        schedule=_schedule(p, options.epochs),
     )
-
-
-def _images(data: str, train_samples: int | None) -> ImageData:
-    from search_spaces.readers.small_images import load_images
-
-    with check.as_usage():
-        return load_images(data, train_samples=train_samples)
-
-
-def _joined(images: ImageData) -> TensorDataset:
-    """The training and the validation part."""
-    import torch
-    from torch.utils.data import TensorDataset
-
-    pairs = zip(images.train.tensors, images.validation.tensors, strict=True)
-    return TensorDataset(*(torch.cat(pair) for pair in pairs))
-
-
-def _chosen(samples: TensorDataset, indices: Sequence[int]) -> TensorDataset:
-    from torch.utils.data import TensorDataset
-
-    return TensorDataset(*(tensor[list(indices)] for tensor in samples.tensors))
-
-
-def _going_on(made: Optimizer, begun: Mapping[str, Any] | None) -> Optimizer:
-    """``made`` with its own settings, and with the means over time of the run that it goes on from."""
-    if begun is not None:
-        settings = [
-            {name: value for name, value in group.items() if name != "params"} for group in made.param_groups
-        ]
-        made.load_state_dict(begun["optimizer"])
-        for group, own in zip(made.param_groups, settings, strict=True):
-            group.pop("initial_lr", None)  # of the run before; this one's schedule counts from its own
-            group.update(own)
-    return made
 
 
 def _optimizer(parameters: Iterable[nn.Parameter], p: dict[str, Any]) -> Optimizer:
@@ -324,11 +178,9 @@ def _schedule(p: dict[str, Any], epochs: int) -> trainers.Schedule:
     return trainers.Constant(warmup_epochs=warmup_epochs)
 
 
-def _accuracy(outputs: torch.Tensor, classes: torch.Tensor) -> float:
-    return (outputs.argmax(dim=1) == classes).double().mean().item()
-
-
+make_task, main = campaign(space, default, recipe, options=Options, task=ImageTask)
+test_accuracy, untrained = make_task.test, make_task.untrained
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(command_line.main("search_spaces.digits", make_task, test_accuracy, network=untrained))
+    sys.exit(main())

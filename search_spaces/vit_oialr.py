@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
 from search_spaces import options as check
-from search_spaces.building_blocks.image_task import ImageOptions, ImageTask, Recipe, Run, untrained_of
-from search_spaces.standalone import command_line
+from search_spaces.building_blocks.image_task import ImageOptions, OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.methods import MethodName
+from search_spaces.options import Count
 
 if TYPE_CHECKING:
+    import trainers
     from hpo.individual import Scalar
 
 EPOCHS, STEPS = 125, 125 * 49
@@ -56,99 +58,84 @@ TUNED: dict[str, Scalar] = {
 """What Table A.2 states of the tuned run."""
 
 
+class Options(ImageOptions):
+    """The defaults are a small run; the source's are in jobs/vit_oialr.toml."""
+
+    epochs: Count = 16
+    batch_size: Count = 32
+    method: MethodName = "oialr"
+    cosine: Literal["after-warm-up", "timm"] = "after-warm-up"
+    """Where the cosine begins: after-warm-up, or timm: at the run's start, as the source's."""
+    dim: Count = 48
+    depth: Count = 2
+    heads: Count = 6
+
+    def rules(self) -> None:
+        check.divisor("dim", self.dim, heads=self.heads)
+
+
+def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
+    import torch
+
+    from search_spaces.building_blocks.schedules import cosine
+    from search_spaces.networks.vit import ViT
+
+    return Recipe(
+        network=ViT(
+            side=32,
+            patch=8,
+            classes=run.classes,
+            dim=options.dim,
+            depth=options.depth,
+            heads=options.heads,
+            qkv_bias=False,
+            drop_path=0.2,
+        ),
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=p["lr"]),
+        schedule=cosine(
+            options.cosine,
+            warmup_epochs=p["warmup_epochs"] * options.epochs / EPOCHS,
+            warmup_lr=p["warmup_lr"],
+            min_lr=p["min_lr"],
+            k_decay=p["k_decay"],
+        ),
+        label_smoothing=0.1,
+    )
+
+
 def drops_rank(params: Mapping[str, Any]) -> bool:
     """The first update comes before the run ends."""
     return bool(params["delay"] + params["update_every"] < STEPS)
 
 
-def _delay(params: Mapping[str, Any], steps: int) -> float:
-    """The part of a run of ``steps`` steps before the first decomposition, which must not come after the last step: of
-    a few steps, parts near 1 would be all.
-    """
-    part = float(params["delay"]) / STEPS
-    return min(part, 1 - 1 / steps) if drops_rank(params) else part
+def _oialr(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
+    import trainers
+
+    delay = p["delay"] / STEPS
+    return trainers.OIALR(
+        # Before the last step: of a few steps, parts near 1 would be all.
+        delay=min(delay, 1 - 1 / run.steps) if drops_rank(p) else delay,
+        update_every=p["update_every"] / STEPS,
+        sigma_cutoff=p["sigma_cutoff"],
+        full_rank_first_layer=False,
+        full_rank_last_layer=True,
+    )
 
 
-def make_task(
-    *,
-    data: str = "digits",
-    epochs: int = 16,
-    batch_size: int = 32,
-    validation_part: float = 0.5,
-    folds: int = 0,
-    augmentation: str = "none",
-    precision: str = "fp32",
-    loader_processes: int = 0,
-    train_samples: int | None = None,
-    dim: int = 48,
-    depth: int = 2,
-    heads: int = 6,
-) -> ImageTask:
-    """The task for these options, the ``[task_options]`` of a campaign file; see ``ImageOptions``.
-
-    ``dim``, ``depth`` and ``heads`` are the transformer's. The defaults are a small run; the source's are in
-    jobs/vit_oialr.toml.
-    """
-    with check.together():
-        options = ImageOptions(
-            data=data,
-            epochs=epochs,
-            batch_size=batch_size,
-            validation_part=validation_part,
-            folds=folds,
-            augmentation=augmentation,
-            precision=precision,
-            loader_processes=loader_processes,
-            train_samples=train_samples,
-        )
-        check.whole(1, dim=dim, depth=depth)
-        check.divisor("dim", dim, heads=heads)
-
-    def recipe(p: dict[str, Any], run: Run) -> Recipe:
-        import torch
-
-        import trainers
-        from search_spaces.networks.vit import ViT
-
-        return Recipe(
-            network=ViT(
-                side=32,
-                patch=8,
-                classes=run.classes,
-                dim=dim,
-                depth=depth,
-                heads=heads,
-                qkv_bias=False,
-                drop_path=0.2,
-            ),
-            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=p["lr"]),
-            schedule=trainers.Cosine(
-                warmup_epochs=p["warmup_epochs"] * epochs / EPOCHS,
-                warmup_lr=p["warmup_lr"],
-                min_lr=p["min_lr"],
-                k_decay=p["k_decay"],
-            ),
-            method=trainers.OIALR(
-                delay=_delay(p, run.steps),
-                update_every=p["update_every"] / STEPS,
-                sigma_cutoff=p["sigma_cutoff"],
-                full_rank_first_layer=False,
-                full_rank_last_layer=True,
-            ),
-            label_smoothing=0.1,
-        )
-
-    return ImageTask(space, recipe, options, default=default, constraints=[drops_rank])
-
-
-test_accuracy = command_line.tests_of(make_task)
-"""As ``ImageTask.test``, with the keywords of ``make_task``."""
-
-
-untrained = untrained_of(make_task)
-"""untrained(params, classes=…, **keywords of make_task): the network of a configuration, untrained."""
-
+make_task, main = image_campaign(
+    space,
+    default,
+    recipe,
+    options=Options,
+    own=OwnMethod(
+        names=("oialr",),
+        parameters=("sigma_cutoff", "update_every", "delay"),
+        make=_oialr,
+        constraints=[drops_rank],
+    ),
+)
+test_accuracy, untrained = make_task.test, make_task.untrained
 task = make_task()
 
 if __name__ == "__main__":
-    sys.exit(command_line.main("search_spaces.vit_oialr", make_task, test_accuracy, network=untrained))
+    sys.exit(main())

@@ -70,11 +70,11 @@ _PLACES = {
 }
 
 
-def conv(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+def conv(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """A convolution that keeps the image's size but for ``stride``. It has no bias: the normalisation that
     follows has one.
     """
-    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False)
 
 
 def activation_of(name: str) -> Callable[[], nn.Module]:

@@ -11,9 +11,10 @@ from search_spaces.networks.residual import Residual, around, conv
 
 __all__ = ["Bottleneck", "ResNet20", "ResNet50"]
 
-_EXPANSION = 4
-# Orders whose branch ends in a convolution: what is added to it is none but a convolution either.
-_BARE = ("norm-after-addition", "full-pre-activation")
+EXPANSION = 4
+"""How many times as many filters a bottleneck's output has as its inside."""
+BARE = ("norm-after-addition", "full-pre-activation")
+"""Orders whose branch ends in a convolution: what is added to it is none but a convolution either."""
 
 
 class Bottleneck(Residual):
@@ -24,11 +25,11 @@ class Bottleneck(Residual):
     """
 
     def __init__(self, inputs: int, filters: int, *, stride: int, activation: str, order: str) -> None:
-        outputs = _EXPANSION * filters
+        outputs = EXPANSION * filters
         projection: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             projection = conv(inputs, outputs, kernel=1, stride=stride)
-            if order not in _BARE:
+            if order not in BARE:
                 projection = nn.Sequential(projection, nn.BatchNorm2d(outputs))
         super().__init__(
             [
@@ -68,10 +69,10 @@ class ResNet50(nn.Module):
                 inner = filters * 2**stage
                 stride = 2 if stage > 0 and index == 0 else 1
                 body.append(Bottleneck(width, inner, stride=stride, activation=activation, order=order))
-                width = _EXPANSION * inner
+                width = EXPANSION * inner
         self.features = around(body, stem, width, activation=activation, order=order)
         self.classifier = nn.Linear(width, classes)
-        _initialise(self)
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(images).mean(dim=(2, 3)))
@@ -120,14 +121,14 @@ class ResNet20(nn.Module):
                 filters = outputs
         self.features = around(body, stem, filters, activation=activation, order=order)
         self.classifier = nn.Linear(filters, classes)
-        _initialise(self)
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(images).mean(dim=(2, 3)))
         return logits
 
 
-def _initialise(network: nn.Module) -> None:
+def initialise(network: nn.Module) -> None:
     """Convolutions by He et al. 2015 (arXiv 1502.01852), equation 14."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

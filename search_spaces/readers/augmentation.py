@@ -73,6 +73,8 @@ AUGMENTATIONS = {
     "none": Augmentation(),
     "crop": Augmentation(padding=4),
     "crop-flip": Augmentation(padding=4, flip=True),
+    # Section 5.3.2 of the dissertation, with torchvision's default scale.
+    "resized-crop-flip": Augmentation(scale=(0.08, 1.0), flip=True),
     # Table A.2 of the dissertation.
     "rand-augment": Augmentation(scale=(0.8, 1.0), flip=True, rand_augment=RandAugment(), erasing=0.25),
 }

@@ -39,9 +39,10 @@ def load_bigearthnet(
     """A part of what ``python -m search_spaces.readers.bigearthnet ARCHIVE path`` made.
 
     ``split``: "train", "validation" or "test". ``bands``: which, in this order (default: all that were
-    stored). ``size``: pixels along a side; finer bands are averaged, coarser ones upsampled ("nearest" or
-    "bilinear"). ``normalise``: to mean 0 and deviation 1 a band, by the version's statistics. ``patches``: so
-    many of the split, always the same ones, drawn from all of it. Several processes may open the same path.
+    stored). ``size``: pixels along a side; finer bands are averaged, coarser ones upsampled ("nearest",
+    "bilinear" or "bicubic"). ``normalise``: to mean 0 and deviation 1 a band, by the version's statistics.
+    ``patches``: this many of the split, always the same ones, drawn from all of it. Several processes may open the
+    same path.
 
     FileNotFoundError if nothing was made there, ValueError for another value or an incomplete file.
     """

@@ -122,6 +122,23 @@ class Windows(Dataset[tuple[dict[str, Tensor], Tensor]]):
         return inputs, self.values[future]
 
 
+class ChosenWindows(Dataset[tuple[dict[str, Tensor], Tensor]]):
+    """The items of ``windows`` at these places."""
+
+    def __init__(self, windows: Windows, places: Sequence[int]) -> None:
+        self._windows, self._places = windows, torch.tensor(places, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
+        return self._windows[int(self._places[index])]
+
+    def read_batch(self, indices: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """As ``Windows.read_batch``."""
+        return self._windows.read_batch(self._places[indices])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """A series ready for use, standardised by ``mean`` and ``deviation`` (features), those of the training part."""
@@ -132,6 +149,14 @@ class Parts:
     mean: npt.NDArray[np.float64]
     deviation: npt.NDArray[np.float64]
 
+    def divided(self, training: Sequence[int], held: Sequence[int]) -> FoldParts:
+        """Of ``train`` the windows of these places to train with, and of those to validate with."""
+        return FoldParts(
+            train=ChosenWindows(self.train, training),
+            validation=ChosenWindows(self.train, held),
+            whole=self,
+        )
+
     @property
     def features(self) -> int:
         """How many values a point has."""
@@ -141,6 +166,30 @@ class Parts:
     def time_features(self) -> int:
         """How many numbers give a point's time."""
         return self.train.time_features.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldParts:
+    """A fold of ``whole``."""
+
+    train: ChosenWindows
+    validation: ChosenWindows
+    whole: Parts
+
+    @property
+    def test(self) -> Windows:
+        """That of ``whole``."""
+        return self.whole.test
+
+    @property
+    def features(self) -> int:
+        """As of ``whole``."""
+        return self.whole.features
+
+    @property
+    def time_features(self) -> int:
+        """As of ``whole``."""
+        return self.whole.time_features
 
 
 @lru_cache(maxsize=1)

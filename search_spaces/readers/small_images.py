@@ -6,7 +6,8 @@ import gzip
 import math
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,14 +26,29 @@ SETS = tuple(PACKAGED_IMAGES)
 @dataclass(frozen=True, kw_only=True)
 class ImageData:
     """Three disjoint parts, each of (image, class) with images (channels, height, width) of mean 0 and
-    deviation 1.
+    deviation 1. ``validation`` None: nothing is set apart.
     """
 
     train: TensorDataset
-    validation: TensorDataset
+    validation: TensorDataset | None
     test: TensorDataset
     channels: int
     classes: int
+
+    def joined(self) -> ImageData:
+        """With the validation part in the training part."""
+        if self.validation is None:
+            return self
+        pairs = zip(self.train.tensors, self.validation.tensors, strict=True)
+        return replace(self, train=TensorDataset(*(torch.cat(pair) for pair in pairs)), validation=None)
+
+    def divided(self, training: Sequence[int], held: Sequence[int]) -> ImageData:
+        """Of ``train`` the images of these places to train with, and of those to validate with."""
+        parts = [
+            TensorDataset(*(tensor[list(places)] for tensor in self.train.tensors))
+            for places in (training, held)
+        ]
+        return replace(self, train=parts[0], validation=parts[1])
 
 
 @lru_cache(maxsize=1)

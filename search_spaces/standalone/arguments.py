@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, Union, get_args, get_origin
 
 import hpo
+from search_spaces.options import Options
 from search_spaces.standalone.trained_models import Trained, of_campaign
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
     from hpo.space.space import Parameter
 
-MakeTask = Callable[..., hpo.Task]
+
+class MakeTask(Protocol):
+    """``make_task`` of a campaign's module, and the model of its options."""
+
+    @property
+    def options(self) -> type[Options]: ...
+
+    def __call__(self, **options: Any) -> hpo.Task: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +81,7 @@ def read(
         start, known = trained.params, trained.options
     elif "config" in given:
         start, known = _configuration(given["config"], module)
-    names = list(inspect.signature(make_task).parameters)
+    names = list(make_task.options.model_fields)
     strange = [name for name in known if name not in names]
     if strange:
         raise hpo.UsageError(
@@ -147,8 +155,8 @@ def _given(options: Mapping[str, Any]) -> str:
 
 def all_options(make_task: MakeTask, options: Mapping[str, Any]) -> dict[str, Any]:
     """``options`` and the defaults of those that are not given."""
-    keywords = inspect.signature(make_task).parameters.values()
-    return {**{one.name: one.default for one in keywords}, **options}
+    fields = make_task.options.model_fields.items()
+    return {**{name: field.default for name, field in fields}, **options}
 
 
 # The parser
@@ -201,13 +209,15 @@ def _general(module: str, make_task: MakeTask, *, exports: bool) -> _Parser:
             "--anew", action="store_true", help="with --campaign: train again, as the options say"
         )
     options = parser.add_argument_group("options of the task")
-    for name, keyword in inspect.signature(make_task).parameters.items():
+    described = make_task.options
+    for name, kind in described.kinds().items():
+        default = described.model_fields[name].default
         options.add_argument(
             _flag(name),
             dest=f":{name}",
             metavar="",
-            type=_kind(keyword.default),
-            help=f"(default: {keyword.default})",
+            type=_kind(kind),
+            help=f"{described.describe(name)} (default: {default})".strip().replace("%", "%%"),
         )
     return parser
 
@@ -241,13 +251,14 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _kind(default: object) -> Callable[[str], object]:
-    """From an argument's text to a value of the kind of ``default``."""
-    if isinstance(default, bool):
-        return _truth
-    if isinstance(default, float):
-        return _number
-    return str if isinstance(default, str) else _whole
+def _kind(annotation: Any) -> Callable[[str], object]:
+    """From an argument's text to a value of an option with this annotation."""
+    if get_origin(annotation) is Annotated:
+        return _kind(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return _kind(next(one for one in get_args(annotation) if one is not type(None)))
+    readers: dict[Any, Callable[[str], object]] = {bool: _truth, float: _number, int: _whole}
+    return readers.get(annotation, str)
 
 
 def _whole(text: str) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import hpo
 from search_spaces.standalone import arguments as command
@@ -14,40 +14,15 @@ from search_spaces.standalone.arguments import MakeTask, Request
 from search_spaces.standalone.torchrun import Place, directory_of, joined
 from search_spaces.standalone.trained_models import MakeNetwork, Trained, check_writable, export
 
-if TYPE_CHECKING:
-    from hpo.individual import Scalar
-
-
-class Tested(Protocol):
-    """A task that measures a chosen configuration on its test part, trained anew with each of ``seeds``."""
-
-    def test(
-        self, params: Mapping[str, Scalar], *, seeds: Sequence[int], ranks: int, device: str
-    ) -> float: ...
-
-
-def tests_of(make_task: Callable[..., Tested]) -> Callable[..., float]:
-    """A ``test`` for ``main``: that of the task for the keywords of ``make_task``, in the mean of three trainings or of
-    those with ``seeds``.
-    """
-
-    def test(
-        params: Mapping[str, Scalar],
-        *,
-        ranks: int,
-        device: str,
-        seeds: Sequence[int] = (0, 1, 2),
-        **keywords: object,
-    ) -> float:
-        return make_task(**keywords).test(params, seeds=seeds, ranks=ranks, device=device)
-
-    return test
+Test = Callable[..., "float | list[dict[str, float]]"]
+"""test(params, ranks=…, device=…, seeds=…, **keywords of make_task): a score on the test part, or of each of ``seeds``
+one, "test", with what the training took."""
 
 
 def main(
     module: str,
     make_task: MakeTask,
-    test: Callable[..., float] | None = None,
+    test: Test | None = None,
     arguments: Sequence[str] | None = None,
     *,
     network: MakeNetwork | None = None,
@@ -92,7 +67,7 @@ def _exported(
 def _trained(
     module: str,
     make_task: MakeTask,
-    test: Callable[..., float] | None,
+    test: Test | None,
     network: MakeNetwork | None,
     request: Request,
     place: Place,
@@ -122,7 +97,11 @@ def _trained(
         found.update(returned if isinstance(returned, Mapping) else {"value": returned})
         if test is not None and request.start is not None:
             repeated = {} if request.test_seeds is None else {"seeds": range(request.test_seeds)}
-            found["test"] = test(params, ranks=place.size, device=place.device, **repeated, **options)
+            tested = test(params, ranks=place.size, device=place.device, **repeated, **options)
+            if isinstance(tested, list):
+                found["tests"] = tested
+                tested = sum(one["test"] for one in tested) / len(tested)
+            found["test"] = tested
         if path is not None and network is not None and place.rank == 0:
             trained = Trained(params=params, options=options, directory=directory)
             export(trained, path, module=module, network=network, merge=request.merge)

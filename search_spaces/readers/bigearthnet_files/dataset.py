@@ -27,7 +27,7 @@ from search_spaces.readers.bigearthnet_files.lists import Patch
 from search_spaces.readers.bigearthnet_files.sources import Reader
 from search_spaces.readers.bigearthnet_files.store import Rows, Store
 
-UPSAMPLING = ("nearest", "bilinear")
+UPSAMPLING = ("nearest", "bilinear", "bicubic")
 
 
 class Grid:
@@ -76,7 +76,7 @@ class Grid:
             rows = native.repeat_interleave(times, dim=2).unsqueeze(2)
             image.view(-1, side, times, size).copy_(rows.expand(-1, -1, times, -1))
         else:
-            mode = "nearest-exact" if self.upsampling == "nearest" else "bilinear"
+            mode = "nearest-exact" if self.upsampling == "nearest" else self.upsampling
             image.copy_(functional.interpolate(native.unsqueeze(1), size=size, mode=mode).squeeze(1))
 
 

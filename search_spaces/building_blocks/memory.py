@@ -1,0 +1,140 @@
+"""What a training needs of a device's memory, estimated without any: networks on torch's meta device have shapes and no
+data. torch is imported by the functions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hpo
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingMemory:
+    """Bytes of one rank. ``activations``: what the backward pass needs of the forward pass, and the gradient that goes
+    through the largest layer. What libraries take for themselves is not in it.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+    def __str__(self) -> str:
+        parts = {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "optimizer's state": self.optimizer,
+            "activations": self.activations,
+        }
+        return f"{_size(self.total)} ({', '.join(f'{name} {_size(one)}' for name, one in parts.items())})"
+
+
+def _size(number: float) -> str:
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 / 10 else f"{number / 2**20:.2f} MiB"
+
+
+def training_memory(
+    model: nn.Module,
+    inputs: Sequence[int],
+    *,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+    precision: str = "fp32",
+) -> TrainingMemory:
+    """What training needs that sends a batch of the shape ``inputs``, of one rank, through ``model``, which is on the
+    meta device.
+
+    With ``precision`` "bf16", as autocast has it, activations are half as large, and there is a copy of the parameters
+    of that type.
+    """
+    import torch
+
+    largest = 0
+    # By storage, of which several saved tensors may be views; kept alive, so that none takes another's place.
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal largest
+        if tensor.is_floating_point() or tensor.dtype in (torch.int64, torch.int8, torch.bool, torch.uint8):
+            saved[tensor.untyped_storage()._cdata] = tensor
+            largest = max(largest, tensor.nbytes)
+        return tensor
+
+    batch = torch.empty(tuple(inputs), device="meta")
+    own = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers())}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = model(batch)
+    activations = (
+        sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own)
+        + outputs.nbytes
+    )
+    saved.clear()
+    parameters = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    gradients = sum(one.nbytes for one in model.parameters() if one.requires_grad)
+    activations += 2 * largest
+    if precision == "bf16":
+        activations = activations // 2 + parameters // 2
+    return TrainingMemory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=_state_bytes(optimizer(model.parameters())),
+        activations=activations,
+    )
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    """Of what ``optimizer`` keeps beside its parameters, which are on the meta device, once it has taken a step."""
+    import torch
+
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    return sum(
+        value.nbytes
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.is_meta
+    )
+
+
+def available_bytes(device: str, ranks: int) -> int:
+    """All memory of the GPU ``device``, or this host's, or its container's, divided among ``ranks``."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        whole = min(whole, int(_CGROUP.read_text()))
+    except (OSError, ValueError):  # no limit, or none that is said there
+        pass
+    return whole // ranks
+
+
+class DoesNotFit(hpo.HpoError):
+    """A configuration that needs more memory than there is."""
+
+
+def check_fits(needed: TrainingMemory, available: int, *, per_rank: int) -> None:
+    """Raises DoesNotFit where ``needed`` is more than ``available`` bytes. ``per_rank``: samples of a step."""
+    if needed.total > available:
+        raise DoesNotFit(
+            f"not trained, as it would not fit into memory: it needs about {needed} with {per_rank} samples a rank, "
+            f"and there are {_size(available)}. Lower batch_size, give an individual more ranks, or search "
+            "smaller networks."
+        )

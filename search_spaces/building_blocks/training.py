@@ -1,0 +1,448 @@
+"""One configuration of a campaign from its parameters to a trained and judged network: one fit and one test for all.
+
+A campaign says which network, optimizer, schedule and loss a configuration means, its *recipe*; its options say what
+is trained on. Everything else is here: folds, the method, weights to begin with, checkpoints, reports, several seeds.
+torch is imported by what trains: the ranks that search need none.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import hpo
+from search_spaces import options as check
+from search_spaces.building_blocks import methods
+from search_spaces.folds import Fold, cross_validated
+from search_spaces.options import Count, Folds, FromZero, Options, Precision
+from search_spaces.standalone import trained_models
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torch.optim import Optimizer
+    from torch.utils.data import Dataset
+
+    import trainers
+    from hpo.individual import Scalar
+    from hpo.space.space import Parameter
+    from hpo.task.task import Constraint
+    from trainers.data.batches import Assignment
+    from trainers.forward import Loss
+    from trainers.metrics import Metric
+
+RECORDED = (
+    "train_loss", "validation_loss", "trainable_fraction", "compression_ratio",
+    "train_s", "wait_s", "bytes_inside_nodes", "bytes_between_nodes",
+)  # fmt: skip
+"""Metrics of the trainer that every campaign keeps beside the fitness."""
+
+TESTED = ("trainable_fraction", "compression_ratio", "bytes_inside_nodes", "bytes_between_nodes", "train_s")
+"""Those of them that a test keeps of each training, for jobs/compare.py."""
+
+LR_FACTOR = "lr_factor"
+"""The parameter of a campaign that has none left with a method of another: what its learning rate is multiplied by."""
+
+
+class Parts(Protocol):
+    """A data set in three parts, which are disjoint; ``validation`` is None where folds take its place."""
+
+    @property
+    def train(self) -> Any: ...
+    @property
+    def validation(self) -> Dataset[Any] | None: ...
+    @property
+    def test(self) -> Dataset[Any]: ...
+
+
+class TrainingOptions(Options, ABC):
+    """How all configurations of a campaign are trained, and on what: the options that every campaign has."""
+
+    epochs: Count | None
+    """Passes over the training set."""
+    batch_size: Count | None
+    """Samples a step, of all ranks together: their number does not matter."""
+    folds: Folds = 0
+    """The fitness is the mean over this many folds of the training images; 0: there are none."""
+    precision: Precision = "fp32"
+    """fp32, tf32, or bf16 for autocast."""
+    loader_processes: FromZero = 0
+    """Of each rank, that read and augment ahead; 0: it does so itself."""
+    method: methods.MethodName = "ddp"
+    """How ranks train together: ddp, daso, local-sgd, oialr, ab or ab-no-groups."""
+    init: str = ""
+    """A safetensors file: weights that agree in name and shape are those that a training begins with."""
+
+    @property
+    def most_epochs(self) -> int:
+        """Of a run."""
+        assert self.epochs is not None
+        return self.epochs
+
+    @property
+    def samples_a_step(self) -> int:
+        """Of all ranks together."""
+        assert self.batch_size is not None
+        return self.batch_size
+
+    @property
+    def saves_each_epoch(self) -> bool:
+        """Or only when it is interrupted, and at its end: a run of seconds."""
+        return True
+
+    @abstractmethod
+    def check_data(self) -> None:
+        """UsageError where the data are not there, or too few, as far as that can be said without reading them."""
+
+    @abstractmethod
+    def parts(self) -> Parts:
+        """The data. UsageError, with what to do, where they are not what they should be."""
+
+    def training_set(self, parts: Any, seed: int) -> Dataset[Any]:
+        """``parts.train`` as a run with this seed sees it, augmented."""
+        return parts.train  # type: ignore[no-any-return]
+
+    @abstractmethod
+    def of_fold(self, parts: Any, fold: Fold) -> Parts:
+        """Of ``parts.train`` what ``fold`` trains with, and what it validates with."""
+
+    def network_facts(self, parts: Any) -> dict[str, int]:
+        """What the data, and not the configuration, decide about the network: ``Run.data``."""
+        return {}
+
+    def before_training(self, recipe: Callable[[], Recipe], *, ranks: int, device: str) -> None:
+        """Raises an error of hpo where what ``recipe()`` makes cannot be trained there."""
+
+    def costs(self, model: nn.Module) -> dict[str, float]:
+        """What is measured of a network beside its score."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a configuration means: arguments of ``trainers.train``. ``loss`` None: cross entropy. With another
+    ``topology`` than None ranks pose as nodes. ``samples_a_step``: of all ranks together; None: the options'.
+    """
+
+    network: nn.Module
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    schedule: trainers.Schedule
+    loss: Loss | None = None
+    early_stopping: trainers.EarlyStopping | None = None
+    assignment: Assignment | None = None
+    topology: trainers.Topology | None = None
+    clip_norm: float | None = None
+    label_smoothing: float = 0.0
+    samples_a_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a recipe may depend on besides the configuration: what the data decide (``network_facts``), the ranks that
+    train, and the steps that they take.
+    """
+
+    data: Mapping[str, int] = field(default_factory=dict)
+    ranks: int = 1
+    steps: int = 1
+
+    @property
+    def classes(self) -> int:
+        """That there are in the data."""
+        return self.data["classes"]
+
+
+O_contra = TypeVar("O_contra", bound=TrainingOptions, contravariant=True)
+O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
+
+
+class MakeRecipe(Protocol[O_contra]):
+    """From parameters, options and the run."""
+
+    def __call__(self, p: dict[str, Any], options: O_contra, run: Run, /) -> Recipe: ...
+
+
+class MakeMethod(Protocol[O_contra]):
+    """From parameters, options and the run."""
+
+    def __call__(self, p: dict[str, Any], options: O_contra, run: Run, /) -> trainers.Method: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMethod(Generic[O]):
+    """The method, or methods, that a campaign is about: ``parameters`` of its space and ``constraints`` are theirs
+    alone, and are left out with any other.
+    """
+
+    names: tuple[methods.MethodName, ...]
+    parameters: tuple[str, ...]
+    make: MakeMethod[O]
+    constraints: Sequence[Constraint] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """What is searched: a space, its default and further points, and what is refused."""
+
+    space: hpo.SearchSpace
+    default: Mapping[str, Scalar]
+    points: Sequence[Mapping[str, Scalar]] = ()
+    constraints: Sequence[Constraint] = ()
+
+    def with_method(self, name: methods.MethodName, own: OwnMethod[Any] | None) -> Searched:
+        """With the parameters of the method ``name`` in the place of those of ``own``; None: there are none."""
+        if own is not None and name in own.names:
+            return Searched(
+                space=self.space,
+                default=self.default,
+                points=self.points,
+                constraints=[*self.constraints, *own.constraints],
+            )
+        left_out = () if own is None else own.parameters
+        kept = {key: one for key, one in self.space.parameters.items() if key not in left_out}
+        added: dict[str, Parameter] = methods.parameters(name)
+        values = methods.default(name)
+        if not kept and not added:
+            added, values = {LR_FACTOR: hpo.Float(0.1, 10.0, log=True)}, {LR_FACTOR: 1.0}
+
+        def without(point: Mapping[str, Scalar]) -> dict[str, Scalar]:
+            return {**{key: value for key, value in point.items() if key in kept}, **values}
+
+        space = self.space if not left_out and not added else hpo.SearchSpace({**kept, **added})
+        points = [without(point) for point in self.points]
+        return Searched(
+            space=space,
+            default=without(self.default),
+            points=[point for point in points if point != without(self.default)],
+            constraints=[*self.constraints, *methods.constraints(name)],
+        )
+
+
+class TrainedTask(hpo.Task):
+    """A task that trains a network by a recipe, and judges the result by the metric ``score``.
+
+    A run whose loss is not finite has NaN for every objective, and so is an invalid individual. UsageError where the
+    data are not there. ``ranks``: how many the space is made for; None: any.
+    """
+
+    score = "validation_loss"
+    """The metric of the trainer that is the fitness, and that is reported after each epoch."""
+    direction = "minimize"
+    recorded: Sequence[str] = RECORDED
+    keeps_best_of_diverged = False
+    """Whether a run counts by its best epoch although its loss was not finite later."""
+    samples_evaluated_at_once = 256
+
+    def __init__(
+        self,
+        searched: Searched,
+        recipe: MakeRecipe[Any],
+        options: TrainingOptions,
+        *,
+        own: OwnMethod[Any] | None = None,
+        judge: Callable[[trainers.Result, int], dict[str, float]] | None = None,
+        objectives: Mapping[str, str] | None = None,
+        ranks: int | None = None,
+    ) -> None:
+        options.check_data()
+        if options.init and not Path(options.init).is_file():
+            raise hpo.UsageError(
+                f"init = {options.init!r}: is no file. Name a safetensors file, or leave it out."
+            )
+        self.options = options
+        self.judge = self._last if judge is None else judge
+        self._recipe, self._own, self._ranks = recipe, own, ranks
+        searched = searched.with_method(options.method, own)
+        super().__init__(
+            searched.space,
+            self._evaluate,
+            None if objectives else self.direction,
+            objectives=objectives,
+            default=searched.default,
+            points=searched.points,
+            constraints=searched.constraints,
+            steps=options.folds or options.most_epochs,
+        )
+
+    def metrics(self) -> dict[str, Metric]:
+        """Of the validation part, after each epoch."""
+        return {}
+
+    def test_metric(self) -> Metric:
+        """What the test part is judged by."""
+        return self.metrics()[self.score]
+
+    def _last(self, result: trainers.Result, steps: int) -> dict[str, float]:
+        return {"value": result.metrics[self.score]}
+
+    # The search
+
+    def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
+        if self.options.folds:
+            return cross_validated(trial, self._evaluate_fold, folds=self.options.folds)
+        return self._trained(trial, self.options.parts(), None)
+
+    def _evaluate_fold(self, trial: hpo.Trial, fold: Fold) -> dict[str, float]:
+        return self._trained(trial, self.options.of_fold(self.options.parts(), fold), fold.group)
+
+    def _trained(self, trial: hpo.Trial, parts: Parts, group: ProcessGroup | None) -> dict[str, float]:
+        facts = self.options.network_facts(parts)
+        if trial.rank == 0 and facts:
+            trained_models.note(trial.directory, facts)
+        # An individual that goes on with another number of ranks begins anew.
+        name = f"checkpoint-{trial.size}-ranks"
+        parent = trial.parent_checkpoint
+        model, result = self.fit(
+            trial.params,
+            parts,
+            seed=trial.seed,
+            ranks=trial.size,
+            device=trial.device,
+            checkpoint=trial.directory / name,
+            parent=None if parent is None else parent / name,
+            report=lambda epoch, metrics: trial.report(epoch, metrics[self.score], **metrics),
+            interrupt=trial.should_checkpoint,
+            group=group,
+        )
+        objectives = {**self.judge(result, self.optimizer_steps(parts)), **self.options.costs(model)}
+        if result.reason == "diverged" and not self.keeps_best_of_diverged:
+            objectives = dict.fromkeys(objectives, math.nan)
+        return {**objectives, **{name: result.metrics[name] for name in self.recorded}}
+
+    def optimizer_steps(self, parts: Parts) -> int:
+        """Of a whole run."""
+        return self.options.most_epochs * -(-len(parts.train) // self.options.samples_a_step)
+
+    # A chosen configuration
+
+    def test(
+        self,
+        params: Mapping[str, Scalar],
+        *,
+        seeds: Sequence[int] = (0, 1, 2),
+        ranks: int = 1,
+        device: str = "cpu",
+    ) -> float:
+        """Mean score on the test part of ``params`` trained anew with each of ``seeds``; for a chosen configuration
+        only. With folds all training samples are trained with.
+        """
+        each = self.tests(params, seeds=seeds, ranks=ranks, device=device)
+        return sum(one["test"] for one in each) / len(each)
+
+    def tests(
+        self, params: Mapping[str, Scalar], *, seeds: Sequence[int], ranks: int = 1, device: str = "cpu"
+    ) -> list[dict[str, float]]:
+        """As ``test``: of each seed the score, "test", and what ``TESTED`` names."""
+        import trainers
+
+        parts, found = self.options.parts(), []
+        for seed in seeds:
+            model, result = self.fit(params, parts, seed=seed, ranks=ranks, device=device)
+            scores = trainers.evaluate(
+                model,
+                parts.test,
+                metrics={"test": self.test_metric()},
+                batch_size=self.samples_evaluated_at_once,
+                precision=self.options.precision,
+                loader_processes=self.options.loader_processes,
+            )
+            costs = {name: result.metrics[name] for name in TESTED if name in result.metrics}
+            found.append({"seed": seed, **scores, **costs})
+        return found
+
+    def fit(
+        self,
+        params: Mapping[str, Scalar],
+        parts: Parts | None = None,
+        *,
+        seed: int = 0,
+        ranks: int = 1,
+        device: str = "cpu",
+        checkpoint: Path | None = None,
+        parent: Path | None = None,
+        report: Callable[[int, dict[str, float]], None] | None = None,
+        interrupt: Callable[[], bool] | None = None,
+        group: ProcessGroup | None = None,
+    ) -> tuple[nn.Module, trainers.Result]:
+        """The network that ``params`` describe, trained on the training part and watched on the validation part, by the
+        ranks of ``group``; None: by all there are. ``parts`` None: the task's. ``parent``: the checkpoint of another
+        run, from whose weights and optimizer's state this one begins, if it is there.
+        """
+        import torch
+
+        import trainers
+        from search_spaces.building_blocks import initial_weights
+
+        self._check_ranks(ranks)
+        options, parts = self.options, self.options.parts() if parts is None else parts
+        run = Run(data=options.network_facts(parts), ranks=ranks, steps=self.optimizer_steps(parts))
+        options.before_training(lambda: self.recipe(params, run), ranks=ranks, device=device)
+        torch.manual_seed(seed)
+        recipe = self.recipe(params, run)
+        model = recipe.network.to(device)
+        if options.init:
+            transfer = initial_weights.take_file(model, options.init)
+            if checkpoint is None or not (checkpoint / "latest").exists():
+                print(f"init = {options.init!r}: {transfer}", file=sys.stderr)
+        begun = None if parent is None else initial_weights.grow(model, parent)
+
+        def optimizer(weights: Iterable[nn.Parameter]) -> Optimizer:
+            made = recipe.optimizer(weights)
+            for settings in made.param_groups:
+                settings["lr"] *= params.get(LR_FACTOR, 1.0)
+            return made if begun is None else begun.going_on(made)
+
+        result = check.refusing(trainers.train)(
+            model,
+            options.training_set(parts, seed),
+            parts.validation,
+            loss=torch.nn.functional.cross_entropy if recipe.loss is None else recipe.loss,
+            metrics=self.metrics() if parts.validation is not None else None,
+            optimizer=optimizer,
+            schedule=recipe.schedule,
+            method=self._method(params, run),
+            early_stopping=recipe.early_stopping,
+            assignment=recipe.assignment,
+            topology=recipe.topology,
+            clip_norm=recipe.clip_norm,
+            label_smoothing=recipe.label_smoothing,
+            precision=options.precision,
+            epochs=options.most_epochs,
+            batch_size=-(-(recipe.samples_a_step or options.samples_a_step) // ranks),
+            evaluation_batch_size=self.samples_evaluated_at_once,
+            loader_processes=options.loader_processes,
+            checkpoint=checkpoint,
+            checkpoint_every=None if options.saves_each_epoch else sys.maxsize,
+            report=report,
+            interrupt=interrupt,
+            group=group,
+            seed=seed,
+        )
+        return model, result
+
+    def network(self, params: Mapping[str, Scalar] | None = None) -> nn.Module:
+        """The network of a configuration, None: the default, untrained; for data of which only the task knows."""
+        facts = self.options.network_facts(self.options.parts())
+        return self.recipe(self.default or {} if params is None else params, Run(data=facts)).network
+
+    def recipe(self, params: Mapping[str, Scalar], run: Run) -> Recipe:
+        """What a configuration means in ``run``."""
+        return self._recipe(dict(params), self.options, run)
+
+    def _method(self, params: Mapping[str, Scalar], run: Run) -> trainers.Method:
+        p: dict[str, Any] = dict(params)
+        if self._own is not None and self.options.method in self._own.names:
+            return self._own.make(p, self.options, run)
+        return methods.make(self.options.method, p, ranks=run.ranks)
+
+    def _check_ranks(self, ranks: int) -> None:
+        if self._ranks not in (None, ranks):
+            raise hpo.UsageError(
+                f"ranks_per_worker = {self._ranks} is what this task is for, and there are {ranks}. Make the campaign "
+                "file's [layout] and [task_options] agree, or start as many with torchrun."
+            )

@@ -1,0 +1,201 @@
+"""A residual network of which every part can be searched, and which can grow without a change of what it computes.
+Imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from search_spaces.networks.residual import PRE_ACTIVATION, Residual, activation_of, conv
+from search_spaces.networks.resnet import BARE, EXPANSION, initialise
+
+STEMS = ("convolution", "deep", "patches")
+"""What comes before the first stage: one convolution (He et al. 2015), three of 3×3 (He et al. 2019, arXiv 1812.01187,
+ResNet-C), or one that cuts the image into patches (ConvNeXt, arXiv 2201.03545)."""
+
+
+class SqueezeExcitation(nn.Module):
+    """(N, channels, height, width), each channel scaled by what the means of all say of it (Hu et al. 2018, arXiv
+    1709.01507). ``ratio``: the units of its hidden layer as a part of ``channels``.
+    """
+
+    def __init__(self, channels: int, ratio: float) -> None:
+        super().__init__()
+        units = max(1, round(ratio * channels))
+        self.gates = nn.Sequential(
+            nn.Linear(channels, units), nn.ReLU(), nn.Linear(units, channels), nn.Sigmoid()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = x * self.gates(x.mean(dim=(2, 3)))[:, :, None, None]
+        return scaled
+
+
+class DeepBlock(Residual):
+    """1×1, ``kernel`` × ``kernel`` and 1×1 convolutions of ``inner``, ``inner`` and ``outputs`` filters.
+
+    The middle one has the stride, and ``groups`` groups (Xie et al. 2017, arXiv 1611.05431), or the largest number
+    below that divides both them and ``inner``. ``squeeze``: the ratio of a squeeze-and-excitation before the addition;
+    0: there is none.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        inner: int,
+        outputs: int,
+        *,
+        stride: int,
+        kernel: int,
+        groups: int,
+        squeeze: float,
+        activation: str,
+        order: str,
+    ) -> None:
+        projection: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            projection = conv(inputs, outputs, kernel=1, stride=stride)
+            if order not in BARE:
+                projection = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+        middle = conv(inner, inner, kernel=kernel, stride=stride, groups=math.gcd(groups, inner))
+        super().__init__(
+            [conv(inputs, inner, kernel=1), middle, conv(inner, outputs, kernel=1)],
+            projection,
+            activation=activation,
+            order=order,
+        )
+        self._activates_last = order == "activation-before-addition"
+        if squeeze:
+            self.branch.append(SqueezeExcitation(outputs, squeeze))
+
+    def start_as_identity(self) -> None:
+        """Let the branch add nothing: the scale of its last normalisation, or else the weight of its last convolution,
+        becomes 0 (Goyal et al. 2017, arXiv 1706.02677, section 5.1), and training moves it from there.
+
+        The block then computes its input where there is no projection and ``order`` is one of pre-activation, or
+        "original" with an activation that changes nothing twice (ReLU, linear). Nearly so with
+        "activation-before-addition" and an activation that is 0 at 0: the scale is 1e-4, for at 0 ReLU has no gradient.
+        In the others its normalisation or activation remains.
+        """
+        last = next(one for one in reversed(self.branch) if isinstance(one, (nn.BatchNorm2d, nn.Conv2d)))
+        if isinstance(last, nn.BatchNorm2d):
+            nn.init.constant_(last.weight, 1e-4 if self._activates_last else 0.0)
+            nn.init.zeros_(last.bias)
+        else:
+            nn.init.zeros_(last.weight)
+
+
+class DeepResNet(nn.Module):
+    """(N, channels, height, width) to logits (N, classes), by stages of ``blocks`` blocks.
+
+    With the defaults it is ResNet-50 (He et al. 2015, table 1), parameter for parameter.
+
+    - ``filters``: a quarter of those of the first stage's output, which each later stage doubles.
+    - ``bottleneck``: how many times fewer filters a block has inside than at its end.
+    - ``kernel``, ``groups``, ``squeeze``: of each block, see ``DeepBlock``; ``stem``: one of ``STEMS``.
+    - ``reduction``: how many times smaller than the image the stem leaves height and width, 1 or 4; with "patches" 2
+      or 4. Each stage but the first halves them.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        classes: int,
+        filters: int = 64,
+        blocks: Sequence[int] = (3, 4, 6, 3),
+        bottleneck: int = EXPANSION,
+        kernel: int = 3,
+        stem: str = "convolution",
+        groups: int = 1,
+        squeeze: float = 0.0,
+        activation: str = "relu",
+        order: str = "original",
+        reduction: int = 4,
+    ) -> None:
+        super().__init__()
+        self.stem = _stem(stem, channels, filters, activation=activation, order=order, reduction=reduction)
+        self.stages = nn.ModuleList()
+        width = filters
+        for number, count in enumerate(blocks):
+            outputs = EXPANSION * filters * 2**number
+            stage = nn.ModuleList()
+            for index in range(count):
+                stage.append(
+                    DeepBlock(
+                        width,
+                        max(1, outputs // bottleneck),
+                        outputs,
+                        stride=2 if number > 0 and index == 0 else 1,
+                        kernel=kernel,
+                        groups=groups,
+                        squeeze=squeeze,
+                        activation=activation,
+                        order=order,
+                    )
+                )
+                width = outputs
+            self.stages.append(stage)
+        # The last addition of a pre-activation network has nothing after it yet.
+        self.end = nn.Sequential()
+        if order == "full-pre-activation":
+            self.end.append(nn.BatchNorm2d(width))
+        if order in PRE_ACTIVATION:
+            self.end.append(activation_of(activation)())
+        self.classifier = nn.Linear(width, classes)
+        initialise(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        for stage in self.stages:
+            for block in stage:  # type: ignore[attr-defined]
+                x = block(x)
+        logits: Tensor = self.classifier(self.end(x).mean(dim=(2, 3)))
+        return logits
+
+
+def _stem(
+    kind: str, channels: int, filters: int, *, activation: str, order: str, reduction: int
+) -> nn.Sequential:
+    act = activation_of(activation)
+    if kind not in STEMS:
+        raise ValueError(f"stem = {kind!r}: must be one of {', '.join(STEMS)}. Correct it.")
+    stride = 2 if reduction > 1 else 1
+    if kind == "patches":
+        side = max(2, reduction)
+        layers: list[nn.Module] = [
+            nn.Conv2d(channels, filters, side, stride=side, bias=False)  # each pixel belongs to one patch
+        ]
+    elif kind == "deep":
+        half = max(1, filters // 2)
+        layers = [conv(channels, half, stride=stride), nn.BatchNorm2d(half), act()]
+        layers += [conv(half, half), nn.BatchNorm2d(half), act(), conv(half, filters)]
+    else:
+        layers = [conv(channels, filters, kernel=7 if reduction > 1 else 3, stride=stride)]
+    if order not in PRE_ACTIVATION:  # the first addition wants activated input
+        layers += [nn.BatchNorm2d(filters), act()]
+    if reduction > 1 and kind != "patches":
+        layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+    return nn.Sequential(*layers)
+
+
+def start_new_blocks_as_identity(network: nn.Module, known: Mapping[str, Tensor]) -> list[str]:
+    """Blocks of ``network`` of which ``known``, tensors by name, has none add nothing at first
+    (``DeepBlock.start_as_identity``); their names. So a network that is deeper than the one that the tensors are of
+    computes what that did.
+    """
+    names = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, DeepBlock) and not any(one.startswith(f"{name}.") for one in known)
+    ]
+    with torch.no_grad():
+        for name in names:
+            block = network.get_submodule(name)
+            assert isinstance(block, DeepBlock)
+            block.start_as_identity()
+    return names
