@@ -33,10 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--examples", type=int, default=50, metavar="N", help="of each property that Hypothesis tests"
     )
+    parser.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="of tests/gpu")
+    parser.addoption(
+        "--figures", type=Path, metavar="FILE", help="what tests/gpu measures and how it ends, as JSON"
+    )
     parser.addoption("--skips", type=Path, metavar="FILE", help="append the reasons of skipped tests to FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     cases.all_cases = config.getoption("--all-cases")
     gloo.one_rank = config.getoption("--one-rank")
     # No deadline: how long an example takes says how busy the machine is.

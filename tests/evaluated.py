@@ -65,12 +65,13 @@ def _raise_late_in_model(trial: hpo.Trial) -> float:
 
 
 def _raise_and_cannot_leave(trial: hpo.Trial) -> float:
-    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
 
     def refuse(group: object = None) -> None:
         raise RuntimeError("NCCL is in trouble")
 
-    dist.destroy_process_group = refuse
+    # What torch calls to destroy the default group.
+    distributed_c10d._update_default_pg = refuse
     raise ValueError("first of all")
 
 
@@ -204,6 +205,56 @@ def _destroy_group(trial: hpo.Trial) -> float:
 
     dist.destroy_process_group()
     return 3.0
+
+
+def _manage_group(trial: hpo.Trial) -> dict[str, object]:
+    """A script of one's own: it initialises the group, makes others, trains, and destroys them, but in ``leaves``."""
+    import threading
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    everyone = list(range(size))
+    groups = [
+        None,
+        dist.new_group(everyone),
+        dist.new_group(everyone, use_local_synchronization=True),
+        dist.new_group([rank], use_local_synchronization=True),
+    ]
+    if rank:  # names of groups come of how many there are
+        dist.new_group([rank], use_local_synchronization=True)
+    for group in groups:
+        model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
+        model(torch.ones(2, 2)).sum().backward()
+    value = torch.tensor([rank + 1.0])
+    dist.all_reduce(value, group=groups[1])
+    there = len(dist.distributed_c10d._world.pg_map)
+    if not trial.params.get("leaves"):
+        dist.destroy_process_group(groups[2])
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+    elif trial.params["leaves"] == "model":
+        KEPT[:] = [model]
+    trial.report(1, 1.0)
+    return {"value": float(value), "groups": there, "threads": threading.active_count()}
+
+
+def _ask_for_another_group(trial: hpo.Trial) -> float:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    given = {name: value for name, value in trial.params.items() if name in ("backend", "world_size", "rank")}
+    dist.init_process_group(**given, timeout=timedelta(seconds=0.5))
+    if trial.params.get("twice"):
+        dist.init_process_group()
+    if trial.rank == 0:
+        dist.all_reduce(torch.zeros(1))
+    return 0.0
 
 
 def _collective(trial: hpo.Trial) -> float:

@@ -26,30 +26,42 @@ one_rank = False
 """Whether tests that need several ranks are left out (tests/conftest.py)."""
 
 
-def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60) -> list[Any]:
+def run_ranks(
+    size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout_s: float = 60,
+    method: str = "forkserver",
+) -> list[Any]:
     """What ``function(rank, *arguments)`` returned on each rank; AssertionError with the traceback of one
     that failed.
 
-    ``function`` is defined at the top of a module.
+    ``function`` is defined at the top of a module. ``method``: of starting a rank. Where ranks use a GPU it is
+    "spawn": what has looked for one, as an import may do, cannot be forked from.
     """
-    outcomes = outcomes_of_ranks(size, function, *arguments, timeout_s=timeout_s)
+    outcomes = outcomes_of_ranks(size, function, *arguments, timeout_s=timeout_s, method=method)
     failed = [text for kind, text in outcomes if kind != "returned"]
     assert not failed, "\n".join(failed)
     return [value for _, value in outcomes]
 
 
 def outcomes_of_ranks(
-    size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60
+    size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout_s: float = 60,
+    method: str = "forkserver",
 ) -> list[tuple[str, Any]]:
     """("returned", value), ("raised", traceback), ("ended", exit code) or ("hung", "") of each rank."""
     if one_rank and size > 1:
         pytest.skip("needs a process a rank")
+    context: Any = _context if method == "forkserver" else multiprocessing.get_context(method)
     deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory() as directory:
         processes, ends = [], {}
         for rank in range(size):
-            mine, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(
                 target=_rank, args=(theirs, directory, rank, size, function, arguments), daemon=True
             )
             process.start()

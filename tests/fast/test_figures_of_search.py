@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from importlib import import_module
 from pathlib import Path
 
 import pandas
@@ -18,6 +17,7 @@ from hpo.results.ancestry import changes, family
 from hpo.results.fidelity import Progress, correlations, kept, progress
 from hpo.results.figures import parallel
 from hpo.results.figures.parameter_axis import Axis
+from hpo.results.figures.registry import BY_NAME
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.value_range import value_range
 from hpo.results.island_success import good, migrations, success
@@ -61,7 +61,7 @@ def source(individuals=(), curves=(), **more):
 
 
 def draw(name, *sources):
-    return import_module(f"hpo.results.figures.{name}").draw(sources)
+    return BY_NAME[name].draw(sources)
 
 
 def campaign(count=120, objectives=None, space=SPACE):

@@ -20,8 +20,9 @@ from hpo.individual import COMPLETED, FAILED, is_known
 from hpo.islands import resume
 from hpo.journal.inspection import check
 from hpo.journal.records import Known, decode, encode
-from hpo.prior_results.points import KnownPoints, known_points
+from hpo.prior_results.points import KnownPoints, known_points, read_points
 from hpo.results import result as results
+from hpo.results.best_report import best_json
 from hpo.results.record import load
 from hpo.search.population import Member, Population
 
@@ -157,6 +158,15 @@ def test_an_earlier_campaign_comes_back_exactly(earlier, tmp_path, suffix):
     assert [one.value for one in found] == [one.value for one in there]
     assert sum(one.status == FAILED for one in found) == sum(one.status == FAILED for one in there)
     assert not found.left_out and not found.changed
+
+
+def test_what_best_prints_is_a_source(earlier, tmp_path):
+    source = tmp_path / "best.json"
+    source.write_text(best_json(earlier, 3))
+    best = json.loads(source.read_text())
+    assert [one.params for one in known_points(source, SPACE)] == [one["params"] for one in best]
+    assert [one.value for one in known_points(source, SPACE)] == [one["value"] for one in best]
+    assert read_points(str(source), SPACE) == [one["params"] for one in best]
 
 
 def test_directions_and_names_of_objectives_are_checked(earlier):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -389,3 +390,16 @@ def test_curves_are_those_that_were_reported(tmp_path: Path) -> None:
 
 def test_operators_beyond_the_named_ones_are_others() -> None:
     assert set(best_so_far._COLOURS.values()) <= set(theme.SERIES)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_steps_are_shown_on_a_terminal_only(
+    homes: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(shown, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", shown)
+    report([homes[1]], tmp_path / "report.html")
+    assert ("drawing" in shown.getvalue()) == terminal
+    assert terminal or not shown.getvalue()

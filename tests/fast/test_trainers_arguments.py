@@ -44,6 +44,17 @@ def train(**changed: Any) -> trainers.Result:
     return trainers.train(**{**settings, **changed})
 
 
+class Mean:
+    """Cannot be summed over ranks."""
+
+    def reset(self) -> None: ...
+
+    def update(self, outputs: object, targets: object) -> None: ...
+
+    def compute(self) -> float:
+        return 0.0
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "schedule = 'cosine': must be a schedule": {"schedule": "cosine"},
     "schedule = <class 'trainers.optim.schedules.Cosine'>: must be": {"schedule": trainers.Cosine},
@@ -56,6 +67,11 @@ WRONG: dict[str, dict[str, Any]] = {
     "loss = None: must be a function": {"loss": None},
     "metrics = [1]: must be functions by name": {"metrics": [1]},
     "metrics = {'accuracy': 1}: must be functions": {"metrics": {"accuracy": 1}},
+    "metrics: 'mean' is a class": {"metrics": {"mean": Mean}},
+    "metrics: 'mean' has update() and compute(), and no sums()": {"metrics": {"mean": Mean()}},
+    "label_smoothing = 0.1: step computes its own loss": {"label_smoothing": 0.1, "step": print},
+    "step = 3: must be None or a function": {"step": 3},
+    "collate = 3: must be None or a function": {"collate": 3},
     "checkpoint = 5: must be None or the path": {"checkpoint": 5},
     "timeout = 60: must be a datetime.timedelta": {"timeout": 60},
     "timeout = datetime.timedelta(0): must be a datetime.timedelta above 0": {"timeout": timedelta(0)},
@@ -89,9 +105,6 @@ def test_the_loop_refuses(message: str) -> None:
 
 
 class Streamed(IterableDataset[Any]):
-    def __len__(self) -> int:
-        return 16
-
     def __iter__(self) -> Iterator[Any]:
         return iter(SAMPLES)
 
@@ -102,7 +115,6 @@ NO_SET: dict[str, Any] = {
     "list holds no pairs": list(SAMPLES.tensors),
     "Tensor holds no pairs": SAMPLES.tensors[0],
     "set gives no sample by its number": {1, 2},
-    "Streamed streams its samples, and ranks are dealt theirs by number": Streamed(),
 }
 
 
@@ -115,6 +127,36 @@ def test_the_loop_refuses_what_is_no_set_of_samples(message: str, which: str) ->
     assert "\n" not in str(caught.value)
 
 
+STREAMS: dict[str, dict[str, Any]] = {
+    "train_set: Streamed streams its samples and does not say how many an epoch has": {
+        "train_set": Streamed()
+    },
+    "train_set: Stream streams its samples and does not say how many": {
+        "train_set": trainers.Stream(Streamed(), sharded=True)
+    },
+    "assignment = FullOverlap(): deals samples by number, and train_set streams them": {
+        "train_set": trainers.Stream(Streamed(), length=16),
+        "assignment": trainers.FullOverlap(),
+    },
+    "loader_processes = 2: validation_set streams its samples": {
+        "validation_set": Streamed(),
+        "loader_processes": 2,
+    },
+    "16 samples for 1 ranks with 17 accumulated batches": {
+        "train_set": trainers.Stream(Streamed(), length=16),
+        "accumulate": 17,
+    },
+}
+
+
+@pytest.mark.parametrize("message", STREAMS)
+def test_the_loop_refuses_streams_that_cannot_be_shared(message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        train(**STREAMS[message])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 class Files(list[str]):
     """A list whose items are not what it holds."""
 
@@ -123,6 +165,9 @@ class Files(list[str]):
 
 
 class ByNumberToo(Streamed):
+    def __len__(self) -> int:
+        return 16
+
     def __getitem__(self, index: int) -> Any:
         return SAMPLES[index]
 
@@ -272,6 +317,12 @@ SETTINGS: dict[str, Callable[[], object]] = {
     ),
     "EarlyStopping(restore_best=1): restore_best must be True or False": lambda: trainers.EarlyStopping(
         restore_best=1  # type: ignore[arg-type]
+    ),
+    "Stream: an object of type list_iterator can be read once only": lambda: trainers.Stream(iter([1])),
+    "Stream: length = 0: must be a whole number": lambda: trainers.Stream([1], length=0),
+    "Stream: sharded = 1: must be True or False": lambda: trainers.Stream(
+        [1],
+        sharded=1,  # type: ignore[arg-type]
     ),
     "Coarse(shards=2.0): shards must be a whole number": lambda: trainers.Coarse(
         shards=2.0  # type: ignore[arg-type]

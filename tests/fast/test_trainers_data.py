@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trainers.data.batches import Batch, Disjoint, in_order, share
-from trainers.data.loader import Loader, _Collated
+from trainers.data.fetching import Collated
+from trainers.data.loader import Loader
 from trainers.randomness import derive, generators_kept, seed_generators
 
 CPU = torch.device("cpu")
@@ -216,9 +217,9 @@ def test_only_what_is_on_the_cpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Tensor, "pin_memory", note)
     parts = ({"a": torch.zeros(2), "b": torch.zeros(3, device="meta")}, [torch.zeros(4), "text"])
-    batch = _Collated(parts).pin_memory().parts
+    batch = Collated(parts, 2).pin_memory().parts
     assert pinned == [(2,), (4,)]
-    assert isinstance(batch, list)
+    assert isinstance(batch, tuple)
     assert batch[0]["b"].device.type == "meta"
 
 

@@ -43,6 +43,7 @@ KEYS = {
         "delay_2_to_alone",
         "torch_ddp_to_alone",
     },
+    "phases": {"at once", "inherited", "phases"},
     "oialr": {
         "bytes_to_expected",
         "faster_than_materialised",
@@ -65,6 +66,7 @@ KEYS = {
         "time_by_module",
     },
     "flat_cost": {"default"},
+    "gpu": {"alone", "busy", "decompositions", "layer", "two_ranks"},
     "limits": {"codec_us", "importance_s", "of_limit", "overlap_s", "read_s", "status_s"},
     "overhead": {
         "curve_dropped_us",

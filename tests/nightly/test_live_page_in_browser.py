@@ -1,5 +1,6 @@
-"""The live page in a real browser beside a real campaign: it grows without being loaded again, nothing is said on its
-console, nothing comes from elsewhere, and no text of a task does anything.
+"""Live page and report in a real browser, of a real campaign with two objectives, pruning, failures and two launches:
+the live page grows without being loaded again, every figure holds marks, nothing is said on the console, nothing comes
+from elsewhere, and no text of a task does anything.
 
 Needs Debian's chromium (apt-get install chromium)."""
 
@@ -7,9 +8,18 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from terminal import Command, Terminal, wait_until
+
+from hpo.individual import COMPLETED, FAILED, PRUNED
+from hpo.journal.files import journal_path
+from hpo.journal.records import Finished, encode
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is missing: bash jobs/setup.sh dev browser"
@@ -19,13 +29,19 @@ _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 pytestmark = [
     pytest.mark.skipif(_BROWSER is None, reason="chromium is missing: apt-get install chromium"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 
 TASK = """
-import time, hpo
+import os, time, hpo
+
+GO_ON = os.path.join(os.path.dirname(os.path.abspath(__file__)), "go-on")
 
 def evaluate(trial):
+    while int(trial.id.split("-")[2]) > 60 and not os.path.exists(GO_ON):
+        if trial.should_checkpoint():
+            raise hpo.Interrupted
+        time.sleep(0.02)
     x = trial.params["<script>alert(1)</script>"]
     for step in range(1, 7):
         time.sleep(0.02)
@@ -41,10 +57,51 @@ space = hpo.SearchSpace(**{
 })
 task = hpo.Task(space, evaluate, objectives={"<i>error</i>": "minimize", "size": "maximize"})
 """
-_FIGURES = {"history", "hours", "curves", "timeline", "importance", "parallel", "slices", "islands", "front"}
+CAMPAIGN = """
+[search]
+kind = "evolution"
+pruner = "halving"
+min_steps = 2
+reported = "<i>error</i>"
+
+[layout]
+islands = 2
+"""
+_FIGURES = {
+    *("history", "hours", "curves", "timeline", "importance", "parallel", "slices", "islands", "family"),
+    *("budget", "front", "hypervolume"),
+}
 _MARKS = """() => Object.fromEntries([...document.querySelectorAll("figure[data-plot]")].map(
     (one) => [one.dataset.plot, one.querySelectorAll("path, rect, circle, line").length]))"""
 _ENDED = """() => [...document.querySelectorAll(".fact")].map((one) => one.textContent).join(" ")"""
+
+
+class _Seen:
+    """What a page has said, asked for and opened. ``own``: the beginnings of addresses that are its own."""
+
+    def __init__(self, page: Any, own: str) -> None:
+        self.console, self.foreign, self.dialogs = list[str](), list[str](), list[str]()
+        self._own = (own, "data:", "blob:")
+        page.on("console", lambda message: self.console.append(message.text))
+        page.on("pageerror", lambda error: self.console.append(str(error)))
+        page.on("dialog", self._dialog)
+        page.on("request", self._request)
+
+    def _dialog(self, dialog: Any) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    def _request(self, request: Any) -> None:
+        if not request.url.startswith(self._own):
+            self.foreign.append(request.url)
+
+
+@contextmanager
+def _page() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=_BROWSER, args=["--no-sandbox"])
+        yield browser.new_page(viewport={"width": 1400, "height": 900})
+        browser.close()
 
 
 def _watch(terminal: Terminal) -> tuple[Command, str]:
@@ -53,51 +110,82 @@ def _watch(terminal: Terminal) -> tuple[Command, str]:
     return command, command.process.stdout.readline().strip()
 
 
-def test_the_page_follows_a_campaign(terminal: Terminal) -> None:
+def _check_figures(page: Any) -> None:
+    """All that two objectives, islands and a pruner have are there and hold marks; no text of a task is markup."""
+    page.wait_for_function(
+        f"(names) => {{ const found = ({_MARKS})(); return names.every((one) => found[one] > 10); }}",
+        arg=sorted(_FIGURES),
+        timeout=180_000,
+    )
+    assert all(count > 10 for count in page.evaluate(_MARKS).values())
+    shown = page.inner_text("body")
+    assert "could not be drawn" not in shown
+    assert "<img src=x onerror=alert(3)>" in shown
+    assert "<script>alert(1)</script>" in shown
+    assert page.locator("img, b b, figure i, iframe").count() == 0
+
+
+def _add_record(directory: Path) -> None:
+    """The end of an evaluation, as a worker of the second launch would have written it."""
+    now = time.time()
+    added = Finished(
+        id="0-0-9999", island=0, worker=0, sequence=9999, operator="random", parents=(), retries=0,
+        params={"<script>alert(1)</script>": 0.0, "kind": "plain", "depth": 1},
+        started=now - 1, finished=now, status=COMPLETED,
+        objectives={"<i>error</i>": 0.0, "size": 10.0}, metrics={}, error=None,
+    )  # fmt: skip
+    with journal_path(directory, launch=2, island=0, worker=0).open("ab") as file:
+        file.write(encode(added))
+
+
+def test_the_pages_of_a_campaign(terminal: Terminal) -> None:
+    home = terminal.directory / "run"
     terminal.write("task.py", TASK)
-    terminal.campaign("[layout]\nislands = 2", evaluations=300)
-    running = terminal.start("run", "c.toml", "--ranks", 2)
-    begun = terminal.directory / "run" / "campaign.json"
+    terminal.campaign(CAMPAIGN, evaluations=300, kind=None)
+    first = terminal.start("run", "c.toml", "--ranks", 2)
     wait_until(
-        lambda: begun.exists() or running.process.poll() is not None, "the campaign's beginning", seconds=60
+        lambda: (home / "campaign.json").exists() or first.process.poll() is not None,
+        "the campaign's beginning",
+        seconds=60,
     )
     command, url = _watch(terminal)
     own = url.partition("?")[0]
-    said, foreign, dialogs = list[str](), list[str](), list[str]()
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=_BROWSER, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-        page.on(
-            "request",
-            lambda request: (
-                None if request.url.startswith((own, "data:", "blob:")) else foreign.append(request.url)
-            ),
-        )
-        page.goto(url)
+    with _page() as page:
+        seen = _Seen(page, own)
+        page.goto(url, timeout=120_000)
         assert page.url == own
         page.evaluate("window.loadedOnce = true")
         page.wait_for_selector("figure[data-plot=history] path", state="attached", timeout=120_000)
-        first = page.evaluate(_ENDED)
-        page.wait_for_function(f"(before) => ({_ENDED})() !== before", arg=first, timeout=60_000)
-        assert running.wait(300).returncode == 0
+        wait_until(lambda: len(terminal.records("finished")) > 100, "a third of the campaign", seconds=120)
+        first.signal(signal.SIGTERM)
+        assert first.wait(120).returncode == 75
+        terminal.write("go-on", "")
+        assert terminal.hpo("run", "c.toml", "--ranks", 2, seconds=300).returncode == 0
         page.wait_for_function(f"() => ({_ENDED})().includes('300')", timeout=120_000)
-        page.wait_for_function(
-            f"(names) => {{ const found = ({_MARKS})(); return names.every((one) => found[one] > 10); }}",
-            arg=sorted(_FIGURES),
-            timeout=120_000,
-        )
+        _check_figures(page)
+        assert page.locator("script:not([src])").count() == 0
+        _add_record(home)
+        page.wait_for_function(f"() => ({_ENDED})().includes('301')", timeout=60_000)
+        page.wait_for_function("() => document.body.innerText.includes('0-0-9999')", timeout=60_000)
         assert page.evaluate("window.loadedOnce")
-        assert "could not be drawn" not in page.inner_text("body")
-        assert "<img src=x onerror=alert(3)>" in page.inner_text("body")
-        assert page.locator("script:not([src]), img, b b, figure i").count() == 0
         command.process.send_signal(signal.SIGTERM)
-        assert command.wait(30).returncode == 0
+        assert command.wait(60).returncode == 0
         page.wait_for_function(
-            "() => document.getElementById('hpo-live').dataset.state === 'problem'", timeout=30_000
+            "() => document.getElementById('hpo-live').dataset.state === 'problem'", timeout=60_000
         )
-        browser.close()
     lost = ("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING", "net::ERR_EMPTY_RESPONSE")
-    assert ([one for one in said if not any(word in one for word in lost)], foreign, dialogs) == ([], [], [])
+    said = [one for one in seen.console if not any(word in one for word in lost)]
+    assert (said, seen.foreign, seen.dialogs) == ([], [], [])
+    statuses = {record["status"] for record in terminal.records("finished")}
+    assert {COMPLETED, PRUNED, FAILED} <= statuses
+    _check_report(terminal, home / "report.html")
+
+
+def _check_report(terminal: Terminal, path: Path) -> None:
+    done = terminal.hpo("report", "run", seconds=120)
+    assert done.returncode == 0, done.stderr
+    with _page() as page:
+        seen = _Seen(page, path.as_uri())
+        page.goto(path.as_uri(), timeout=120_000)
+        _check_figures(page)
+    assert (seen.console, seen.foreign, seen.dialogs) == ([], [], [])

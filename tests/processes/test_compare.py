@@ -122,3 +122,79 @@ def test_the_table_names_what_the_task_measures(
     assert "25.00%" in shown and "50.00%" in shown
     assert "accuracy" not in shown
     assert "The best is chosen by validation micro-F1 alone; the test micro-F1 is the mean of three" in shown
+
+
+def test_any_number_of_trainings_and_what_they_took(compare: ModuleType) -> None:
+    """As tables 4.3 and 5.1 of the dissertation have them."""
+    one = SimpleNamespace(id="0-0", params={"lr": 0.1}, value=0.5, objectives=None, status="completed")
+    result = SimpleNamespace(best=one, record=SimpleNamespace(individuals=[one]))
+    costs = {"compression_ratio": 0.68, "trainable_fraction": 0.0997, "bytes_between_nodes": 2e6}
+    best = {"test": 0.6, "tests": [{"test": 0.5, **costs}, {"test": 0.7, **costs}]}
+    full = {**costs, "compression_ratio": 1.0, "trainable_fraction": 1.0, "bytes_between_nodes": 8e6}
+    baseline = compare.Baseline(id="ddp", params={"lr": 0.1})
+    shown = compare.table(
+        result,
+        {"best": one, "full rank": baseline},
+        {"best": best, "full rank": {"test": 0.6, "tests": [{"test": 0.6, **full}] * 2}},
+        "accuracy",
+    )
+    rows = {line.split("  ")[0]: line.split()[-3:] for line in shown.splitlines() if line}
+    assert "best (0-0)" in shown
+    assert rows["validation accuracy"][-1] == "-"
+    assert "60.00% ± 14.14%  60.00% ± 0.00%" in shown
+    assert "0.68 : 1" in shown and "1.00 : 1" in shown
+    assert "9.97%" in shown and "100.00%" in shown
+    assert "2e+06" in shown and "8e+06" in shown
+    assert "the test accuracy is the mean of 2 trainings." in shown
+
+
+def test_the_baselines_are_those_of_the_sources_tables(compare: ModuleType) -> None:
+    from search_spaces import digits, vit_ab, vit_oialr
+
+    assert compare.baselines_of(digits.make_task(), "search_spaces.digits") == {}
+    found = compare.baselines_of(vit_oialr.make_task(dim=24), "search_spaces.vit_oialr")
+    shared = {
+        name: vit_oialr.default[name] for name in ("lr", "min_lr", "warmup_lr", "k_decay", "warmup_epochs")
+    }
+    assert {name: (one.id, dict(one.params)) for name, one in found.items()} == {"full rank": ("ddp", shared)}
+    found = compare.baselines_of(vit_ab.make_task(), "search_spaces.vit_ab")
+    assert [one.id for one in found.values()] == ["ab-no-groups", "ddp"]
+    assert dict(found["ab-no-groups"].params) == vit_ab.default
+    (asked,) = compare.baselines_of(vit_ab.make_task(), "search_spaces.vit_ab", ["oialr"]).values()
+    assert set(asked.params) == {"sigma_cutoff", "update_every", "delay"}
+
+
+def test_a_worker_s_nodes_are_those_that_its_ranks_need(
+    compare: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_NTASKS_PER_NODE", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    assert compare.nodes_for(16) == 1
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "16")
+    assert [compare.nodes_for(ranks) for ranks in (1, 4, 8, 16)] == [1, 1, 2, 4]
+    with pytest.raises(hpo.CampaignError, match="6 ranks on 4 nodes: each must have as many"):
+        compare.Place(ranks=6, nodes=4).command("m", 1)
+
+
+def test_a_test_on_two_nodes_is_one_training(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun here starts its command once for each node, on this host."""
+    (tmp_path / "srun").write_text(
+        '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do case $1 in --nodes=*) n=${1#--nodes=};; esac; shift; done\n'
+        'i=0; while [ $i -lt "$n" ]; do "$@" & i=$((i + 1)); done; wait\n'
+    )
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "sized.py").write_text(
+        "import json, os, sys\n"
+        "where = [one for one in sys.argv if one.startswith('--directory=')][0].split('=')[1]\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    print(json.dumps({'test': float(os.environ['WORLD_SIZE']), 'directory': where}))\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(compare.socket, "gethostname", lambda: "localhost")
+    one = SimpleNamespace(id="0-3", params={"x": 0.5})
+    found = compare.trained_anew("sized", tmp_path, one, compare.Place(ranks=4, nodes=2), [], limit_s=100)
+    assert found == {"test": 4.0, "directory": str(tmp_path / "test" / "0-3.run")}

@@ -47,6 +47,7 @@ FULL = """
     initial = "sobol"
     grid_points = 4
     only = { optimizer = ["sgd", "adam"] }
+    inherit = true
     pruner = "halving"
     min_steps = 2
     reduction = 4
@@ -56,6 +57,10 @@ FULL = """
     reported = "accuracy"
     reference = { accuracy = 0.5, seconds = 60 }
     perturb = ["lr"]
+
+    [[phase]]
+    until = 8
+    only = { optimizer = ["sgd"] }
 
     [[island]]
 
@@ -115,6 +120,7 @@ FLAT: dict[str, object] = {
     "initial": "sobol",
     "grid_points": 4,
     "only": {"optimizer": ["sgd", "adam"]},
+    "inherit": True,
     "pruner": "halving",
     "min_steps": 2,
     "reduction": 4,
@@ -125,6 +131,7 @@ FLAT: dict[str, object] = {
     "reference": {"accuracy": 0.5, "seconds": 60.0},
     "perturb": ["lr"],
     "island": [{}, {"kind": "cmaes", "migration": 0.0}],
+    "phase": [{"until": 8, "only": {"optimizer": ["sgd"]}}],
     "isolation": "fresh",
     "timeout": 1800,
     "retries": 0,
@@ -211,6 +218,7 @@ def test_defaults(tmp_path: Path) -> None:
         "initial": "random",
         "grid_points": 5,
         "only": {},
+        "inherit": None,
         "pruner": "none",
         "min_steps": 1,
         "reduction": 3,

@@ -18,6 +18,7 @@ from gloo import run_ranks
 import hpo
 import trainers
 from search_spaces import digits
+from search_spaces.building_blocks import image_task
 from search_spaces.networks import small_resnet
 from search_spaces.readers import small_images
 from search_spaces.readers.small_images import load_images
@@ -372,7 +373,7 @@ def test_the_model_of_a_campaign_is_exported(
     model = trainers.load_model(digits.untrained(best.params), path)
     images = load_images("digits", train_samples=40)
     again = trainers.evaluate(
-        model, images.validation, metrics={"accuracy": digits._accuracy}, batch_size=256
+        model, images.validation, metrics={"accuracy": image_task.accuracy}, batch_size=256
     )
     assert again["accuracy"] == pytest.approx(found["value"] if anew else best.value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,7 @@ from gloo import outcomes_of_ranks, run_ranks
 from resuming import After, assert_identical, state_of, without_times
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import trainers
 from trainers.lowrank.layers import merged
@@ -188,6 +189,122 @@ def test_replicas_agree_and_what_is_trained_moves(name: str, ranks: int, per_nod
         assert groups_left == 0
 
 
+# Other ways to give the same samples, outputs and losses
+
+
+class Heads(Everything):
+    """Returns its output several times."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        out = super().forward(tokens)
+        return {"first": out, "all": (out, list(out))}
+
+
+class Nested(Dataset[Any]):
+    def __init__(self, samples: TensorDataset) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.samples[index]
+        return {"tokens": x}, ({"first": y}, index)
+
+
+class Dealt(IterableDataset[Any]):
+    """A stream of which each rank keeps what ``Disjoint`` deals to it, in that order."""
+
+    epoch = 0
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        settings = {"samples": len(self), "epoch": self.epoch, "seed": 0, "ranks": ranks}
+        of_ranks = [
+            torch.cat([b.indices for (b,) in trainers.Disjoint().epoch(rank=rank, **settings, **ONE_PASS)])
+            for rank in range(ranks)
+        ]
+        for index in torch.stack(of_ranks, 1).flatten().tolist():
+            yield self.samples[index]
+
+
+ONE_PASS: dict[str, int] = {"batch_size": BATCH_SIZE, "accumulate": 1}
+
+
+class MeanLoss:
+    """Of batches, summed over ranks."""
+
+    def reset(self) -> None:
+        self.counts = torch.zeros(2, dtype=torch.float64)
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        loss = cross_entropy(outputs["all"][0], targets[0]["first"], reduction="sum")
+        self.counts += torch.stack([loss, torch.tensor(len(targets[1]))])
+
+    def sums(self) -> list[Tensor]:
+        return [self.counts]
+
+    def compute(self) -> Tensor:
+        return self.counts[0] / self.counts[1]
+
+
+def own_step(net: nn.Module, batch: Any) -> dict[str, Any]:
+    inputs, targets = batch
+    outputs = net(inputs)
+    return {"loss": cross_entropy(outputs, targets), "outputs": outputs}
+
+
+def other_ways(ranks: int) -> dict[str, tuple[nn.Module, dict[str, Any]]]:
+    train_set, validation_set = tokens(STEPS_PER_EPOCH * BATCH_SIZE * ranks), tokens(20)
+
+    def collate(items: list[Any]) -> list[Tensor]:
+        return [torch.stack(part) for part in zip(*items, strict=True)]
+
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        return cross_entropy(outputs["all"][0], targets[0]["first"])
+
+    nested = {"train_set": Nested(train_set), "validation_set": Nested(validation_set)}
+    streams = {"train_set": Dealt(train_set), "validation_set": trainers.Stream(list(validation_set))}
+    return {
+        "step and collate": (Everything(), {"step": own_step, "loss": None, "collate": collate}),
+        "structures and an object": (Heads(), {**nested, "loss": loss, "metrics": {"loss": MeanLoss()}}),
+        "streams": (Everything(), streams),
+    }
+
+
+def in_other_ways(rank: int, name: str, directory: str) -> None:
+    net = Everything()
+    plain = without_times(train(net, name, 1, epochs=2))
+    for option, (other, keywords) in other_ways(dist.get_world_size()).items():
+        keywords = {"epochs": 2, "checkpoint": f"{directory}/{option}", **keywords}
+        if option == "streams":
+            with pytest.raises(trainers.Interrupted):
+                train(Everything(), name, 1, interrupt=After(STEPS_PER_EPOCH + 2), **keywords)
+        found = without_times(train(other, name, 1, **keywords))
+        assert_identical(state_of(other), state_of(net))
+        for entry, expected in zip(found, plain, strict=True):
+            assert entry.pop("loss", expected["validation_loss"]) == pytest.approx(
+                expected["validation_loss"]
+            )
+            assert entry == {**expected, "validation_loss": pytest.approx(expected["validation_loss"])}, (
+                option
+            )
+
+
+@pytest.mark.parametrize("name", cases(PLAIN, nightly=[name for name in METHODS if name not in PLAIN]))
+def test_a_step_structures_collate_streams_and_objects_train_as_plain_ones(tmp_path: Path, name: str) -> None:
+    of(2, in_other_ways, name, str(tmp_path))
+
+
 # In which memory format
 
 
@@ -271,6 +388,75 @@ def test_a_run_in_pieces_of_so_many_steps_ends_with_the_same_bits(
     for whole, expected, pieces, found in of(ranks, interrupted, *arguments):
         assert found == expected
         assert_identical(whole, pieces)
+
+
+# Options of the loop, each with every method
+
+
+def compared(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+    """By method the states that runs without and with ``options`` end with, and the second one's history; a sentence
+    where the options are refused."""
+    found: dict[str, Any] = {}
+    for name in METHODS:
+        plain, net = Everything(), Everything()
+        train(plain, name, 1, optimizer=sgd)
+        try:
+            result = train(net, name, 1, optimizer=sgd, **options)
+        except ValueError as error:
+            found[name] = str(error)
+            continue
+        found[name] = (state_of(plain), state_of(net), without_times(result))
+    return found
+
+
+def with_every_method(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """What ``compared`` found on each of two ranks, each a node, where replicas have ended alike."""
+    mine, other = of(2, compared, options)
+    for name, found in mine.items():
+        if not isinstance(found, str):
+            assert_identical(found[1], other[name][1])
+            assert found[2] == other[name][2], name
+    return [mine, other]
+
+
+def test_evaluations_within_epochs_change_nothing_with_any_method() -> None:
+    for found in with_every_method({"evaluate_every": 2}):
+        for name, (plain, net, history) in found.items():
+            assert [entry["steps"] for entry in history] == [2, 4, 6, 8, 10, 12, 14, 15], name
+            assert_identical(plain, net)
+
+
+def test_a_run_may_end_within_an_epoch_with_any_method() -> None:
+    for found in with_every_method({"epochs": None, "steps": 13}):
+        for name, (_, _, history) in found.items():
+            assert [entry["steps"] for entry in history] == [5, 10, 13], name
+
+
+def test_activations_computed_again_change_nothing_with_any_method() -> None:
+    for found in with_every_method({"activation_checkpointing": ("encoder",)}):
+        for plain, net, _ in found.values():
+            assert_identical(plain, net)
+
+
+def slower_biases(name: str, parameter: nn.Parameter) -> dict[str, float]:
+    return {"lr": 0.01, "weight_decay": 0.0} if parameter.ndim < 2 else {}
+
+
+def test_clipping_by_value_and_groups_of_parameters_work_with_any_method() -> None:
+    options = {"clip_norm": None, "clip_value": 0.01, "parameter_groups": slower_biases}
+    for found in with_every_method(options):
+        for name, (plain, net, _) in found.items():
+            assert not torch.equal(plain["output.bias"], net["output.bias"]), name
+
+
+def test_the_average_of_the_weights_is_the_same_on_all_ranks_or_refused() -> None:
+    for found in with_every_method({"ema_decay": 0.8}):
+        for name, outcome in found.items():
+            if isinstance(METHODS[name], (trainers.AB, trainers.OIALR)):
+                assert "changes the form of the weights" in outcome, name
+            else:
+                plain, net, _ = outcome
+                assert not torch.equal(plain["output.weight"], net["output.weight"]), name
 
 
 # A lost rank

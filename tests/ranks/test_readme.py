@@ -131,6 +131,25 @@ def test_images_of_one_s_own_are_written_and_trained_with(folder):
     assert trained["options"]["data"] == "data/own_images" and 0 <= trained["value"] <= 1
 
 
+def test_a_campaign_of_one_s_own_trains_with_another_method(folder):
+    small = (
+        "--epochs",
+        1,
+        "--train-samples",
+        20,
+        "--width",
+        4,
+        "--method",
+        "local-sgd",
+        "--weight-decay",
+        0.01,
+    )
+    found = json.loads(run(folder, sys.executable, "my_images.py", *small).stdout)
+    assert found["params"] == {"lr": 0.1, "momentum": 0.9, "width": 4, "world_every": 8}
+    assert found["options"]["weight_decay"] == 0.01 and 0 <= found["value"] <= 1
+    assert "Of all weights." in run(folder, sys.executable, "my_images.py", "--help").stdout
+
+
 def test_an_exported_model_is_used(folder):
     from search_spaces import vit_oialr
 

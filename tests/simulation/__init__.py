@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
+from hpo.config.settings import Settings
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
@@ -49,7 +50,17 @@ from hpo.islands.resume import (
 from hpo.journal.commands import Look, Request
 from hpo.journal.records import Record, Reopened
 from hpo.prior_results.points import wanted
-from hpo.search.protocols import GO, PAUSE, STOP, Breeder, Candidate, ReportHandler, TrialReport
+from hpo.search.phases import Phases, searched
+from hpo.search.protocols import (
+    GO,
+    PAUSE,
+    STOP,
+    Breeder,
+    Candidate,
+    ReportHandler,
+    SearchContext,
+    TrialReport,
+)
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
 from hpo.task.outcome import Outcome
@@ -349,8 +360,9 @@ class Simulation:
     ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
     campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th individual to be
     started; ``curve``: how one trains, instead of ``objective`` and ``duration``; ``hang_timeout``: seconds, None: no
-    rank is given up; ``latency_s``: mean time of a message;
-    ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to simulate)."""
+    rank is given up; ``phased``: settings whose phases hold, and whose kind breeds; ``latency_s``: mean time of a
+    message; ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to
+    simulate)."""
 
     def __init__(
         self,
@@ -372,6 +384,7 @@ class Simulation:
         earlier: ResumeState | None = None,
         curve: Callable[[dict[str, Scalar]], Curve] | None = None,
         pruning: PruningSettings | None = None,
+        phased: Settings | None = None,
         steps: int | None = None,
         deadline: float | None = None,
         checkpoints: bool = False,
@@ -428,6 +441,9 @@ class Simulation:
             self.journals.append(journal)
             crew = SimulatedCrew(self, place.leader)
             self.crews.append(crew)
+            used, own = space, breeder(place.leader)
+            if phased is not None:
+                used, own = searched(space, phased, place.island, SearchContext())
             self.leaders.append(
                 Leader(
                     place=place,
@@ -435,8 +451,8 @@ class Simulation:
                     islands=groups,
                     coordinator=0,
                     transport=SimulatedTransport(self, place.leader),
-                    space=space,
-                    breeder=breeder(place.leader),
+                    space=used,
+                    breeder=own,
                     crew=crew,
                     job_of=lambda candidate: candidate,  # type: ignore[arg-type,return-value]
                     journal=journal,
@@ -465,6 +481,7 @@ class Simulation:
             known=earlier.keys,
             assignments=earlier.pending,
             tally=earlier.tally,
+            phases=None if phased is None else Phases([one.until for one in phased.phase]),
             configurations=configurations,
             deadline=deadline,
             checkpoints=checkpoints,

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from search_spaces.building_blocks.memory import (
+    DoesNotFit,
+    TrainingMemory,
+    available_bytes,
+    check_fits,
+    training_memory,
+)
+from search_spaces.networks.deep_resnet import (
+    STEMS,
+    DeepBlock,
+    DeepResNet,
+    SqueezeExcitation,
+    start_new_blocks_as_identity,
+)
+from search_spaces.networks.residual import ACTIVATIONS, ORDERS, PRE_ACTIVATION
+from search_spaces.networks.resnet import ResNet50
+
+SMALL: dict[str, Any] = {"channels": 3, "classes": 4, "filters": 2, "blocks": (1, 1, 1, 1)}
+
+
+def test_its_default_is_resnet50() -> None:
+    with torch.device("meta"):
+        deep, published = DeepResNet(channels=3, classes=1000), ResNet50(channels=3, classes=1000)
+    assert sum(one.numel() for one in deep.parameters()) == 25_557_032
+    assert [one.shape for one in deep.parameters()] == [one.shape for one in published.parameters()]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_it_computes_what_resnet50_does(order: str) -> None:
+    keywords = {"channels": 3, "classes": 5, "filters": 2, "blocks": (2, 1, 1, 2), "order": order}
+    torch.manual_seed(0)
+    deep, published = DeepResNet(**keywords), ResNet50(**keywords)
+    published.load_state_dict(
+        dict(zip(published.state_dict(), deep.state_dict().values(), strict=True)), strict=True
+    )
+    images = torch.randn(4, 3, 32, 32)
+    assert torch.equal(deep(images), published(images))
+
+
+def test_random_architectures_take_a_step() -> None:
+    rng = random.Random(0)
+    torch.manual_seed(0)
+    for _ in range(20):
+        reduction = rng.choice((1, 4))
+        keywords = {
+            "filters": rng.choice((1, 3, 8)),
+            "blocks": tuple(rng.randint(1, 2) for _ in range(4)),
+            "bottleneck": rng.choice((1, 2, 4, 8)),
+            "kernel": rng.choice((3, 5, 7)),
+            "stem": rng.choice(STEMS),
+            "groups": rng.choice((1, 2, 8, 32)),
+            "squeeze": rng.choice((0.0, 0.0625, 0.25)),
+            "activation": rng.choice(tuple(ACTIVATIONS)),
+            "order": rng.choice(ORDERS),
+            "reduction": reduction,
+        }
+        network = DeepResNet(channels=3, classes=4, **keywords)
+        loss = nn.functional.cross_entropy(network(torch.randn(4, 3, 32, 32)), torch.arange(4))
+        loss.backward()
+        assert all(one.grad is not None for one in network.parameters()), keywords
+
+
+@pytest.mark.parametrize(
+    ("stem", "reduction", "side"),
+    [
+        *[(stem, 4, 8) for stem in STEMS],
+        *[("convolution", 1, 32), ("deep", 1, 32), ("patches", 1, 16)],
+    ],
+)
+def test_stem_leaves_the_side(stem: str, reduction: int, side: int) -> None:
+    network = DeepResNet(**SMALL, stem=stem, reduction=reduction)
+    assert network.stem(torch.randn(2, 3, 32, 32)).shape == (2, 2, side, side)
+
+
+def test_choices_are_where_they_belong() -> None:
+    network = DeepResNet(**{**SMALL, "filters": 4}, kernel=5, groups=32, bottleneck=2, squeeze=0.25)
+    blocks = [one for one in network.modules() if isinstance(one, DeepBlock)]
+    middle = [one.branch[3] for one in blocks]
+    assert [(one.in_channels, one.groups, one.kernel_size) for one in middle] == [
+        (8, 8, (5, 5)), (16, 16, (5, 5)), (32, 32, (5, 5)), (64, 32, (5, 5)),
+    ]  # fmt: skip
+    gates = [one.branch[-1] for one in blocks]
+    assert [one.gates[0].out_features for one in gates] == [4, 8, 16, 32]
+
+
+def test_squeeze_and_excitation_scales_channels() -> None:
+    module = SqueezeExcitation(4, 0.5)
+    x = torch.randn(2, 4, 3, 3)
+    by_hand = torch.sigmoid(
+        torch.relu(x.mean(dim=(2, 3)) @ module.gates[0].weight.T + module.gates[0].bias)
+        @ module.gates[2].weight.T
+        + module.gates[2].bias
+    )
+    assert torch.allclose(module(x), x * by_hand.view(2, 4, 1, 1))
+
+
+def test_an_unknown_stem_is_refused() -> None:
+    with pytest.raises(ValueError, match="stem = 'none': must be one of convolution, deep, patches"):
+        DeepResNet(**SMALL, stem="none")
+
+
+def grows_exactly(order: str, activation: str) -> bool:
+    if order in PRE_ACTIVATION:
+        return True
+    if order == "activation-before-addition":
+        return bool((ACTIVATIONS[activation]()(torch.zeros(1, 2, 1, 1)) == 0).all())
+    return order == "original" and activation in ("relu", "linear")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("activation", ["relu", "elu", "swish", "softmax", "linear"])
+def test_a_grown_network_computes_what_its_parent_did(order: str, activation: str) -> None:
+    torch.manual_seed(0)
+    keywords = {**SMALL, "order": order, "activation": activation, "squeeze": 0.25}
+    parent = DeepResNet(**keywords)
+    images = torch.randn(8, 3, 32, 32)
+    for _ in range(2):  # its normalisations have seen data
+        parent(images)
+    child = DeepResNet(**{**keywords, "blocks": (2, 1, 3, 1)})
+    child.load_state_dict(parent.state_dict(), strict=False)
+    new = start_new_blocks_as_identity(child, parent.state_dict())
+    assert new == ["stages.0.1", "stages.2.1", "stages.2.2"]
+    if grows_exactly(order, activation):
+        for mode in (True, False):
+            atol = 1e-3 if order == "activation-before-addition" else 1e-5
+            assert torch.allclose(child.train(mode)(images), parent.train(mode)(images), atol=atol)
+    # What was added learns.
+    child.train()
+    nn.functional.cross_entropy(child(images), torch.arange(8) % 4).backward()
+    for name in new:
+        assert any(one.grad is not None and one.grad.any() for one in child.get_submodule(name).parameters())
+
+
+def test_a_network_that_did_not_grow_stays_as_it_is() -> None:
+    network = DeepResNet(**SMALL)
+    before = {name: one.clone() for name, one in network.state_dict().items()}
+    assert start_new_blocks_as_identity(network, before) == []
+    assert all(torch.equal(one, before[name]) for name, one in network.state_dict().items())
+
+
+def test_memory_of_a_layer_by_hand() -> None:
+    with torch.device("meta"):
+        network = nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 5, bias=False))
+    found = training_memory(network, (8, 10), optimizer=lambda weights: torch.optim.Adam(weights))
+    weights = 4 * (10 * 20 + 20 * 5)
+    assert found.parameters == found.gradients == weights
+    assert found.optimizer == 2 * weights
+    # The input, ReLU's output (twice more as the largest), and what comes out.
+    assert found.activations == 4 * 8 * (10 + 20 + 5) + 2 * 4 * 8 * 20
+    assert found.total == 4 * weights + found.activations
+    half = training_memory(
+        network, (8, 10), optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0), precision="bf16"
+    )
+    assert (half.optimizer, half.activations) == (0, found.activations // 2 + weights // 2)
+
+
+def test_memory_grows_with_samples_and_depth() -> None:
+    def needed(samples: int, **keywords: Any) -> TrainingMemory:
+        with torch.device("meta"):
+            network = DeepResNet(**{**SMALL, **keywords})
+        return training_memory(
+            network,
+            (samples, 3, 32, 32),
+            optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1),
+        )
+
+    one, two, deeper = needed(8), needed(16), needed(8, blocks=(1, 1, 3, 1))
+    assert two.activations == pytest.approx(2 * one.activations, rel=0.01)
+    assert two.parameters == one.parameters < deeper.parameters
+    assert deeper.activations > one.activations
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
+    needed = TrainingMemory(parameters=2**30, gradients=2**30, optimizer=2**31, activations=2**32)
+    check_fits(needed, 2**33, per_rank=32)
+    with pytest.raises(DoesNotFit) as refused:
+        check_fits(needed, 2**33 - 1, per_rank=32)
+    for words in (
+        "needs about 8.00 GiB (parameters 1.00 GiB, gradients 1.00 GiB, optimizer's state 2.00 GiB, activations 4.00",
+        "with 32 samples a rank, and there are 8.00 GiB. Lower batch_size",
+    ):
+        assert words in str(refused.value)
+    assert available_bytes("cpu", 1) == pytest.approx(4 * available_bytes("cpu", 4), rel=0.01)

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation import Simulation
+from simulation.campaigns import finished, losses, make, records_of
+
+import hpo
+from hpo.config import reader as config
+from hpo.config.settings import Settings
+from hpo.individual import COMPLETED
+from hpo.islands.coordinator.ending import STOPPED
+from hpo.islands.resume import fold
+from hpo.journal.records import Finished, Record
+from hpo.search.phases import InheritingBreeder, Phases, searched
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Offspring, SearchContext
+
+SPACE = hpo.SearchSpace(
+    depth=hpo.Ordinal(1, 2, 3, 4), kind=hpo.Categorical("a", "b", "c"), lr=hpo.Float(1e-4, 1.0, log=True)
+)
+PHASES: list[dict[str, Any]] = [
+    {"until": 20, "only": {"depth": [1], "kind": ["a"]}},
+    {"until": 40, "only": {"depth": [1, 2]}},
+]
+
+
+def settings(**keywords: Any) -> Settings:
+    return config.from_keywords(directory=".", evaluations=60, **{"phase": PHASES, **keywords})
+
+
+def goal(params: dict[str, Any]) -> float:
+    return -params["depth"] + abs(params["lr"] - 0.01)
+
+
+def simulate(case: int, **changes: Any) -> Simulation:
+    keywords: dict[str, Any] = {
+        "phased": settings(kind="evolution"), "evaluations": 60, "islands": 2, "workers": 5, **changes,
+    }  # fmt: skip
+    return make(case, space=SPACE, goal=goal, **keywords)[0]
+
+
+def in_order(records: list[Record]) -> list[Finished]:
+    """As they were begun: a grant is on its way for less than an evaluation lasts."""
+    ends = [one for one in records if isinstance(one, Finished) and one.status == COMPLETED]
+    return sorted(ends, key=lambda one: one.started)
+
+
+def closed(ends: list[Finished]) -> list[Finished]:
+    """Those that have what only the whole space has."""
+    return [one for one in ends if int(one.params["depth"]) > 2]
+
+
+# --- the phase that an individual belongs to ---------------------------------------------------------------------
+
+
+def test_a_phase_ends_with_the_count_of_what_was_granted() -> None:
+    phases = Phases([20, 40])
+    assert [phases.at(one) for one in (0, 19, 20, 39, 40, 1000)] == [0, 0, 1, 1, 2, 2]
+    assert phases.skip(0) and [phases.at(one) for one in (0, 20, 40)] == [1, 1, 2]
+    assert phases.skip(1) and phases.at(0) == 2
+    assert not phases.skip(2)
+    assert Phases().at(10**9) == 0
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_what_is_bred_in_a_phase_keeps_to_it(case: int) -> None:
+    simulation = simulate(case)
+    simulation.run()
+    ends = in_order(records_of(simulation))
+    assert len(ends) == 60
+    # Exactly so many are of each: the coordinator refuses what was bred in another phase.
+    assert sum(one.params["depth"] == 1 and one.params["kind"] == "a" for one in ends) >= 20
+    assert not closed(ends[:35]) and closed(ends[45:])
+    assert all(one.params["kind"] == "a" for one in ends[:15])
+    assert any(one.params["depth"] == 2 for one in ends[25:40])
+
+
+def test_children_go_on_from_their_first_native_parent() -> None:
+    simulation = simulate(1, copy=True)
+    simulation.run()
+    rows = {one.id: one for one in finished(simulation)}
+    children = [one for one in rows.values() if one.inherits]
+    assert len(children) > 20
+    assert all(one.inherits in one.parents for one in children)
+    assert all(one.inherits.split("-")[0] == one.id.split("-")[0] for one in children)
+    assert not any(one.inherits for one in rows.values() if one.operator == "random")
+
+    alone = simulate(1, phased=settings(kind="evolution", inherit=False))
+    alone.run()
+    assert not any(one.inherits for one in finished(alone))
+
+
+def test_an_immigrant_gives_no_checkpoint() -> None:
+    class Fixed(Breeder):
+        def breed(self, population: Population, rng: random.Random) -> Offspring:
+            return Offspring((0, 0, 0.5), "evolution", ("1-0-0", "0-0-1"))
+
+    population = Population()
+    population.add(Member("1-0-0", (0, 0, 0.1), (1.0,), COMPLETED, history=(1,)))
+    breeder = InheritingBreeder(Fixed())
+    assert breeder.breed(population, random.Random(0)).inherits == ""
+    population.add(Member("0-0-1", (0, 0, 0.2), (2.0,), COMPLETED))
+    assert breeder.breed(population, random.Random(0)).inherits == "0-0-1"
+    assert breeder.checkpoints_for_others > 0
+
+
+@pytest.mark.parametrize("when", [1.0, 4.0, 8.0])
+def test_a_resumed_campaign_is_in_the_phase_in_which_it_was(when: float) -> None:
+    first = simulate(3)
+    first.at(when, lambda: first.coordinator.stop(STOPPED))
+    first.run()
+    before = records_of(first)
+    done = len(in_order(before))
+    assert 0 < done < 60
+    earlier = fold(before, space=SPACE, islands=2, losses=losses)
+    second = simulate(4, earlier=earlier)
+    second.run()
+    later = in_order(records_of(second))
+    assert done + len(later) == 60
+    rest = [one for one in later if one.id not in {each.id for each in earlier.pending}]
+    phases = Phases([20, 40])
+    for place, one in enumerate(rest, start=done + len(later) - len(rest)):
+        if phases.at(place + 5) == 0:  # five workers
+            assert (one.params["depth"], one.params["kind"]) == (1, "a")
+        elif phases.at(place + 5) == 1:
+            assert one.params["depth"] in (1, 2)
+
+
+def test_a_part_that_is_used_up_makes_way_for_the_next() -> None:
+    space = hpo.SearchSpace(depth=hpo.Ordinal(*range(10)), width=hpo.Ordinal(*range(5)))
+    phased = settings(kind="evolution", inherit=False, phase=[{"until": 40, "only": {"depth": [0, 1]}}])
+    simulation, _ = make(
+        0, space=space, goal=lambda params: float(params["width"]), phased=phased, evaluations=50, islands=1, workers=3
+    )  # fmt: skip
+    simulation.run()
+    ends = in_order(records_of(simulation))
+    assert len(ends) == 50
+    assert all(one.params["depth"] in (0, 1) for one in ends[:8])
+
+
+def test_an_island_keeps_to_its_own_choices_too() -> None:
+    own = settings(island=[{"only": {"kind": ["a", "b"]}}, {}], islands=2, kind="evolution")
+    space, breeder = searched(SPACE, own, 0, SearchContext())
+    rng = random.Random(0)
+    found = []
+    for phase in range(3):
+        breeder.begin_phase(phase)
+        drawn = [space.decode(space.sample(rng)) for _ in range(100)]
+        found.append(({one["depth"] for one in drawn}, {one["kind"] for one in drawn}))
+    assert found == [({1}, {"a"}), ({1, 2}, {"a", "b"}), ({1, 2, 3, 4}, {"a", "b"})]
+
+
+# --- what is said of it -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ([{"until": 5}], "phase[0] only is missing"),
+        ([{"only": {"depth": [1]}}], "phase[0] until is missing"),
+        ([{"until": 0, "only": {"depth": [1]}}], "phase[0] until = 0: must be a whole number from 1"),
+        ([{"until": 5, "only": {}}], "phase[0] only = {}: must be a table of choices"),
+        ([{"until": 5, "only": {"depth": 1}}], "phase[0] only"),
+        ([{"untill": 5, "only": {"depth": [1]}}], 'Did you mean "until"?'),
+        (
+            [PHASES[1], PHASES[0]],
+            "[[phase]] number 2: until = 20 must be above that of the one before it, 40",
+        ),
+        ({"until": 5}, "must be a table for each phase"),
+    ],
+)
+def test_mistakes_in_keywords(phases: object, message: str) -> None:
+    with pytest.raises(hpo.UsageError) as refused:
+        settings(phase=phases)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"phase": [{"until": 5, "only": {"dept": [1]}}]}, "[[phase]] number 1, only: 'dept' is no parameter"),
+        ({"phase": [{"until": 5, "only": {"depth": [9]}}]}, "[[phase]] number 1, only: depth = 9: must be one of"),
+        ({"phase": [{"until": 5, "only": {"lr": [0.1]}}]}, "lr is a range"),
+        ({"only": {"depth": [4]}}, "[[phase]] number 1, only: depth = [1] has none of the choices of island 0, [4]"),
+        ({"kind": "pbt"}, '[[phase]]: kind = "pbt" goes on with what it has begun'),
+        ({"kind": "pbt", "phase": [], "inherit": True}, '[search] inherit = True: kind = "pbt" decides that itself'),
+        ({"reevaluate": 0.1}, "[search] reevaluate = 0.1 and children that go on"),
+    ],
+)  # fmt: skip
+def test_mistakes_that_the_space_shows(tmp_path: Path, keywords: dict[str, Any], message: str) -> None:
+    task = hpo.Task(SPACE, lambda trial: 1.0)
+    with pytest.raises(hpo.UsageError) as refused:
+        hpo.Campaign(task, directory=tmp_path / "one", evaluations=9, **{"phase": PHASES, **keywords}).run()
+    assert message in str(refused.value)
+
+
+def test_a_campaign_file_has_phases(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = 'task = "my.py:task"\ndirectory = "runs/my"\nevaluations = 3\n'
+    path.write_text(text + "[[phase]]\nuntil = 2\nonly = { depth = [1] }\n")
+    read = config.read_file(path)
+    assert [(one.until, one.only) for one in read.phase] == [(2, {"depth": [1]})]
+    assert read.inherits(0) and not settings(phase=[]).inherits(0)
+    path.write_text(text + "[phase]\nuntil = 2\n")
+    with pytest.raises(hpo.UsageError, match=r"Write \[\[phase\]\] and its keys on lines below"):
+        config.read_file(path)
+    path.write_text(text + "[[phase]]\nuntil = 2\nwhen = 3\nonly = { depth = [1] }\n")
+    with pytest.raises(hpo.UsageError, match=r"\[\[phase\]\] number 1, when = 3: there is no such key here"):
+        config.read_file(path)
+
+
+# --- a campaign ---------------------------------------------------------------------------------------------------
+
+
+def test_children_find_their_parents_checkpoints(tmp_path: Path) -> None:
+    def grow(trial: hpo.Trial) -> float:
+        before = 0
+        if trial.parent_checkpoint is not None:
+            before = int((trial.parent_checkpoint / "state").read_text())
+        depth = int(trial.params["depth"])
+        (trial.directory / "state").write_text(str(before + 1))
+        trial.log(generation=before + 1)
+        return float(before + depth)
+
+    task = hpo.Task(SPACE, grow, "maximize")
+    keywords: dict[str, Any] = {"isolation": "inline", "kind": "evolution", "phase": PHASES, "keep": 60}
+    hpo.Campaign(task, directory=tmp_path / "one", evaluations=30, **keywords).run()
+    result = hpo.Campaign(task, directory=tmp_path / "one", evaluations=60, **keywords).run()
+    rows = {one.id: one for one in result.individuals}
+    ordered = sorted(rows.values(), key=lambda one: one.started or 0.0)
+    assert {one.params["depth"] for one in ordered[:20]} == {1}
+    assert {one.params["depth"] for one in ordered[20:40]} <= {1, 2}
+    assert any(int(one.params["depth"]) > 2 for one in ordered[40:])
+    grown = [one for one in rows.values() if one.inherits and one.metrics.get("parent_checkpoint") != "gone"]
+    assert len(grown) > 20
+    for one in grown:
+        assert one.metrics["generation"] == rows[one.inherits].metrics["generation"] + 1  # type: ignore[operator]
+    assert max(int(one.metrics["generation"]) for one in grown) > 1  # type: ignore[call-overload]

@@ -1,0 +1,160 @@
+"""Runs whose length and evaluations are counted in steps, and the hook of each step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import After, assert_identical, state_of, without_times
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+import trainers
+
+STEPS_PER_EPOCH = 5
+
+
+def data() -> TensorDataset:
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(2 * STEPS_PER_EPOCH, 3), torch.randn(2 * STEPS_PER_EPOCH, 1))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
+
+
+def train(net: nn.Module, **changed: Any) -> trainers.Result:
+    settings: dict[str, Any] = {
+        "loss": mse_loss,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.5),
+        "batch_size": 2,
+    }
+    return trainers.train(net, data(), data(), **{**settings, **changed})
+
+
+def at(result: trainers.Result) -> list[float]:
+    return [entry["steps"] for entry in result.history]
+
+
+def test_as_many_steps_as_some_epochs_have_are_the_same_run() -> None:
+    by_epochs, by_steps = model(), model()
+    expected = train(by_epochs, epochs=3, schedule=trainers.Cosine(warmup_epochs=0.5))
+    found = train(by_steps, steps=3 * STEPS_PER_EPOCH, schedule=trainers.Cosine(warmup_epochs=0.5))
+    assert without_times(found) == without_times(expected)
+    assert at(found) == [5, 10, 15]
+    assert_identical(state_of(by_epochs), state_of(by_steps))
+
+
+def test_evaluations_within_epochs_leave_the_training_as_it_is() -> None:
+    plain, evaluated = model(), model()
+    steps: list[tuple[int, float]] = []
+    whole = train(plain, epochs=2, on_step=lambda step, values: steps.append((step, float(values["loss"]))))
+    found = train(evaluated, epochs=2, evaluate_every=3)
+    assert at(found) == [3, 6, 9, 10]
+    assert [entry["epoch"] for entry in found.history] == [0.6, 1.2, 1.8, 2.0]
+    assert_identical(state_of(plain), state_of(evaluated))
+    assert found.metrics["validation_loss"] == whole.metrics["validation_loss"]
+    # Each entry's loss is the mean of its own steps, whatever the epochs.
+    losses = dict(steps)
+    for entry, first, last in zip(found.history, (1, 4, 7, 10), (3, 6, 9, 10), strict=True):
+        mean = sum(losses[step] for step in range(first, last + 1)) / (last + 1 - first)
+        assert entry["train_loss"] == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(None, [5, 10, 12]), (0.5, [6, 12]), (100, [12]), (1.0, [12]), (4, [4, 8, 12])]
+)
+def test_an_int_counts_steps_and_a_float_is_a_fraction_of_the_run(every: Any, expected: list[int]) -> None:
+    net, reports = model(), []
+    result = train(net, steps=12, evaluate_every=every, report=lambda number, metrics: reports.append(number))
+    assert at(result) == expected
+    assert reports == list(range(1, len(expected) + 1))
+    assert (result.reason, result.metrics["epoch"]) == ("finished", 2.4)
+
+
+def test_a_schedule_ends_with_the_run_where_an_epoch_is_cut_short() -> None:
+    rates: list[Any] = []
+    train(
+        model(),
+        steps=7,
+        schedule=trainers.Polynomial(),
+        on_step=lambda step, values: rates.append(values["lr"]),
+    )
+    assert rates == pytest.approx([0.1 * (1 - step / 7) for step in range(7)])
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 4])
+def test_a_run_in_pieces_ends_with_the_same_bits(tmp_path: Path, pieces: int) -> None:
+    settings: dict[str, Any] = {
+        "steps": 13,
+        "evaluate_every": 3,
+        "checkpoint_every": 2,
+        "schedule": trainers.ReduceOnPlateau(patience=0, metric="validation_loss", warmup_epochs=0.5),
+    }
+    whole, resumed = model(), model()
+    expected = train(whole, **settings)
+    for _ in range(12 // pieces):
+        with pytest.raises(trainers.Interrupted):
+            train(model(), checkpoint=tmp_path, interrupt=After(pieces), **settings)
+    assert without_times(train(resumed, checkpoint=tmp_path, **settings)) == without_times(expected)
+    assert_identical(state_of(whole), state_of(resumed))
+    with pytest.raises(ValueError, match="evaluate_every was 3, is 2"):
+        train(model(), checkpoint=tmp_path, **{**settings, "evaluate_every": 2})
+
+
+def test_patience_counts_evaluations_and_the_best_one_is_restored() -> None:
+    losses = iter([3.0, 1.0, 2.0, 2.0, 0.5])
+    kept: list[dict[str, torch.Tensor]] = []
+    net = model()
+
+    def falling(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        kept.append(state_of(net))
+        return next(losses)
+
+    result = train(
+        net,
+        steps=100,
+        evaluate_every=3,
+        metrics={"score": falling},
+        early_stopping=trainers.EarlyStopping(metric="score", patience=2, restore_best=True),
+    )
+    assert (result.reason, at(result), result.metrics["steps"]) == ("stopped early", [3, 6, 9, 12], 6)
+    assert_identical(state_of(net), kept[1])
+
+
+def test_the_step_hook_sees_the_gradients_norm_and_may_end_the_run() -> None:
+    class Enough(Exception):
+        pass
+
+    seen: list[dict[str, Any]] = []
+
+    def look(step: int, values: dict[str, Any]) -> None:
+        seen.append(values)
+        if step == 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        train(model(), steps=9, clip_norm=0.1, on_step=look)
+    assert [set(values) for values in seen] == [{"loss", "lr", "gradient_norm"}] * 3
+    assert not seen[0]["loss"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "epochs = None, steps = None: a run has one length"),
+        ({"epochs": 2, "steps": 3}, "epochs = 2, steps = 3: a run has one length"),
+        ({"steps": 0}, "steps = 0: must be a whole number of at least 1"),
+        ({"steps": 3, "evaluate_every": 0}, "evaluate_every must be a number of steps of at least 1"),
+        ({"steps": 3, "evaluate_every": 1.5}, "as a float a fraction of all steps"),
+        ({"steps": 3, "schedule": trainers.Cosine(warmup_epochs=1)}, "a warm-up of 1 epochs does not end"),
+        ({"steps": 3, "on_step": 5}, "on_step = 5: must be None or a function of"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(model(), **given)

@@ -1,0 +1,201 @@
+"""What ``trainers.Optimisation`` does to a step: an average of the weights, clipping by value, groups of parameters,
+activation checkpointing; each beside a reference of a few lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import After, assert_identical, state_of, without_times
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+import trainers
+from trainers.checkpoints.files import read_alone
+
+
+def data() -> TensorDataset:
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(10, 3), torch.randn(10, 1))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.5)
+
+
+def train(net: nn.Module, **changed: Any) -> trainers.Result:
+    settings: dict[str, Any] = {"loss": mse_loss, "optimizer": sgd, "batch_size": 2, "epochs": 2}
+    return trainers.train(net, data(), data(), **{**settings, **changed})
+
+
+# The average of the weights
+
+
+def test_the_average_is_evaluated_and_left_in_the_model() -> None:
+    plain, averaged = model(), model()
+    after: list[dict[str, Tensor]] = []
+    train(plain, on_step=lambda step, values: after.append(state_of(plain)))
+    expected = after[0]
+    for state in after[1:]:
+        for name, value in state.items():
+            expected[name] = 0.8 * expected[name] + 0.2 * value if value.is_floating_point() else value
+    result = train(averaged, ema_decay=0.8)
+    torch.testing.assert_close(state_of(averaged), expected)
+    averaged.eval()
+    inputs, targets = data().tensors
+    with torch.no_grad():
+        assert result.metrics["validation_loss"] == pytest.approx(mse_loss(averaged(inputs), targets).item())
+    # The training itself is as it is without the average.
+    assert result.metrics["train_loss"] == train(model()).metrics["train_loss"]
+
+
+@pytest.mark.parametrize("stopping", [None, trainers.EarlyStopping(patience=1, restore_best=True)])
+def test_a_run_in_pieces_has_the_same_average(tmp_path: Path, stopping: Any) -> None:
+    settings: dict[str, Any] = {"ema_decay": 0.8, "early_stopping": stopping}
+    whole, resumed = model(), model()
+    expected = train(whole, **settings)
+    for _ in range(3):
+        with pytest.raises(trainers.Interrupted):
+            train(model(), checkpoint=tmp_path, interrupt=After(2), **settings)
+    assert without_times(train(resumed, checkpoint=tmp_path, **settings)) == without_times(expected)
+    assert_identical(state_of(whole), state_of(resumed))
+    assert_identical(state_of(trainers.load_trained(model(), tmp_path)), state_of(whole))
+    if stopping is None:
+        assert_identical(dict(read_alone(tmp_path)["model"]), state_of(whole))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("method", [trainers.OIALR(), trainers.AB(groups=False)], ids=["OIALR", "AB"])
+def test_weights_that_change_their_form_have_no_average(method: trainers.Method) -> None:
+    net = nn.Sequential(*(nn.Linear(20, 20) for _ in range(4)))
+    samples = TensorDataset(torch.zeros(16, 20), torch.zeros(16, 20))
+    with pytest.raises(ValueError, match=r"^ema_decay = 0.9: (OIALR|AB) changes the form .* Use another"):
+        trainers.train(
+            net,
+            samples,
+            loss=mse_loss,
+            optimizer=sgd,
+            epochs=10,
+            batch_size=2,
+            method=method,
+            ema_decay=0.9,
+        )
+
+
+# Clipping
+
+
+def test_each_element_of_the_gradient_is_clipped() -> None:
+    net, seen = model(), []
+
+    class Watching(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            seen.append(max(p.grad.abs().max().item() for g in self.param_groups for p in g["params"]))
+            return super().step(closure)
+
+    def watching(parameters: Any) -> torch.optim.Optimizer:
+        return Watching(parameters, lr=0.1)
+
+    train(net, optimizer=watching)
+    largest = max(seen)
+    seen.clear()
+    train(model(), optimizer=watching, clip_value=largest / 100)
+    assert max(seen) == pytest.approx(largest / 100)
+
+
+# Groups of parameters
+
+
+def without_decay(name: str, parameter: nn.Parameter) -> dict[str, float]:
+    if name.startswith("0."):
+        return {"lr": 0.01, "weight_decay": 0.0}
+    return {"weight_decay": 0.0} if parameter.ndim < 2 else {}
+
+
+def test_groups_have_the_settings_of_their_names() -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def adamw(parameters: Any) -> torch.optim.Optimizer:
+        made.append(torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5))
+        return made[0]
+
+    net = model()
+    train(net, optimizer=adamw, parameter_groups=without_decay, schedule=trainers.Polynomial(), epochs=1)
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    found = {
+        tuple(names[id(p)] for p in group["params"]): (group["initial_lr"], group["weight_decay"])
+        for group in made[0].param_groups
+    }
+    assert found == {
+        ("0.weight", "0.bias"): (0.01, 0.0),
+        ("1.weight", "1.bias", "3.bias"): (0.1, 0.0),
+        ("3.weight",): (0.1, 0.5),
+    }
+    rates = [group["lr"] / group["initial_lr"] for group in made[0].param_groups]
+    assert rates == pytest.approx([rates[0]] * 3)
+
+
+# Activation checkpointing
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Tanh()) for _ in range(3)
+        )
+        self.head = nn.Linear(3, 1)
+        self.passes = 0
+        self.blocks[0][0].register_forward_hook(self.count)
+
+    def count(self, *_: object) -> None:
+        self.passes += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_activations_are_computed_again_with_the_same_results() -> None:
+    plain, again = Blocks(), Blocks()
+    expected = train(plain)
+    assert (
+        train(again, activation_checkpointing=["blocks.*"]).metrics.items()
+        >= {name: value for name, value in expected.metrics.items() if not name.endswith("_s")}.items()
+    )
+    assert_identical(state_of(plain), state_of(again))
+    steps, evaluations = 10, 2 * 5
+    assert (plain.passes, again.passes) == (steps + evaluations, 2 * steps + evaluations)
+    assert not any("forward" in vars(module) for module in again.modules())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"clip_value": 0}, "clip_value = 0: must be a number above 0"),
+        ({"clip_value": 1.0, "clip_norm": 1.0}, "is clipped by one of them"),
+        ({"ema_decay": 1.0}, "ema_decay = 1.0: must be at least 0 and below 1"),
+        ({"parameter_groups": {}}, r"parameter_groups = \{\}: must be None or a function"),
+        ({"parameter_groups": lambda name, parameter: "no"}, "returned 'no' for 0.weight, and must return"),
+        (
+            {"parameter_groups": lambda name, parameter: {"wieght_decay": 0.0}},
+            "SGD has no setting 'wieght_decay'. It has lr, momentum",
+        ),
+        ({"activation_checkpointing": "blocks.*"}, "must be a sequence of names of modules"),
+        ({"activation_checkpointing": ["blocks.*"]}, "no module is called 'blocks.*'. The model has 0, 1"),
+        ({"activation_checkpointing": ["*"]}, "1 holds BatchNorm1d, whose running statistics"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(model(), **given)

@@ -1,0 +1,79 @@
+"""Options of ``trainers.train`` as values and as keywords: the same run, and what is wrong is refused at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+import trainers
+from trainers.options import Keywords
+
+KINDS = (
+    trainers.Optimisation,
+    trainers.DataLoading,
+    trainers.Checkpointing,
+    trainers.Monitoring,
+    trainers.Ranks,
+)
+
+
+def train(**changed: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    samples = TensorDataset(torch.randn(12, 3), torch.randn(12, 1))
+    settings: dict[str, Any] = {
+        "loss": mse_loss,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        "epochs": 2,
+        "batch_size": 2,
+    }
+    trainers.train(net, samples, **{**settings, **changed})
+    return net.weight.detach()
+
+
+def test_type_checkers_know_each_field_as_a_keyword() -> None:
+    declared = {field.name: field.type for kind in KINDS for field in dataclasses.fields(kind)}
+    assert declared == {name: hint.__forward_arg__ for name, hint in Keywords.__annotations__.items()}
+
+
+def test_a_value_and_its_keywords_give_the_same_run() -> None:
+    by_keyword = train(clip_norm=0.01, accumulate=2)
+    assert torch.equal(by_keyword, train(optimisation=trainers.Optimisation(clip_norm=0.01, accumulate=2)))
+    assert torch.equal(
+        by_keyword, train(optimisation=trainers.Optimisation(clip_norm=0.01), accumulate=2, ranks=None)
+    )
+    assert not torch.equal(by_keyword, train())
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (
+            {"clip_norm": 1.0, "optimisation": trainers.Optimisation(clip_norm=2.0)},
+            ValueError,
+            r"^clip_norm is given twice: as a keyword, and in optimisation\. Leave one",
+        ),
+        ({"ranks": 2}, ValueError, r"^ranks = 2: must be a trainers\.Ranks\(…\), or None"),
+        (
+            {"clip_nrom": 1.0},
+            TypeError,
+            r"^train\(\) has no keyword 'clip_nrom'\. Did you mean 'clip_norm'\?",
+        ),
+        ({"xyz": 1.0}, TypeError, r"has no keyword 'xyz'\. help\(trainers\.train\) lists all"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        train(**given)
+
+
+def test_a_value_refuses_what_the_run_would() -> None:
+    with pytest.raises(ValueError, match=r"^timeout = datetime.timedelta\(0\): must be"):
+        trainers.Ranks(timeout=timedelta(0))

@@ -1,0 +1,383 @@
+"""What ``trainers`` computes on a GPU, beside what it computes on the CPU and alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+from places import ROOT
+from resuming import After
+from skips import not_possible_here
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
+
+import trainers
+from trainers.lowrank.layers import merged
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+pytestmark = [pytest.mark.timeout(200), pytest.mark.filterwarnings("default")]
+
+STEPS, EPOCHS, BATCH = 12, 2, 4
+PHASES: dict[str, Any] = {"warmup_steps": 3, "ab_steps": 6, "rebound_steps": 2, "lr_rebound_steps": 2}
+RANKS: dict[str, Any] = {"delay": 4, "update_every": 3, "sigma_cutoff": 0.2, "layer_step": 0.5}
+AT_ONCE = trainers.DASO(sync_every=1, sync_delay=0, warmup_epochs=0, cooldown_epochs=0, wire_dtype=None)
+LATE = trainers.DASO(sync_every=3, sync_delay=2, warmup_epochs=0.2, cooldown_epochs=0.2)
+
+AS_ONE_RANK: dict[str, tuple[trainers.Method, int]] = {
+    "DDP": (trainers.DDP(), 2),
+    "DASO in a node": (LATE, 2),
+    "DASO at once": (AT_ONCE, 1),
+    "local SGD before its start": (trainers.LocalSGD(world_every=3, start=STEPS * EPOCHS - 1), 1),
+    "OIALR": (trainers.OIALR(**RANKS), 2),
+    "OIALR over DASO": (trainers.OIALR(**RANKS, synchronisation=AT_ONCE), 1),
+    "AB without groups": (trainers.AB(**PHASES, groups=False), 2),
+}
+"""Method and ranks a node: two ranks train what one trains with the batches of both."""
+AS_ON_CPU: dict[str, tuple[trainers.Method, int]] = {
+    **AS_ONE_RANK,
+    "DDP bf16": (trainers.DDP(compression="bf16"), 2),
+    "DDP PowerSGD": (trainers.DDP(compression="powersgd", powersgd_rank=2), 2),
+    "DASO": (LATE, 1),
+    "local SGD": (trainers.LocalSGD(world_every=3, start=2), 1),
+    "AB": (trainers.AB(**PHASES), 1),
+    "AB products": (trainers.AB(**PHASES, merge="products"), 1),
+    "AB by loss": (trainers.AB(**PHASES, merge="loss-weighted"), 1),
+}
+ROUNDED = {"DDP bf16", "DASO"}
+"""They send bfloat16: where numbers differ by a rounding in double precision, what is sent may by one in bfloat16."""
+
+
+def perceptron(dtype: torch.dtype, *widths: int) -> nn.Sequential:
+    torch.manual_seed(3)
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers[:-1]).to(dtype)
+
+
+def samples(count: int, dtype: torch.dtype, width: int = 24) -> TensorDataset:
+    generator = torch.Generator().manual_seed(4)
+    inputs = torch.randn(count, width, dtype=dtype, generator=generator)
+    return TensorDataset(inputs, torch.sin(inputs.sum(1, keepdim=True)))
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def weights(model: nn.Module) -> Tensor:
+    """All parameters of the whole model, in double precision on the CPU."""
+    return torch.cat([p.detach().double().cpu().flatten() for p in merged(model).parameters()])
+
+
+def apart(found: Tensor, expected: Tensor, start: Tensor) -> float:
+    """How far two results are from one another, over how far training has come."""
+    return float((found - expected).norm() / (expected - start).norm())
+
+
+# Two ranks
+
+
+def trained(device: str, batch: int, name: str) -> Tensor:
+    method, per_node = AS_ON_CPU[name]
+    model = perceptron(torch.float64, 24, 32, 32, 32, 1).to(device)
+    trainers.train(
+        model, samples(STEPS * BATCH * 2, torch.float64), loss=mse_loss, optimizer=sgd, method=method,
+        epochs=EPOCHS, batch_size=batch, timeout=timedelta(seconds=60), progress=False,
+        topology=trainers.Topology(ranks_per_node=per_node if dist.is_initialized() else 1),
+    )  # fmt: skip
+    assert all(parameter.device == torch.device(device) for parameter in model.parameters())
+    return weights(model)
+
+
+def trained_by_all(rank: int, device: str) -> dict[str, Tensor | str]:
+    """By each method, or its error: of one that fails the others still say something."""
+    found: dict[str, Tensor | str] = {}
+    for name in AS_ON_CPU:
+        try:
+            found[name] = trained(device, BATCH, name)
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(device: torch.device) -> Found:
+    return run_ranks(2, trained_by_all, str(device), timeout_s=150, method="spawn")
+
+
+@pytest.fixture(scope="module")
+def two_ranks_on_cpu(device: torch.device) -> Found:
+    return run_ranks(2, trained_by_all, "cpu", timeout_s=150, method="spawn")
+
+
+def both(found: Found, name: str) -> Tensor:
+    """What both ranks have."""
+    for one in found:
+        assert isinstance(one[name], Tensor), one[name]
+    assert torch.equal(found[0][name], found[1][name])
+    mine: Tensor = found[0][name]
+    return mine
+
+
+@pytest.fixture
+def start() -> Tensor:
+    return weights(perceptron(torch.float64, 24, 32, 32, 32, 1))
+
+
+@pytest.mark.parametrize("name", AS_ONE_RANK)
+def test_two_ranks_on_one_device_train_what_one_does_with_both_batches(
+    device: torch.device, two_ranks: Found, start: Tensor, name: str
+) -> None:
+    assert apart(both(two_ranks, name), trained(str(device), 2 * BATCH, name), start) < 1e-6
+
+
+@pytest.mark.parametrize("name", AS_ON_CPU)
+def test_two_ranks_on_one_device_train_what_two_do_on_the_cpu(
+    two_ranks: Found, two_ranks_on_cpu: Found, start: Tensor, figures: dict[str, Any], name: str
+) -> None:
+    distance = apart(both(two_ranks, name), both(two_ranks_on_cpu, name), start)
+    figures.setdefault("two ranks on the device from two on the CPU, over the way trained", {})[name] = (
+        distance
+    )
+    assert distance < (0.02 if name in ROUNDED else 1e-6)
+
+
+def test_torchrun_with_two_ranks(device: torch.device, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("under_torchrun.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", script, tmp_path],
+        env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    share = torch.cuda.device_count() < 2
+    assert first["device"] == str(device) and first["backend"] == ("gloo" if share else "cpu:gloo,cuda:nccl")
+    assert second["device"] == ("cpu" if device.type == "cpu" else "cuda:0" if share else "cuda:1")
+    assert first["weights"] == second["weights"]
+    alone = trained(str(device), 2 * BATCH, "DDP")
+    torch.testing.assert_close(
+        torch.tensor(first["weights"], dtype=torch.float64), alone, rtol=1e-6, atol=1e-9
+    )
+
+
+def test_a_group_is_formed_and_left_a_hundred_times(device: torch.device, figures: dict[str, Any]) -> None:
+    """Of NCCL, as between evaluations of a worker; of gloo on the CPU."""
+    script = Path(__file__).with_name("groups_in_turn.py")
+    done = subprocess.run(
+        [sys.executable, script, str(device), "100"],
+        env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    figures["groups of one rank, in turn"] = found
+    assert found["backend"] == ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    settled, last = found["after 20"], found["after 100"]
+    assert last["files"] <= settled["files"] + 8
+    assert last["threads"] <= settled["threads"] + 8
+    assert last["device_mib"] <= settled["device_mib"] + 64
+
+
+# Precision, clipping, accumulation, loading
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.GELU(), nn.AvgPool2d(2)
+        )
+        self.classes = nn.Sequential(nn.Flatten(), nn.Linear(512, 64), nn.GELU(), nn.Linear(64, 10))
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.classes(self.features(images))
+        return out
+
+
+def images(count: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(6)
+    inputs = torch.randn(count, 3, 8, 8, generator=generator)
+    return TensorDataset(inputs, torch.randint(10, (count,), generator=generator))
+
+
+def classify(device: torch.device, **changed: Any) -> tuple[Tensor, trainers.Result]:
+    model = Small().to(device)
+    settings: dict[str, Any] = {
+        "clip_norm": 0.5,
+        "accumulate": 2,
+        "epochs": 2,
+        "batch_size": 16,
+        "progress": False,
+    }
+    result = trainers.train(
+        model, images(256), images(64), loss=cross_entropy, optimizer=sgd, **{**settings, **changed}
+    )
+    return weights(model), result
+
+
+@pytest.fixture(scope="module")
+def classified(device: torch.device) -> tuple[Tensor, trainers.Result]:
+    """On the CPU, in single precision."""
+    return classify(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 0.01), ("tf32", 0.02), ("bf16", 0.05)])
+@pytest.mark.parametrize("loader_processes", [0, 2])
+def test_precisions_train_what_single_precision_does_on_the_cpu(
+    device: torch.device,
+    classified: tuple[Tensor, trainers.Result],
+    figures: dict[str, Any],
+    precision: str,
+    tolerance: float,
+    loader_processes: int,
+) -> None:
+    found, result = classify(device, precision=precision, loader_processes=loader_processes)
+    expected, reference = classified
+    distance = apart(found, expected, weights(Small()))
+    figures.setdefault("from single precision on the CPU, over the way trained", {})[precision] = distance
+    assert distance < tolerance
+    for name in ("train_loss", "validation_loss"):
+        assert result.metrics[name] == pytest.approx(reference.metrics[name], rel=tolerance)
+
+
+def test_what_is_compared_notices_a_setting(classified: tuple[Tensor, trainers.Result]) -> None:
+    start = weights(Small())
+    for changed in ({"clip_norm": None}, {"accumulate": 1}):
+        assert apart(classify(torch.device("cpu"), **changed)[0], classified[0], start) > 0.1
+
+
+# Resuming
+
+RESUMED = ("DDP", "DASO", "OIALR", "AB without groups")
+
+
+def in_pieces(device: torch.device, name: str, **changed: Any) -> Tensor:
+    model = perceptron(torch.float32, 24, 32, 32, 32, 1).to(device)
+    trainers.train(
+        model, samples(STEPS * BATCH, torch.float32), loss=mse_loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3), method=AS_ON_CPU[name][0],
+        epochs=EPOCHS, batch_size=BATCH, progress=False, **changed,
+    )  # fmt: skip
+    return weights(model)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_an_interrupted_run_ends_as_an_undisturbed_one(
+    device: torch.device, tmp_path: Path, figures: dict[str, Any], name: str
+) -> None:
+    whole = in_pieces(device, name)
+    for _ in range(3):
+        with pytest.raises(trainers.Interrupted):
+            in_pieces(device, name, checkpoint=tmp_path, interrupt=After(5))
+    pieces = in_pieces(device, name, checkpoint=tmp_path)
+    figures.setdefault("a resumed run has the same bits", {})[name] = torch.equal(whole, pieces)
+    start = weights(perceptron(torch.float32, 24, 32, 32, 32, 1))
+    assert apart(pieces, whole, start) < (1e-5 if device.type == "cuda" else 1e-12)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("to_cpu", [True, False])
+def test_a_checkpoint_goes_from_the_gpu_to_the_cpu_and_back(
+    device: torch.device, tmp_path: Path, name: str, to_cpu: bool
+) -> None:
+    cpu = torch.device("cpu")
+    first, then = (device, cpu) if to_cpu else (cpu, device)
+    with pytest.raises(trainers.Interrupted):
+        in_pieces(first, name, checkpoint=tmp_path, interrupt=After(14))
+    found = in_pieces(then, name, checkpoint=tmp_path)
+    start = weights(perceptron(torch.float32, 24, 32, 32, 32, 1))
+    assert apart(found, in_pieces(cpu, name), start) < 0.01
+
+
+# Decompositions
+
+
+@contextmanager
+def tf32_allowed(by: str) -> Iterator[None]:
+    """As users allow it for their models, by torch's older setting or, from 2.9 on, its newer one."""
+    if by == "older":
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        return
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def of_low_rank(width: int, rank: int) -> nn.Sequential:
+    """Layers whose weights have few singular values, so that a decomposition leaves nothing out."""
+    model = perceptron(torch.float32, width, width, width, width)
+    generator = torch.Generator().manual_seed(8)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            left = torch.randn(width, rank, dtype=torch.float64, generator=generator)
+            right = torch.randn(rank, width, dtype=torch.float64, generator=generator)
+            layer.weight.data.copy_(left @ right / width)
+    return model
+
+
+@pytest.mark.parametrize("by", ["older", "newer"])
+@pytest.mark.parametrize("name", ["OIALR", "AB"])
+def test_decompositions_are_exact_where_tf32_is_allowed(
+    device: torch.device, figures: dict[str, Any], name: str, by: str
+) -> None:
+    """A training with a learning rate of 0 decomposes and merges, and leaves the weights as they are."""
+    if by == "newer" and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        not_possible_here("torch has this setting from 2.9 on")
+    methods = {
+        "OIALR": trainers.OIALR(delay=3, update_every=3, sigma_cutoff=1e-3, layer_step=1.0),
+        "AB": trainers.AB(**PHASES, sigma_cutoff=1e-3, groups=False),
+    }
+    width, steps = 256, 16
+    model = of_low_rank(width, 32).to(device)
+    before = [p.detach().double().cpu() for p in model.parameters()]
+    with tf32_allowed(by):
+        if device.type == "cuda":
+            a = torch.randn(width, width, device=device)
+            exact = a.double() @ a.double()
+            spoilt = float(((a @ a).double() - exact).norm() / exact.norm())
+            assert spoilt > 5e-5, "TF32 is allowed and makes no difference"
+            figures["error of a product in TF32"] = spoilt
+        result = trainers.train(
+            model, TensorDataset(torch.randn(steps * 8, width), torch.zeros(steps * 8, width)), loss=mse_loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0), method=methods[name], epochs=1,
+            batch_size=8, progress=False,
+        )  # fmt: skip
+        if device.type == "cuda" and by == "newer":
+            assert torch.backends.cuda.matmul.fp32_precision == "tf32", "the user's setting stays"
+    assert result.metrics["decomposition_s"] > 0
+    after = [p.detach().double().cpu() for p in merged(model).parameters()]
+    worst = max(float((one - other).norm() / other.norm()) for one, other in zip(after, before, strict=True))
+    figures.setdefault("what decompositions change where TF32 is allowed", {})[f"{name}, {by}"] = worst
+    assert worst < 5e-6

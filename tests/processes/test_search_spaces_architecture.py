@@ -1,0 +1,267 @@
+"""Deep architectures, progressive search and transfer, in the campaigns that come with hpo."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hpo
+import trainers
+from hpo.individual import COMPLETED, FAILED
+from search_spaces import assignment, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
+from search_spaces.building_blocks import initial_weights
+from search_spaces.building_blocks.architecture import ACTIVATIONS, ORDERS, latency_ms
+from search_spaces.networks import residual
+from search_spaces.networks.deep_resnet import DeepResNet
+from search_spaces.networks.small_resnet import ACTIVATIONS as SMALL_ACTIVATIONS
+
+NEW = ("blocks1", "blocks2", "blocks3", "blocks4", "bottleneck", "kernel", "stem", "groups", "squeeze")
+IMAGES = (digits, vit_oialr, vit_ab, assignment, daso_intervals)
+DEEP: dict[str, Any] = {"architecture": "deep", "epochs": 1, "train_samples": 32}
+
+
+class Begun(Exception):
+    """Nothing more is trained."""
+
+
+def count(network: nn.Module) -> int:
+    return sum(one.numel() for one in network.parameters())
+
+
+# --- the space -----------------------------------------------------------------------------------------------------
+
+
+def test_choices_are_those_of_the_networks() -> None:
+    assert ORDERS == residual.ORDERS and tuple(SMALL_ACTIVATIONS) == ACTIVATIONS
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_the_default_of_bigearthnet_is_the_sources_network(small: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"small": small}
+    if small:
+        source, deep = (bigearthnet.make_task(**options, architecture=one) for one in ("source", "deep"))
+        assert source.objectives == {"value": "maximize"}
+        assert deep.objectives == {"micro_f1": "maximize", "parameters": "minimize"}
+        assert set(deep.space.parameters) == {*source.space.parameters, *NEW}
+        default = deep.default
+    else:
+        default = {
+            **bigearthnet.default_for(), **dict(zip(NEW, (3, 4, 6, 3, 4, 3, "convolution", 1, 0.0), strict=True))
+        }  # fmt: skip
+    assert default is not None
+    with torch.device("meta"):
+        networks = [bigearthnet.untrained(default, **options, architecture=one) for one in ("source", "deep")]
+    assert isinstance(networks[1], DeepResNet)
+    assert count(networks[0]) == count(networks[1])
+    if not small:
+        # 25 557 032 with three channels and a thousand classes.
+        assert count(networks[1]) == 25_557_032 + 9 * 64 * 49 - 981 * 2049
+
+
+@pytest.mark.parametrize("campaign", IMAGES, ids=lambda one: one.__name__.split(".")[1])
+def test_image_campaigns_have_deep_networks(campaign: Any) -> None:
+    source, deep = campaign.make_task(), campaign.make_task(architecture="deep")
+    added = set(deep.space.parameters) - set(source.space.parameters)
+    assert added >= set(NEW) and set(source.space.parameters) <= set(deep.space.parameters)
+    assert deep.objectives == {"accuracy": "maximize", "parameters": "minimize"}
+    assert campaign.make_task(architecture="deep", cost="none").objectives == source.objectives
+    rng = random.Random(0)
+    for params in (deep.default, *(deep.space.decode(deep.space.sample(rng)) for _ in range(3))):
+        with torch.device("meta"):
+            network = campaign.untrained(params, architecture="deep", classes=7) if campaign is not digits else (
+                digits.untrained(params, architecture="deep")
+            )  # fmt: skip
+        assert isinstance(network, DeepResNet)
+        assert [len(stage) for stage in network.stages] == [params[f"blocks{one}"] for one in range(1, 5)]  # type: ignore[arg-type]
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(hpo.UsageError, match="architecture = 'wide': must be 'source' or 'deep'"):
+        digits.make_task(architecture="wide")
+    with pytest.raises(hpo.UsageError, match="memory = 0: must be a number above 0"):
+        digits.make_task(architecture="deep", memory=0)
+
+
+# --- one evaluation ------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_has_score_and_cost(tmp_path: Path) -> None:
+    task = digits.make_task(**DEEP, cost="latency")
+    assert task.objectives == {"accuracy": "maximize", "latency_ms": "minimize"}
+    assert task.default is not None
+    found = task.evaluate(hpo.Trial.alone(task.default, directory=tmp_path))
+    assert isinstance(found, dict)
+    assert 0 <= found["accuracy"] <= 1 and found["latency_ms"] > 0
+    assert found["parameters"] == count(digits.untrained(task.default, architecture="deep"))
+
+
+def test_latency_leaves_the_network_as_it_is() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(3)).train()
+    assert latency_ms(network, (3, 4, 4)) > 0
+    assert network.training and int(network[0].num_batches_tracked) == 0
+
+
+def test_what_does_not_fit_is_a_failure_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object, **__: object) -> None:
+        raise AssertionError("nothing may be trained")
+
+    monkeypatch.setattr(trainers, "train", train)
+    task = digits.make_task(**DEEP, memory=0.0001)
+    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=1, isolation="inline").run()
+    [one] = result.individuals
+    assert one.status == FAILED and one.error is not None
+    assert "not trained, as it would not fit into memory" in one.error and "32 samples a rank" in one.error
+
+
+# --- growth --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["original", "full-pre-activation"])
+def test_a_deeper_child_computes_what_its_parent_did(order: str, tmp_path: Path) -> None:
+    task = digits.make_task(**DEEP)
+    params = {**(task.default or {}), "order": order, "squeeze": 0.25}
+    parent, _ = task.fit(params, checkpoint=tmp_path / "parent")
+    child = digits.untrained({**params, "blocks1": 3, "blocks3": 2}, architecture="deep")
+    assert count(child) > count(parent)
+    begun = initial_weights.grow(child, tmp_path / "parent")
+    assert begun is not None and begun.optimizer is None
+    images = torch.rand(8, 1, 8, 8)
+    for mode in (False, True):
+        assert torch.allclose(child.train(mode)(images), parent.train(mode)(images), atol=1e-5)
+
+
+def test_an_individual_begins_with_what_its_parent_has_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = digits.make_task(**DEEP)
+    params = {**(task.default or {}), "width": 4}
+    task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "parent"))
+    begun: list[nn.Module] = []
+
+    def train(model: nn.Module, *_: object, **__: object) -> None:
+        begun.append(model)
+        raise Begun
+
+    monkeypatch.setattr(trainers, "train", train)
+    monkeypatch.setattr(hpo.Trial, "parent_checkpoint", tmp_path / "parent")
+    with pytest.raises(Begun):
+        task.evaluate(hpo.Trial.alone({**params, "blocks2": 2}, directory=tmp_path / "child"))
+    parent = trainers.load_trained(
+        digits.untrained(params, architecture="deep"), tmp_path / "parent" / "checkpoint-1-ranks"
+    )
+    images = torch.rand(8, 1, 8, 8)
+    assert len(begun[0].stages[1]) == 2  # type: ignore[arg-type,index]
+    assert torch.allclose(begun[0].eval()(images), parent.eval()(images), atol=1e-5)
+
+
+# --- transfer ------------------------------------------------------------------------------------------------------
+
+
+def exported(campaign: Any, directory: Path, path: Path) -> Path:
+    assert campaign.main(["--campaign", str(directory), "--export", str(path)]) == 0
+    return path
+
+
+def searched(task: hpo.Task, directory: Path, evaluations: int, **keywords: Any) -> hpo.Result:
+    return hpo.Campaign(
+        task, directory=directory, evaluations=evaluations, isolation="inline", **keywords
+    ).run()
+
+
+def test_bigearthnet_from_version_1_to_version_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rasterio", reason="needs the extra bigearthnet")
+    from search_spaces.readers.bigearthnet_archive import make_archive
+    from search_spaces.readers.bigearthnet_files.convert import convert
+
+    stores = {}
+    for number, version in enumerate(("v1", "v2")):
+        archive, stores[version] = tmp_path / version, tmp_path / f"{version}-store"
+        make_archive(archive, patches=8, version=version, seed=number, processes=1, show=False)  # type: ignore[arg-type]
+        convert(archive, stores[version], processes=1, show=False)
+    options: dict[str, Any] = {"architecture": "deep", "epochs": 1, "batch_size": 4}
+    task = bigearthnet.make_task(data=str(stores["v1"]), **options)
+    tiny = {**(task.default or {}), "filters": 2, **dict.fromkeys(NEW[:4], 1)}
+    model, _ = task.fit(tiny)
+    path = tmp_path / "best.safetensors"
+    trainers.save_model(model, path)
+
+    capsys.readouterr()
+    other = bigearthnet.make_task(data=str(stores["v2"]), **options, init=str(path))
+    deeper = {**tiny, "blocks2": 2, "groups": 2}
+
+    def interrupt() -> bool:
+        raise Begun
+
+    with pytest.raises(Begun):  # before the first step
+        other.fit(tiny, interrupt=interrupt)
+    assert (
+        f"init = {str(path)!r}: {len(transferable(model))} of {len(transferable(model))} tensors taken"
+        in (capsys.readouterr().err)
+    )
+    with pytest.raises(Begun):
+        other.fit(deeper, interrupt=interrupt)
+    left = capsys.readouterr().err
+    assert "stages.1.1.branch.0.weight: is not there" in left
+    assert "stages.0.0.branch.3.weight: is (2, 2, 3, 3) there, and (2, 1, 3, 3) here" in left
+
+
+def transferable(model: nn.Module) -> list[str]:
+    return [name for name, tensor in model.state_dict().items() if tensor.is_floating_point()]
+
+
+def in_both_forms(home: Path) -> tuple[Path, Path]:
+    """Some of scikit-learn's digits in CIFAR-100's form, every other one of ten more classes, and in CIFAR-10's."""
+    from search_spaces.readers.cifar import as_cifar
+
+    hundred, ten = home / "hundred", home / "ten"
+    hundred.mkdir()
+    ten.mkdir()
+    contents = as_cifar("digits")
+    for name, content in contents.items():
+        (ten / name).write_bytes(content[: 12 * 3073])
+    for name, source in (("train.bin", "data_batch_1.bin"), ("test.bin", "test_batch.bin")):
+        records = np.frombuffer(contents[source][: 60 * 3073], np.uint8).reshape(-1, 3073)
+        fine = records[:, :1] + 10 * (np.arange(len(records)) % 2)[:, None].astype(np.uint8)
+        (hundred / name).write_bytes(np.concatenate([fine // 5, fine, records[:, 1:]], axis=1).tobytes())
+    return hundred, ten
+
+
+def test_from_the_form_of_cifar_100_to_that_of_cifar_10(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hundred, ten = in_both_forms(tmp_path)
+    options: dict[str, Any] = {"architecture": "deep", "epochs": 1}
+    small = {"filters": 4, **dict.fromkeys(NEW[:4], 1)}
+    first = vit_ab.make_task(**options, data=str(hundred), method="ddp")
+    points = [{**(first.default or {}), **small, "activation": name} for name in ("relu", "elu")]
+    before = searched(first, tmp_path / "first", 3, points=points)
+    best = before.individuals[-1]
+    assert {one.status for one in before.individuals} == {COMPLETED}
+
+    # Its model is what the second search begins with, and what it found is evaluated first.
+    path = tmp_path / "best.safetensors"
+    folder = tmp_path / "first" / "evaluations" / best.id
+    network = vit_ab.untrained(best.params, architecture="deep", method="ddp", classes=100)
+    trainers.save_model(trainers.load_trained(network, folder / "checkpoint-1-ranks"), path)
+    listed = tmp_path / "points.json"
+    listed.write_text(json.dumps([{"params": one.params} for one in before.individuals[1:]]))
+    second = vit_ab.make_task(**options, data=str(ten), method="ddp", init=str(path))
+    capsys.readouterr()
+    after = searched(second, tmp_path / "second", 3, points=[str(listed)])
+    assert [one.params for one in after.individuals[1:]] == points
+    assert {one.operator for one in after.individuals[1:]} == {"given"}
+
+    told = (tmp_path / "second" / "evaluations" / after.individuals[2].id).glob("output-*")
+    text = capsys.readouterr().err + "".join(one.read_text() for one in told)
+    total = len(transferable(network))
+    assert f"{total - 2} of {total} tensors taken" in text
+    assert "classifier.weight: is (100, 128) there, and (10, 128) here" in text

@@ -1,0 +1,235 @@
+"""Each campaign can be trained by each method, begin with given weights, and be judged by folds."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import hpo
+import trainers
+from search_spaces import assignment, autoformer, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
+from search_spaces.building_blocks import methods
+from search_spaces.building_blocks.training import LR_FACTOR
+from search_spaces.folds import Fold
+
+NAMES = get_args(methods.MethodName)
+SMALL: dict[str, Any] = {"epochs": 2, "batch_size": 4, "train_samples": 24}
+KINDS = {
+    "ddp": trainers.DDP, "daso": trainers.DASO, "local-sgd": trainers.LocalSGD,
+    "oialr": trainers.OIALR, "ab": trainers.AB, "ab-no-groups": trainers.AB,
+}  # fmt: skip
+
+
+class Done(Exception):
+    pass
+
+
+def given(
+    task: Any, params: Any, monkeypatch: pytest.MonkeyPatch, parts: Any = None, **how: Any
+) -> dict[str, Any]:
+    """What ``trainers.train`` gets for ``params``."""
+
+    def train(*_: object, **named: Any) -> None:
+        found.update(named)
+        raise Done
+
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(trainers, "train", train)
+    with pytest.raises(Done):
+        task.fit(params, parts, seed=0, device="cpu", **how)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("module", "own"),
+    [
+        (vit_oialr, ("oialr",)),
+        (vit_ab, ("ab", "ab-no-groups")),
+        (daso_intervals, ("daso",)),
+        (assignment, ("local-sgd",)),
+        (digits, ()),
+    ],
+)
+def test_every_campaign_has_every_method(
+    module: ModuleType, own: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"method": name}
+    if module is daso_intervals:
+        options["steps_on_link"] = 0.0
+    task = module.make_task(**options)
+    if name in own:
+        assert task.space.describe() == module.space.describe()
+        assert task.default == module.default
+    else:
+        added = methods.parameters(name)  # type: ignore[arg-type]
+        assert set(added) <= set(task.space.parameters)
+        assert task.space.parameters
+        assert task.allows(task.default)
+        shared = {key: one for key, one in task.default.items() if key not in added and key != LR_FACTOR}
+        assert shared.items() <= module.default.items()
+    ranks = 4 if module is assignment else 2
+    found = given(task, task.default, monkeypatch, ranks=ranks)["method"]
+    assert type(found) is KINDS[name]
+    if name.startswith("ab"):
+        assert found.groups == (name == "ab")
+    # Alone there are no groups.
+    if module is not assignment:
+        alone = given(task, task.default, monkeypatch, ranks=1)["method"]
+        assert not getattr(alone, "groups", False)
+
+
+def test_without_a_parameter_left_the_learning_rate_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = vit_ab.make_task(method="ddp", lr=0.01)
+    assert [*task.space.parameters] == [LR_FACTOR]
+    optimizer = given(task, {LR_FACTOR: 0.5}, monkeypatch, ranks=1)["optimizer"]
+    made = optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert made.param_groups[0]["lr"] == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("name", ["ddp", "ab-no-groups"])
+def test_a_baseline_trains(name: str, tmp_path: Path) -> None:
+    task = vit_oialr.make_task(**SMALL, dim=24, depth=1, method=name)
+    found = task.evaluate(hpo.Trial.alone(dict(task.default or {}), directory=tmp_path))
+    assert isinstance(found, dict)
+    assert 0 <= found["value"] <= 1
+    assert found["bytes_between_nodes"] == 0
+    if name == "ddp":
+        assert (found["trainable_fraction"], found["compression_ratio"]) == (1, 1)
+
+
+def test_time_is_counted_for_methods_whose_synchronisations_are_known() -> None:
+    with pytest.raises(
+        hpo.UsageError, match=r"steps_on_link = 8.0: must be 0, to measure time, with method = 'ab'"
+    ):
+        daso_intervals.make_task(method="ab")
+    task = daso_intervals.make_task(method="ddp", steps_on_link=3.0)
+    entries = tuple({"accuracy": 0.5} for _ in range(2))
+    result = trainers.Result(metrics=dict(entries[-1]), history=entries, reason="finished")
+    assert task.judge(result, 10) == {"steps": 10 + 10 * 3.0, "accuracy": 0.5}
+
+
+# Weights to begin with
+
+
+def test_weights_that_agree_in_name_and_shape_are_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.safetensors"
+    other = digits.untrained({**digits.default, "width": 8})
+    same = digits.untrained(digits.default)
+    options = {"epochs": 1, "train_samples": 20, "init": str(path)}
+    begun: list[torch.nn.Module] = []
+
+    def train(model: torch.nn.Module, *_: object, **__: object) -> None:
+        begun.append(model)
+        raise Done
+
+    monkeypatch.setattr(trainers, "train", train)
+    trainers.save_model(same, path)
+    with pytest.raises(Done):
+        digits.make_task(**options).fit(digits.default)
+    for name, value in same.state_dict().items():
+        assert torch.equal(begun[0].state_dict()[name], value), name
+    assert "28 of 28 tensors taken\n" in capsys.readouterr().err
+    trainers.save_model(other, path)
+    with pytest.raises(Done):
+        digits.make_task(**options).fit(digits.default)
+    # Of another width only what has no width agrees: the biases of the classes.
+    assert torch.equal(begun[1].state_dict()["classifier.bias"], other.state_dict()["classifier.bias"])
+    told = capsys.readouterr().err
+    assert f"init = {str(path)!r}: 1 of" in told
+    assert "classifier.weight: is (10, 16) there, and (10, 32) here" in told
+
+
+def test_a_file_that_has_nothing_of_the_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(hpo.UsageError, match="init = 'nowhere': is no file"):
+        digits.make_task(init="nowhere")
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(b"no tensors")
+    task = digits.make_task(init=str(path), epochs=1, train_samples=20)
+    with pytest.raises(hpo.UsageError, match="cannot be read"):
+        task.fit(digits.default)
+    trainers.save_model(torch.nn.Linear(2, 2), path)
+    with pytest.raises(hpo.UsageError, match="none of its 2 tensors has the name"):
+        task.fit(digits.default)
+
+
+def test_a_child_with_another_network_takes_what_agrees(tmp_path: Path) -> None:
+    options = {"epochs": 1, "train_samples": 20}
+    task = digits.make_task(**options)
+    parent = tmp_path / "parent"
+    model, _ = task.fit(digits.default, checkpoint=parent)
+    from search_spaces.building_blocks import initial_weights
+
+    child = digits.untrained(digits.default)
+    grown = initial_weights.grow(child, parent)
+    assert grown is not None and grown.optimizer is not None
+    assert all(torch.equal(child.state_dict()[name], value) for name, value in model.state_dict().items())
+    wider = digits.untrained({**digits.default, "width": 24})
+    grown = initial_weights.grow(wider, parent)
+    assert grown is not None and grown.optimizer is None
+    assert torch.equal(wider.state_dict()["classifier.bias"], model.state_dict()["classifier.bias"])
+    assert initial_weights.grow(wider, tmp_path / "nowhere") is None
+
+
+# Folds
+
+
+def test_folds_of_a_series_are_stretches_that_share_no_point(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    start = datetime(2020, 1, 1)
+    rows = [f"{start + timedelta(hours=hour)},{hour % 24},{hour % 7}" for hour in range(400)]
+    (tmp_path / "series.csv").write_text("\n".join(["date,one,two", *rows]) + "\n")
+    options = {"stride": 4, "horizon": 4, "context": 8, "start_token": 4}
+    chosen = autoformer.Options(data=str(tmp_path / "series.csv"), folds=3, **options)
+    whole = chosen.parts()
+    held: list[int] = []
+    for index in range(3):
+        parts = chosen.of_fold(whole, Fold(index=index, folds=3))
+        points = [
+            {
+                begin + offset
+                for begin in (place * 4 for place in part._places.tolist())
+                for offset in range(12)
+            }
+            for part in (parts.train, parts.validation)
+        ]
+        assert not points[0] & points[1]
+        held += parts.validation._places.tolist()
+        inputs, _ = parts.validation.read_batch(torch.arange(2))
+        assert torch.equal(inputs["past_values"][1], parts.validation[1][0]["past_values"])
+        assert parts.test is whole.test
+    assert held == [*range(len(whole.train))]
+    with pytest.raises(hpo.UsageError, match="Use fewer folds, or more samples"):
+        Fold(index=0, folds=2).block(10, gap=5)
+
+
+def test_folds_of_patches_are_of_the_training_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {name: TensorDataset(torch.arange(count)) for name, count in (("train", 10), ("validation", 3))}
+    monkeypatch.setattr(bigearthnet, "_part", lambda data, name, **size: parts[name])
+    options = bigearthnet.Options(small=True, folds=2)
+    each = [options.of_fold(options.parts(), Fold(index=index, folds=2)) for index in range(2)]
+    held = [[int(one[0]) for one in part.validation] for part in each]  # type: ignore[attr-defined]
+    assert sorted(held[0] + held[1]) == [*range(10)]
+    assert all(len(part.train) == 5 for part in each)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_ab", "vit_oialr", "daso_intervals", "assignment", "digits", "autoformer", "bigearthnet"]
+)
+def test_every_campaign_has_the_common_options(name: str) -> None:
+    one = import_module(f"search_spaces.{name}")
+    assert {"folds", "init", "method", "precision", "loader_processes"} <= set(
+        one.make_task.options.model_fields
+    )
+    assert all(
+        one.make_task.options.describe(option) for option in ("folds", "init", "method", "data", "epochs")
+    )

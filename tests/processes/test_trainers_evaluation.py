@@ -1,0 +1,310 @@
+"""Metrics of several ranks: what functions get on the first one, and objects everywhere."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from gloo import run_ranks
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+import trainers
+from trainers.communication import gathering
+
+
+class Scenes(Dataset[Any]):
+    """Images of several sizes, with several boxes each: as many as the index says."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> Any:
+        image = torch.full((1, 4 + index, 5), float(index))
+        return image, {"boxes": torch.full((index, 4), float(index)), "name": f"scene {index}"}
+
+
+def as_lists(items: Any) -> Any:
+    """As torchvision's detection references do."""
+    return tuple(list(part) for part in zip(*items, strict=True))
+
+
+class Detector(nn.Module):
+    """Takes a list of images, and returns its losses in training and else a list of dictionaries, one an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> Any:
+        if self.training:
+            of_images = [
+                self.scale * image.mean() - len(t["boxes"]) for image, t in zip(images, targets, strict=True)
+            ]
+            return {"loss_box": torch.stack(of_images).square().mean()}
+        return [
+            {"boxes": image.new_ones(int(image.mean()), 4) * self.scale, "size": tuple(image.shape)}
+            for image in images
+        ]
+
+
+def detection_step(model: nn.Module, batch: Any) -> dict[str, Any]:
+    images, targets = batch
+    if model.training:
+        return {"loss": sum(model(images, targets).values())}
+    return {"loss": torch.zeros(()), "outputs": model(images, targets)}
+
+
+def detected(rank: int) -> tuple[float, float, int]:
+    seen: list[Any] = []
+
+    def found(outputs: Any, targets: Any) -> float:
+        seen.append((outputs, targets))
+        assert [target["name"] for target in targets] == [f"scene {i}" for i in range(7)]
+        assert [output["size"] for output in outputs] == [(1, 4 + i, 5) for i in range(7)]
+        assert [len(output["boxes"]) for output in outputs] == list(range(7))
+        assert [len(target["boxes"]) for target in targets] == list(range(7))
+        return float(sum(target["boxes"].sum() for target in targets))
+
+    result = trainers.train(
+        Detector(),
+        Scenes(),
+        Scenes(),
+        step=detection_step,
+        collate=as_lists,
+        metrics={"found": found},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        epochs=1,
+        batch_size=2,
+    )
+    return result.metrics["found"], result.metrics["train_loss"], len(seen)
+
+
+def test_boxes_of_several_sizes_reach_rank_0_in_order() -> None:
+    expected = sum(4.0 * i * i for i in range(7))
+    for ranks in (1, 2, 3):
+        of_ranks = run_ranks(ranks, detected)
+        assert [(found, calls) for found, _, calls in of_ranks] == [
+            (expected, int(rank == 0)) for rank in range(ranks)
+        ]
+
+
+@dataclass
+class Output(OrderedDict[str, Any]):
+    """As Hugging Face's: a dataclass and a dictionary, which refuses ``update``."""
+
+    logits: Tensor | None = None
+    hidden: tuple[Tensor, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self["logits"], self["hidden"] = self.logits, self.hidden
+
+    def update(self, *parts: Any, **named: Any) -> None:
+        raise AssertionError
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.logits, self.hidden)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+class Answering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Output:
+        return Output(ids * self.weight, (mask.float(), ids.to(torch.bfloat16) * self.weight.bfloat16()))
+
+
+class Texts(Dataset[Any]):
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Any:
+        return {"ids": torch.full((3,), float(index)), "mask": torch.ones(3)}, (index, {"text": f"{index}"})
+
+
+def answered(rank: int, pieces: int) -> float:
+    gathering._PIECES_BYTES = pieces
+
+    def right(outputs: Output, targets: Any) -> float:
+        assert isinstance(outputs, Output)
+        assert torch.equal(outputs.logits[:, 0], torch.arange(11.0))  # type: ignore[index]
+        numbers, texts = targets
+        assert isinstance(targets, tuple)
+        assert numbers.tolist() == list(range(11))
+        assert texts["text"] == [str(i) for i in range(11)]
+        assert outputs.hidden is not None
+        assert outputs.hidden[1].dtype is torch.float32
+        return float(numbers.sum())
+
+    return trainers.evaluate(Answering(), Texts(), metrics={"right": right}, batch_size=2)["right"]
+
+
+@pytest.mark.parametrize("pieces", [2**20, 100])
+def test_outputs_of_models_keep_their_kind(pieces: int) -> None:
+    for ranks in (1, 2, 3):
+        assert run_ranks(ranks, answered, pieces) == [55.0] * ranks
+
+
+def failing(rank: int) -> str:
+    def wrong(outputs: Any, targets: Any) -> float:
+        raise KeyError("no such class")
+
+    with pytest.raises((KeyError, RuntimeError)) as caught:
+        trainers.evaluate(Answering(), Texts(), metrics={"wrong": wrong}, batch_size=2)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_metric_that_fails_on_rank_0_ends_all_ranks_at_once() -> None:
+    one, *others = run_ranks(3, failing)
+    assert one == "KeyError: 'no such class'"
+    assert set(others) == {
+        "RuntimeError: Rank 0, which computes the metrics, ended with KeyError: 'no such class'"
+    }
+
+
+class Kept:
+    """Counts samples, and how many outputs of earlier batches are still in memory."""
+
+    def __init__(self) -> None:
+        self.outputs: list[weakref.ref[Tensor]] = []
+
+    def reset(self) -> None:
+        self.count = torch.zeros((), dtype=torch.int64)
+        self.alive = 0
+
+    def update(self, outputs: Output, targets: Any) -> None:
+        assert outputs.logits is not None
+        self.alive += sum(earlier() is not None for earlier in self.outputs)
+        self.outputs.append(weakref.ref(outputs.logits))
+        self.count += len(outputs.logits)
+
+    def sums(self) -> list[Tensor]:
+        return [self.count]
+
+    def compute(self) -> float:
+        assert self.alive <= 1
+        return float(self.count)
+
+
+def counted(rank: int, samples: Dataset[Any]) -> float:
+    return trainers.evaluate(Answering(), samples, metrics={"count": Kept()}, batch_size=1)["count"]
+
+
+def test_objects_keep_no_outputs_and_their_state_is_summed() -> None:
+    for ranks in (1, 2, 3):
+        assert run_ranks(ranks, counted, Texts()) == [11.0] * ranks
+    # Fewer samples than ranks: all take them all, and they count once.
+    assert run_ranks(3, counted, torch.utils.data.Subset(Texts(), [4, 5])) == [2.0] * 3
+
+
+class Counted(Kept):
+    """Beside functions, for which outputs are kept."""
+
+    def compute(self) -> float:
+        return float(self.count)
+
+
+class Own(IterableDataset[Any]):
+    """Three samples on the first rank, six on the second, none on the third."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range([3, 6, 0][torch.distributed.get_rank()]):
+            yield Texts()[index]
+
+
+def of_own_shards(rank: int) -> tuple[float, float, int]:
+    stream = trainers.Stream(Own(), sharded=True)
+    lengths: list[int] = []
+
+    def length(outputs: Output, targets: Any) -> float:
+        lengths.append(len(targets[1]["text"]))
+        return float(len(outputs.logits))  # type: ignore[arg-type]
+
+    metrics: dict[str, Any] = {"count": Counted(), "length": length}
+    found = trainers.evaluate(Answering(), stream, metrics=metrics, batch_size=2)
+    return found["count"], found["length"], sum(lengths)
+
+
+def test_shards_of_several_lengths_are_evaluated_once() -> None:
+    assert run_ranks(3, of_own_shards) == [(9.0, 9.0, 9), (9.0, 9.0, 0), (9.0, 9.0, 0)]
+
+
+class Numbers(IterableDataset[Any]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(self.samples):
+            yield torch.full((2,), float(index)), torch.tensor([1.0])
+
+
+def trained_on_shards(rank: int) -> tuple[int, float]:
+    steps: list[int] = []
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs, targets = batch
+        if model.training:
+            steps.append(len(inputs))
+        return {"loss": (model(inputs) - targets).square().mean()}
+
+    stream = trainers.Stream(Numbers(3 + 6 * rank), sharded=True, length=12)
+    result = trainers.train(
+        nn.Linear(2, 1),
+        stream,
+        stream,
+        step=step,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        epochs=2,
+        batch_size=2,
+    )
+    assert sum(steps) == 12
+    return len(steps), result.metrics["validation_loss"]
+
+
+def test_shards_of_several_lengths_train_without_waiting_for_each_other() -> None:
+    one, other = run_ranks(2, trained_on_shards)
+    assert one == other
+    assert one[0] == 6
+
+
+def test_a_step_is_refused_where_what_it_returns_is_of_no_use() -> None:
+    def train(step: Any, **changed: Any) -> None:
+        trainers.train(
+            Answering(),
+            Texts(),
+            Texts(),
+            step=step,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            epochs=1,
+            batch_size=2,
+            **changed,
+        )
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        value: Tensor = model(**batch[0]).logits.mean()
+        return value
+
+    with pytest.raises(TypeError, match="step: returned Tensor, and must return"):
+        train(loss)
+    with pytest.raises(TypeError, match="step: returned a dictionary of \\['outputs'\\]"):
+        train(lambda model, batch: {"outputs": loss(model, batch)})
+    with pytest.raises(TypeError, match=r'step: returned a tensor of shape \(1,\), as "loss"'):
+        train(lambda model, batch: {"loss": loss(model, batch)[None]})
+    with pytest.raises(TypeError, match="depends on no trained parameter"):
+        train(lambda model, batch: {"loss": torch.zeros(())})
+    with pytest.raises(
+        TypeError, match="step: returned no outputs, and loss and metrics are functions of them"
+    ):
+        train(
+            lambda model, batch: {"loss": loss(model, batch)}, metrics={"one": lambda outputs, targets: 1.0}
+        )

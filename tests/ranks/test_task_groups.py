@@ -1,0 +1,82 @@
+"""A task that initialises and destroys the process group itself, and one that leaves groups behind, in evaluators that
+live on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cases import all_cases, cases
+from test_evaluation import Bench
+
+RUNS = 100 if all_cases else 12
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    worker = Bench(request.param, tmp_path_factory.mktemp(f"ranks-{request.param}"))
+    yield worker
+    worker.close()
+
+
+def sockets(pid: int) -> int:
+    return sum(str(path.readlink()).startswith("socket:") for path in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def test_a_script_that_manages_its_group_is_evaluated_again_and_again(bench: Bench) -> None:
+    bench.run("manage_group")
+    pids = bench.pids
+    held = [(sockets(pid), threads(pid)) for pid in pids if pid is not None]
+    for index in range(RUNS):
+        outcome = bench.run("manage_group", leaves=(None, "groups")[index % 2])
+        assert outcome.status == "completed", outcome.error
+        assert outcome.objectives == {"value": bench.size * (bench.size + 1) / 2}
+        # The default group and three, and on several ranks one by which these agree with the campaign.
+        assert outcome.metrics["groups"] == 4 + (bench.size > 1)
+    assert bench.pids == pids
+    assert [(sockets(pid), threads(pid)) for pid in pids if pid is not None] == held
+
+
+def test_a_model_that_is_kept_with_its_group_does_no_harm(bench: Bench) -> None:
+    bench.run("manage_group")
+    pids = bench.pids
+    for leaves in ("model", "model", None, "groups"):
+        assert bench.run("manage_group", leaves=leaves).status == "completed"
+    assert bench.pids == pids
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    cases(
+        [
+            ({"backend": "nccl"}, "NCCL needs a GPU for each rank"),
+            ({"world_size": 3}, "init_process_group(world_size=3): this is rank"),
+            ({"twice": True}, "initialize the default process group twice"),
+        ],
+        nightly=[
+            ({"backend": "cpu:gloo,cuda:other"}, "make a group of this one beside"),
+            ({"rank": 5}, "init_process_group(rank=5): this is rank"),
+        ],
+    ),
+)
+def test_another_group_than_the_worker_s_is_refused(
+    bench: Bench, given: dict[str, object], error: str
+) -> None:
+    outcome = bench.run("ask_for_another_group", **given)
+    assert outcome.status == "failed"
+    if bench.size > 1 or "twice" in given:
+        assert error in outcome.error
+    assert bench.run("manage_group").status == "completed"
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+def test_the_time_out_that_a_task_asks_for_holds(bench: Bench) -> None:
+    """Else rank 0 would wait half an hour for the other, which has ended."""
+    outcome = bench.run("ask_for_another_group")
+    assert outcome.status == "failed" and "imed out" in outcome.error
+    assert bench.run("collective").status == "completed"
