@@ -18,7 +18,7 @@ import trainers
 from hpo.config.settings import Section, Settings
 
 REQUIRED = inspect.Parameter.empty
-MADE_ELSEWHERE = {hpo.Trial, trainers.Method, trainers.Strategy}
+MADE_ELSEWHERE = {hpo.Trial, trainers.Method, trainers.Strategy, trainers.StreamingMetric, trainers.Wrapped}
 """Users do not construct them."""
 WORDS = {
     "timedelta": timedelta,

@@ -174,7 +174,7 @@ def test_it_pickles_without_its_pixels_and_several_processes_read_it(store: Path
         ("val", {}, r"split = 'val': must be train, validation, test\."),
         ("train", {"size": 0}, r"size = 0: must be from 1 to 120 pixels\."),
         ("train", {"size": 240}, r"size = 240: must be from 1 to 120 pixels\."),
-        ("train", {"upsampling": "cubic"}, r"upsampling = 'cubic': must be nearest or bilinear\."),
+        ("train", {"upsampling": "cubic"}, r"upsampling = 'cubic': must be nearest or bilinear or bicubic\."),
         ("train", {"bands": ["B02", "B10"]}, r"bands = B02, B10: must be different ones of B01, "),
         ("train", {"bands": ["B02", "B02"]}, r"bands = B02, B02: must be different ones of B01, "),
         ("train", {"bands": []}, r"bands = none: must be different ones of B01, "),

@@ -50,9 +50,13 @@ def gathered(value: object, channel: Channel, device: torch.device) -> list[obje
     ]
     largest = max(whole for _, whole in sizes)
     piece = max(1, min(largest, _PIECES_BYTES // channel.size))
-    received = [torch.empty(whole, dtype=torch.uint8) for _, whole in sizes] if channel.rank == 0 else []
+    received = (
+        [torch.empty(whole, dtype=torch.uint8, device="cpu") for _, whole in sizes]
+        if channel.rank == 0
+        else []
+    )
     for begin in range(0, largest, piece):
-        sent = torch.zeros(piece, dtype=torch.uint8)
+        sent = torch.zeros(piece, dtype=torch.uint8, device="cpu")
         own = mine[begin : begin + piece]
         sent[: len(own)] = own
         for part, of_rank in zip(received, channel.gather(sent.to(device)) or (), strict=True):
@@ -99,7 +103,7 @@ class _Reader:
         self._at = 0
 
     def next(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        tensor = torch.empty(tuple(shape), dtype=dtype)
+        tensor = torch.empty(tuple(shape), dtype=dtype, device="cpu")
         if tensor.numel():
             end = self._at + tensor.nbytes
             tensor.view(-1).view(torch.uint8).copy_(self._bytes[self._at : end])
