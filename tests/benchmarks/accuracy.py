@@ -61,6 +61,7 @@ METHODS: dict[str, Callable[[], trainers.Method]] = {
     "ab 5.3.3": lambda: trainers.AB(
         warmup_steps=0.2, ab_steps=0.0333, rebound_steps=0.25 * 0.0333, lr_rebound_steps=0.5 * 0.0333
     ),
+    "ab bf16": lambda: trainers.AB(warmup_steps=0.7, merge_gain=1.0, compression="bf16"),
     "ab gain 1": lambda: trainers.AB(merge_gain=1.0),
     "ab no groups": lambda: trainers.AB(groups=False),
     "oialr": trainers.OIALR,
