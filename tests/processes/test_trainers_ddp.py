@@ -106,11 +106,12 @@ def test_powersgd_of_full_rank_is_exact_and_of_low_rank_sends_less() -> None:
         run_ranks(2, of_rank, {"batch_size": 6, **c})
         for c in ({}, {"compression": "powersgd", "powersgd_rank": 2})
     )
-    parameters = sum(p.numel() for p in expected)
-    steps = plain[0][1]["bytes_inside_nodes"] / (2 * 8 * parameters)
+    # Besides each gradient a flag goes that tells whether the rank has one.
+    numbers = sum(p.numel() + 1 for p in expected)
+    steps = plain[0][1]["bytes_inside_nodes"] / (2 * 8 * numbers)
     saved = plain[0][1]["bytes_inside_nodes"] - low[0][1]["bytes_inside_nodes"]
-    # The layers of 16×6 and 16×16 go as factors; 1×16 would not be smaller so.
-    assert saved == steps * 2 * 8 * (16 * 6 - 2 * (16 + 6) + 16 * 16 - 2 * (16 + 16))
+    # The layers of 16×6 and 16×16 go as factors, without flags; 1×16 would not be smaller so.
+    assert saved == steps * 2 * 8 * (16 * 6 + 1 - 2 * (16 + 6) + 16 * 16 + 1 - 2 * (16 + 16))
     assert all(torch.equal(a, b) for a, b in zip(low[0][0], low[1][0], strict=True))
     strays = max((a - b).abs().max().item() for a, b in zip(low[0][0], expected, strict=True))
     assert 0 < strays < 0.2
@@ -179,8 +180,8 @@ def unused_now_and_then(rank: int, dtype: torch.dtype, wire_dtype: torch.dtype |
     [(torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None), (torch.complex64, None)],
 )
 def test_a_gradient_of_zeros_is_told_from_none(dtype: torch.dtype, wire_dtype: torch.dtype | None) -> None:
-    # An empty one has nothing to tell by.
-    expected = [[True, True, True], [False, False, True], [True, True, True]]
+    # An empty one, too: it has a flag like the others.
+    expected = [[True, True, True], [False, False, False], [True, True, True]]
     assert run_ranks(3, unused_now_and_then, dtype, wire_dtype) == [expected] * 3
 
 
