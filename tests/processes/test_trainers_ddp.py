@@ -15,7 +15,7 @@ import trainers
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.communicator import Communicator
-from trainers.methods.powersgd import PowerSGDAverager
+from trainers.methods.powersgd import PowerSGDAverager, _orthonormal
 
 SAMPLES = 50
 
@@ -222,6 +222,27 @@ def test_powersgd_loses_nothing_of_what_fits_and_feeds_back_what_does_not(
     # What one step misses the next ones bring: the mean of what was sent comes to the gradient as 1 / steps.
     assert errors[2] > 0.1
     assert errors[-1] < 2.5 / 40
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
+def test_powersgd_decomposes_matrices_of_one_shape_together(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single, shapes = torch.linalg.qr, []
+
+    def counted(matrices: Tensor) -> tuple[Tensor, Tensor]:
+        shapes.append(tuple(matrices.shape))
+        return single(matrices)
+
+    generator = torch.Generator().manual_seed(0)
+    ps = [torch.randn(*s, generator=generator).to(dtype) for s in ((8, 2), (6, 2), (8, 2), (6, 3), (8, 2))]
+    precise = torch.float32 if dtype is torch.bfloat16 else dtype
+    expected = [single(p.to(precise)).Q.to(dtype) for p in ps]
+    monkeypatch.setattr(torch.linalg, "qr", counted)
+    found = _orthonormal(ps)
+    assert shapes == [(3, 8, 2), (1, 6, 2), (1, 6, 3)]
+    for basis, alone in zip(found, expected, strict=True):
+        torch.testing.assert_close(basis, alone)
 
 
 def powersgd_with_a_bias_of_rank_0(rank: int) -> tuple[Tensor, Tensor]:
