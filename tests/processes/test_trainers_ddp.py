@@ -15,7 +15,7 @@ import trainers
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.communicator import Communicator
-from trainers.methods.powersgd import PowerSGDAverager
+from trainers.methods.powersgd import PowerSGDAverager, _orthonormal
 
 SAMPLES = 50
 
@@ -106,11 +106,12 @@ def test_powersgd_of_full_rank_is_exact_and_of_low_rank_sends_less() -> None:
         run_ranks(2, of_rank, {"batch_size": 6, **c})
         for c in ({}, {"compression": "powersgd", "powersgd_rank": 2})
     )
-    parameters = sum(p.numel() for p in expected)
-    steps = plain[0][1]["bytes_inside_nodes"] / (2 * 8 * parameters)
+    # Besides each gradient a flag goes that tells whether the rank has one.
+    numbers = sum(p.numel() + 1 for p in expected)
+    steps = plain[0][1]["bytes_inside_nodes"] / (2 * 8 * numbers)
     saved = plain[0][1]["bytes_inside_nodes"] - low[0][1]["bytes_inside_nodes"]
-    # The layers of 16×6 and 16×16 go as factors; 1×16 would not be smaller so.
-    assert saved == steps * 2 * 8 * (16 * 6 - 2 * (16 + 6) + 16 * 16 - 2 * (16 + 16))
+    # The layers of 16×6 and 16×16 go as factors, without flags; 1×16 would not be smaller so.
+    assert saved == steps * 2 * 8 * (16 * 6 + 1 - 2 * (16 + 6) + 16 * 16 + 1 - 2 * (16 + 16))
     assert all(torch.equal(a, b) for a, b in zip(low[0][0], low[1][0], strict=True))
     strays = max((a - b).abs().max().item() for a, b in zip(low[0][0], expected, strict=True))
     assert 0 < strays < 0.2
@@ -179,8 +180,8 @@ def unused_now_and_then(rank: int, dtype: torch.dtype, wire_dtype: torch.dtype |
     [(torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None), (torch.complex64, None)],
 )
 def test_a_gradient_of_zeros_is_told_from_none(dtype: torch.dtype, wire_dtype: torch.dtype | None) -> None:
-    # An empty one has nothing to tell by.
-    expected = [[True, True, True], [False, False, True], [True, True, True]]
+    # An empty one, too: it has a flag like the others.
+    expected = [[True, True, True], [False, False, False], [True, True, True]]
     assert run_ranks(3, unused_now_and_then, dtype, wire_dtype) == [expected] * 3
 
 
@@ -221,6 +222,27 @@ def test_powersgd_loses_nothing_of_what_fits_and_feeds_back_what_does_not(
     # What one step misses the next ones bring: the mean of what was sent comes to the gradient as 1 / steps.
     assert errors[2] > 0.1
     assert errors[-1] < 2.5 / 40
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
+def test_powersgd_decomposes_matrices_of_one_shape_together(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single, shapes = torch.linalg.qr, []
+
+    def counted(matrices: Tensor) -> tuple[Tensor, Tensor]:
+        shapes.append(tuple(matrices.shape))
+        return single(matrices)
+
+    generator = torch.Generator().manual_seed(0)
+    ps = [torch.randn(*s, generator=generator).to(dtype) for s in ((8, 2), (6, 2), (8, 2), (6, 3), (8, 2))]
+    precise = torch.float32 if dtype is torch.bfloat16 else dtype
+    expected = [single(p.to(precise)).Q.to(dtype) for p in ps]
+    monkeypatch.setattr(torch.linalg, "qr", counted)
+    found = _orthonormal(ps)
+    assert shapes == [(3, 8, 2), (1, 6, 2), (1, 6, 3)]
+    for basis, alone in zip(found, expected, strict=True):
+        torch.testing.assert_close(basis, alone)
 
 
 def powersgd_with_a_bias_of_rank_0(rank: int) -> tuple[Tensor, Tensor]:

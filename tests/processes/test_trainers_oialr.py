@@ -538,15 +538,18 @@ def test_bytes_of_a_step_are_those_of_ddp_times_the_trainable_fraction() -> None
     assert sent[0] == per_epoch
     # 24·32 becomes 24², 20·32 becomes 20²; one decomposition: U, the values and Vᵀ, of which in a broadcast to
     # one other rank each sends half in the mean.
-    trained = per_epoch * found[1]["trainable_fraction"]
+    # With each trained tensor goes a flag that tells whether the rank has a gradient of it: as many as before.
+    tensors = list(model().parameters())
+    flags = per_epoch * len(tensors) / (len(tensors) + sum(p.numel() for p in tensors))
+    trained = flags + (per_epoch - flags) * found[1]["trainable_fraction"]
     conversion = 4 * (24 * (32 + 24 + 1) + 20 * (32 + 20 + 1))
-    assert sent[1] - sent[0] == trained + conversion
+    assert sent[1] - sent[0] == pytest.approx(trained + conversion, rel=1e-12)
     # One update of one layer: P, the values and Qᵀ.
     assert found[1]["trainable_fraction"] == (24**2 + 20**2 + 32 * 3 + 20 + 20 + 1) / (
         24 * 32 + 32 * 20 + 32 * 3 + 20 + 20 + 1
     )
     k = found[2]["rank/3"]
-    smaller = per_epoch * found[2]["trainable_fraction"]
+    smaller = flags + (per_epoch - flags) * found[2]["trainable_fraction"]
     assert sent[2] - sent[1] == pytest.approx(smaller + 4 * k * (2 * 20 + 1), rel=1e-12)
 
 

@@ -34,10 +34,13 @@ class GradientAverager:
     ) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._channel = channel
-        self._buckets = buckets(reversed(trained), wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
+        # By their flags ranks tell a parameter that none of them uses from one with a gradient of zeros.
+        self._buckets = buckets(
+            reversed(trained), wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, with_flags=keep_none
+        )
         self._keep_none = keep_none
-        # Of each bucket sent, where parameters without a gradient lie: their place in it, and in the buffer.
-        self._lacking: list[list[tuple[int, int]]] = []
+        # Of each bucket sent with flags, the places in it of parameters without a gradient on this rank.
+        self._lacking: list[list[int]] = []
         # Of each bucket, the parameters that have no gradient yet.
         self._missing: list[set[int]] = []
         self._under_way: list[Pending] = []
@@ -65,7 +68,7 @@ class GradientAverager:
         self.send()
         for bucket, pending, lacking in zip(self._buckets, self._under_way, self._lacking, strict=True):
             pending.wait()
-            unused = _unmarked(bucket.flat, lacking)
+            unused = _unused(bucket, lacking)
             gradients = [gradient_of(parameter) for parameter in bucket.tensors]
             bucket.unpack(gradients)
             # Once the sum is back in the gradient's own precision: dividing on the wire would round again.
@@ -106,35 +109,28 @@ class GradientAverager:
         bucket = self._buckets[len(self._under_way)]
         lacking = [place for place, parameter in enumerate(bucket.tensors) if parameter.grad is None]
         flat = bucket.pack([gradient_of(parameter) for parameter in bucket.tensors])
-        self._lacking.append(_mark(bucket, lacking) if self._keep_none else [])
+        if self._keep_none:
+            _flag(bucket, lacking)
+        self._lacking.append(lacking if self._keep_none else [])
         self._under_way.append(self._channel.all_reduce(flat))
 
 
-def _mark(bucket: Bucket, lacking: list[int]) -> list[tuple[int, int]]:
-    """Mark in the buffer, at no bytes of its own, which tensors have no gradient: by a zero's sign.
+def _flag(bucket: Bucket, lacking: list[int]) -> None:
+    """Fill in the bucket's flags: 1 for a tensor with a gradient on this rank, 0 for those that are ``lacking``."""
+    bucket.flags.fill_(1)
+    if lacking:
+        bucket.flags[lacking] = 0
 
-    A sum is -0.0 only where all its summands are. So each gradient's first number is made anything else, and
-    -0.0 where it is ``lacking``; the places of these, and where in the buffer they begin.
+
+def _unused(bucket: Bucket, lacking: list[int]) -> list[int]:
+    """Of the tensors that ``lacking`` names, those that no rank has a gradient of: their summed flag is 0.
+
+    A sum of zeros and ones is 0 only where all are, in any precision and order of summation.
     """
-    begins = [int(view.storage_offset()) for view in bucket.views]
-    if bucket.firsts is None:
-        filled = [begin for begin, view in zip(begins, bucket.views, strict=True) if view.numel()]
-        bucket.firsts = torch.tensor(filled, dtype=torch.int64, device=bucket.flat.device)
-    bucket.flat[bucket.firsts] += 0.0
-    marked = [(place, begins[place]) for place in lacking if bucket.views[place].numel()]
-    if marked:
-        bucket.flat[[begin for _, begin in marked]] = -0.0
-    return marked
-
-
-def _unmarked(flat: Tensor, lacking: list[tuple[int, int]]) -> list[int]:
-    """Of the tensors that ``lacking`` names, which the summed buffer shows no rank to have a gradient of."""
     if not lacking:
         return []
-    sums = flat[[begin for _, begin in lacking]]
-    # Of a complex number the real part has the sign.
-    nowhere = ((sums == 0) & torch.signbit(sums.real)).tolist()
-    return [place for (place, _), nobody in zip(lacking, nowhere, strict=True) if nobody]
+    nowhere = (bucket.flags[lacking] == 0).tolist()
+    return [place for place, nobody in zip(lacking, nowhere, strict=True) if nobody]
 
 
 def gradient_of(parameter: Tensor) -> Tensor:

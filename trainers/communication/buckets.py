@@ -22,21 +22,25 @@ class Bucket:
 
     tensors: list[Tensor]
     wire_dtype: torch.dtype
+    with_flags: bool = False
+    """Whether the buffer ends in one more number a tensor, for its owner to fill in before sending."""
     flat: Tensor = field(init=False)
     views: list[Tensor] = field(init=False)
     """Parts of ``flat`` in the shapes of ``tensors``, and in their memory format, which is the same on all ranks."""
-    firsts: Tensor | None = field(init=False, default=None)
-    """Where in ``flat`` the tensors begin, apart from empty ones; None until it is needed."""
+    flags: Tensor = field(init=False)
+    """The end of ``flat``, one number a tensor; empty without ``with_flags``."""
 
     def __post_init__(self) -> None:
         sizes = [tensor.numel() for tensor in self.tensors]
-        self.flat = torch.empty(sum(sizes), dtype=self.wire_dtype, device=self.tensors[0].device)
+        flags = len(sizes) if self.with_flags else 0
+        self.flat = torch.empty(sum(sizes) + flags, dtype=self.wire_dtype, device=self.tensors[0].device)
+        *parts, self.flags = torch.split(self.flat, [*sizes, flags])
         self.views = [
             part.view(tensor.shape)
             if format_of(tensor) is torch.contiguous_format
             # A copy between two layouts of the same numbers costs several times one between equal ones.
             else part.as_strided(tensor.shape, tensor.stride())
-            for part, tensor in zip(torch.split(self.flat, sizes), self.tensors, strict=True)
+            for part, tensor in zip(parts, self.tensors, strict=True)
         ]
 
     def pack(self, values: Sequence[Tensor]) -> Tensor:
@@ -50,17 +54,26 @@ class Bucket:
 
 
 def buckets(
-    tensors: Iterable[Tensor], *, wire_dtype: torch.dtype | None = None, bucket_bytes: int = BUCKET_BYTES
+    tensors: Iterable[Tensor],
+    *,
+    wire_dtype: torch.dtype | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    with_flags: bool = False,
 ) -> list[Bucket]:
     """Group ``tensors``, in order, into buckets of one dtype that close when they reach ``bucket_bytes``.
 
     ``wire_dtype`` replaces the dtype of floating-point tensors on the wire, where bytes are counted.
+    ``with_flags`` adds one number a tensor to each buffer: see ``Bucket.flags``.
     """
-    return list(_one_by_one(tensors, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes))
+    return list(_one_by_one(tensors, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, with_flags=with_flags))
 
 
 def _one_by_one(
-    tensors: Iterable[Tensor], *, wire_dtype: torch.dtype | None = None, bucket_bytes: int = BUCKET_BYTES
+    tensors: Iterable[Tensor],
+    *,
+    wire_dtype: torch.dtype | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    with_flags: bool = False,
 ) -> Iterator[Bucket]:
     """As ``buckets``, each made when it is asked for: large models need memory for just one of them."""
     groups: dict[torch.dtype, list[list[Tensor]]] = {}
@@ -75,7 +88,8 @@ def _one_by_one(
         filled[dtype] += tensor.numel() * item_bytes
     for dtype, parts in groups.items():
         for group in parts:
-            yield Bucket(group, wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype)
+            wire = wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype
+            yield Bucket(group, wire, with_flags)
 
 
 @torch.no_grad()

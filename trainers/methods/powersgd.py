@@ -50,7 +50,7 @@ class PowerSGDAverager:
         gradients = [gradient_of(parameter) for parameter in self._matrices]
         corrected = [g.reshape(e.shape) + e for g, e in zip(gradients, self._errors, strict=True)]
         ps = self._averaged([m @ q for m, q in zip(corrected, self._qs, strict=True)])
-        ps = [_orthonormal(p) for p in ps]
+        ps = _orthonormal(ps)
         self._qs = self._averaged([m.mH @ p for m, p in zip(corrected, ps, strict=True)])
         for i, gradient in enumerate(gradients):
             approximation = ps[i] @ self._qs[i].mH
@@ -78,11 +78,22 @@ class PowerSGDAverager:
         return factors
 
 
-def _orthonormal(p: Tensor) -> Tensor:
-    """A basis of the columns of ``p``, which no library finds in half precision."""
-    half = p.dtype in (torch.bfloat16, torch.float16)
-    basis: Tensor = torch.linalg.qr(p.float() if half else p).Q
-    return basis.to(p.dtype)
+def _orthonormal(ps: list[Tensor]) -> list[Tensor]:
+    """Of each matrix a basis of its columns, which no library finds in half precision.
+
+    Matrices of one shape, type and device are decomposed in one call, as models repeat their layers.
+    """
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
+    for place, p in enumerate(ps):
+        alike.setdefault((p.shape, p.dtype, p.device), []).append(place)
+    bases = list(ps)
+    for (_, dtype, _), places in alike.items():
+        stacked = torch.stack([ps[place] for place in places])
+        half = dtype in (torch.bfloat16, torch.float16)
+        found: Tensor = torch.linalg.qr(stacked.float() if half else stacked).Q
+        for place, basis in zip(places, found.to(dtype).unbind(), strict=True):
+            bases[place] = basis
+    return bases
 
 
 def _shape(parameter: Tensor) -> tuple[int, int]:
