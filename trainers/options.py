@@ -179,6 +179,10 @@ class Monitoring:
             samples, on the device, where reading it waits for the GPU), "lr" and, with ``clip_norm``, "gradient_norm"
             (a tensor: that before clipping); what it raises ends the run.
         progress (bool; default None): whether rank 0 writes a progress line to stderr; None: if that is a terminal.
+        flops_per_sample (float; default None): floating-point operations of the model for one sample, forward and
+            backward. With ``peak_flops`` the run records "mfu", the model FLOPs utilisation; None: it does not.
+        peak_flops (float, operations per second; default None): what one rank's device is capable of in this
+            precision, by its data sheet.
 
     Raises:
         ValueError: a value is not allowed.
@@ -187,10 +191,19 @@ class Monitoring:
     report: Callable[[int, Metrics], None] | None = None
     on_step: Callable[[int, StepMetrics], None] | None = None
     progress: bool | None = None
+    flops_per_sample: float | None = None
+    peak_flops: float | None = None
 
     def __post_init__(self) -> None:
         _check_callable("report", self.report, "of (number, metrics)")
         _check_callable("on_step", self.on_step, "of (steps, values)")
+        for name, value in (("flops_per_sample", self.flops_per_sample), ("peak_flops", self.peak_flops)):
+            if value is not None and not (is_number(value) and value > 0):
+                raise ValueError(f"{name} = {value!r}: must be a number above 0, or None. Correct it.")
+        if (self.flops_per_sample is None) != (self.peak_flops is None):
+            raise ValueError(
+                "flops_per_sample and peak_flops: mfu needs both. Give the other, too, or leave both out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +260,8 @@ class Keywords(TypedDict, total=False):
     report: Callable[[int, Metrics], None] | None
     on_step: Callable[[int, StepMetrics], None] | None
     progress: bool | None
+    flops_per_sample: float | None
+    peak_flops: float | None
     topology: Topology | None
     timeout: timedelta
     group: dist.ProcessGroup | None

@@ -172,7 +172,10 @@ class Run:
         taken = self.training_step.take(step, passes, batches)
         position.loss_sums += taken["loss"]
         position.steps += 1
-        position.train_s += time.perf_counter() - begin
+        taken_s = time.perf_counter() - begin
+        position.train_s += taken_s
+        position.recent_s += taken_s
+        position.recent_samples += sum(len(batch.indices) for batch in passes)
         self.progress.step(position.steps)
         if self.settings.monitoring.on_step is not None:
             self.settings.monitoring.on_step(position.steps, taken)
@@ -231,6 +234,8 @@ class Run:
                 entry.update(self._scores(settings.validation_set))
                 position.evaluation_s += time.perf_counter() - begin
             entry.update(self.recorder.totals(position, self.strategy))
+            entry.update(self.recorder.throughput(position))
+            position.recent_samples, position.recent_s = 0, 0.0
             position.history.append(entry)
             position.loss_sums[1] = 0.0
             if stopping and keeps_best and stopping.best_epoch(position.history) == len(position.history) - 1:
@@ -316,7 +321,9 @@ class Run:
         if self.settings.device.type == "cuda":
             begin = time.perf_counter()
             torch.cuda.synchronize(self.settings.device)
-            position.train_s += time.perf_counter() - begin
+            waited_s = time.perf_counter() - begin
+            position.train_s += waited_s
+            position.recent_s += waited_s
         of_epoch, of_evaluation = self.recorder.summed(position.loss_sums).tolist()
         of_epoch /= self.communicator.size * ((position.steps - 1) % self.length.steps_per_epoch + 1)
         of_evaluation /= self.communicator.size * (position.steps - position.evaluated_at)

@@ -74,6 +74,13 @@ def test_what_cannot_be_combined_is_refused(given: Any, error: type[Exception], 
         train(**given)
 
 
+def test_utilisation_needs_both_costs_above_0() -> None:
+    with pytest.raises(ValueError, match=r"mfu needs both\. Give the other"):
+        trainers.Monitoring(peak_flops=1e15)
+    with pytest.raises(ValueError, match=r"^flops_per_sample = 0: must be a number above 0"):
+        train(flops_per_sample=0, peak_flops=1.0)
+
+
 def test_a_value_refuses_what_the_run_would() -> None:
     with pytest.raises(ValueError, match=r"^timeout = datetime.timedelta\(0\): must be"):
         trainers.Ranks(timeout=timedelta(0))

@@ -393,7 +393,7 @@ def test_a_run_in_pieces_of_so_many_steps_ends_with_the_same_bits(
 # Options of the loop, each with every method
 
 
-def compared(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+def compared(rank: int, options: dict[str, Any], kept: tuple[str, ...]) -> dict[str, Any]:
     """By method the states that runs without and with ``options`` end with, and the second one's history; a sentence
     where the options are refused."""
     found: dict[str, Any] = {}
@@ -405,13 +405,16 @@ def compared(rank: int, options: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             found[name] = str(error)
             continue
-        found[name] = (state_of(plain), state_of(net), without_times(result))
+        history = without_times(result)
+        for entry, whole in zip(history, result.history, strict=True):
+            entry |= {time: whole[time] for time in kept}
+        found[name] = (state_of(plain), state_of(net), history)
     return found
 
 
-def with_every_method(options: dict[str, Any]) -> list[dict[str, Any]]:
+def with_every_method(options: dict[str, Any], kept: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """What ``compared`` found on each of two ranks, each a node, where replicas have ended alike."""
-    mine, other = of(2, compared, options)
+    mine, other = of(2, compared, options, kept)
     for name, found in mine.items():
         if not isinstance(found, str):
             assert_identical(found[1], other[name][1])
@@ -436,6 +439,16 @@ def test_activations_computed_again_change_nothing_with_any_method() -> None:
     for found in with_every_method({"activation_checkpointing": ("encoder",)}):
         for plain, net, _ in found.values():
             assert_identical(plain, net)
+
+
+def test_throughput_and_utilisation_are_recorded_and_change_nothing_with_any_method() -> None:
+    for found in with_every_method({"flops_per_sample": 3.0, "peak_flops": 7.0}, kept=("samples_per_s",)):
+        for name, (plain, net, history) in found.items():
+            assert_identical(plain, net)
+            for entry in history:
+                assert entry["samples_per_s"] > 0, name
+                assert entry["mfu"] == pytest.approx(entry["samples_per_s"] * 3 / (2 * 7)), name
+                assert "peak_memory_bytes" not in entry  # on the CPU
 
 
 def slower_biases(name: str, parameter: nn.Parameter) -> dict[str, float]:

@@ -726,7 +726,7 @@ def test_metrics_are_plain_numbers_and_complete() -> None:
     assert set(result.metrics) == {
         "epoch", "steps", "lr", "train_loss", "validation_loss", "accuracy", "train_s", "evaluation_s", "wait_s",
         "bytes_between_nodes", "bytes_inside_nodes",
-        "trainable_fraction", "compression_ratio", "decomposition_s",
+        "trainable_fraction", "compression_ratio", "decomposition_s", "samples_per_s",
     }  # fmt: skip
     assert result.metrics["trainable_fraction"] == 1.0
     assert result.metrics["compression_ratio"] == 1.0
