@@ -183,6 +183,9 @@ class Monitoring:
             backward. With ``peak_flops`` the run records "mfu", the model FLOPs utilisation; None: it does not.
         peak_flops (float, operations per second; default None): what one rank's device is capable of in this
             precision, by its data sheet.
+        profile (path; default None): a directory in which rank 0 writes trace.json, by torch.profiler: steps 3 to 5,
+            counted from where this call begins, with what lies between them; chrome://tracing and ui.perfetto.dev
+            show it. A run that ends earlier leaves those of them that it took. None: nothing is traced.
 
     Raises:
         ValueError: a value is not allowed.
@@ -193,10 +196,17 @@ class Monitoring:
     progress: bool | None = None
     flops_per_sample: float | None = None
     peak_flops: float | None = None
+    profile: str | Path | None = None
 
     def __post_init__(self) -> None:
         _check_callable("report", self.report, "of (number, metrics)")
         _check_callable("on_step", self.on_step, "of (steps, values)")
+        check_argument(
+            "profile",
+            self.profile,
+            self.profile is None or isinstance(self.profile, (str, PathLike)),
+            "None or the path of a directory",
+        )
         for name, value in (("flops_per_sample", self.flops_per_sample), ("peak_flops", self.peak_flops)):
             if value is not None and not (is_number(value) and value > 0):
                 raise ValueError(f"{name} = {value!r}: must be a number above 0, or None. Correct it.")
@@ -262,6 +272,7 @@ class Keywords(TypedDict, total=False):
     progress: bool | None
     flops_per_sample: float | None
     peak_flops: float | None
+    profile: str | Path | None
     topology: Topology | None
     timeout: timedelta
     group: dist.ProcessGroup | None

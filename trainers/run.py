@@ -26,6 +26,7 @@ from trainers.names import plain_name
 from trainers.optim.moving_average import MovingAverage
 from trainers.options import Metrics
 from trainers.position import Position
+from trainers.profiling import Profiler
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, seed_generators
 from trainers.rank_average import average_over_ranks, averaged_over_ranks
@@ -89,6 +90,7 @@ class Run:
         )
         self.training_step = TrainingStep(settings, optimizer, self.strategy, self.average)
         self.recomputed: ActivationCheckpointing | None = None
+        self.profiler: Profiler | None = None
         try:
             self.recorder.check_names(self.strategy)
             if self.average is not None and self.strategy.reparametrises:
@@ -113,6 +115,8 @@ class Run:
         self.saved.close()
         self.strategy.close()
         self.progress.close()
+        if self.profiler is not None:
+            self.profiler.close()
 
     def _loader(self, samples: Dataset[object]) -> Loader:
         return Loader(
@@ -135,6 +139,9 @@ class Run:
         self._announce_last_report(self.length.evaluations)
         if self.saved.checkpoint is not None and not self.position.reason:
             self.saved.checkpoint.try_writing()
+        profile = self.settings.monitoring.profile
+        if profile is not None and self.communicator.rank == 0 and not self.position.reason:
+            self.profiler = Profiler(profile)
         while not self.position.reason:
             self._train_epoch()
         return self._result()
@@ -176,6 +183,8 @@ class Run:
         position.train_s += taken_s
         position.recent_s += taken_s
         position.recent_samples += sum(len(batch.indices) for batch in passes)
+        if self.profiler is not None:
+            self.profiler.step()
         self.progress.step(position.steps)
         if self.settings.monitoring.on_step is not None:
             self.settings.monitoring.on_step(position.steps, taken)

@@ -6,6 +6,7 @@ that dies or hangs ends the others with an error, in time."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -449,6 +450,23 @@ def test_throughput_and_utilisation_are_recorded_and_change_nothing_with_any_met
                 assert entry["samples_per_s"] > 0, name
                 assert entry["mfu"] == pytest.approx(entry["samples_per_s"] * 3 / (2 * 7)), name
                 assert "peak_memory_bytes" not in entry  # on the CPU
+
+
+def profiled(rank: int, directory: str) -> None:
+    for name in METHODS:
+        plain, net, place = Everything(), Everything(), Path(directory, name)
+        train(plain, name, 1)
+        train(net, name, 1, profile=place)
+        assert_identical(state_of(plain), state_of(net))
+
+
+def test_rank_0_traces_steps_3_to_5_with_any_method(tmp_path: Path) -> None:
+    of(2, profiled, str(tmp_path))
+    for name in METHODS:
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["trace.json"]
+        events = json.loads((tmp_path / name / "trace.json").read_text())["traceEvents"]
+        steps = {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
+        assert steps == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}, name  # counted from 0
 
 
 def slower_biases(name: str, parameter: nn.Parameter) -> dict[str, float]:
