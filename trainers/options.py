@@ -137,8 +137,9 @@ class Checkpointing:
 
     Args:
         checkpoint (path; default None): a directory that all ranks see. The run continues from what it finds there,
-            on the CPU bit for bit. It saves when interrupted, at its end and every ``checkpoint_every`` steps.
-        checkpoint_every (int, steps; default None): None: after each evaluation.
+            on the CPU bit for bit. It saves when interrupted, at its end and as ``checkpoint_every`` says.
+        checkpoint_every (int, steps, or timedelta; default None): how often it saves, between evaluations, too; by the
+            clock of rank 0, after a step near that time. None: after each evaluation.
         interrupt (callable; default None): ``interrupt()``, called on every rank before each step; must answer alike
             on all. When it is true the run saves and raises ``Interrupted``.
 
@@ -147,7 +148,7 @@ class Checkpointing:
     """
 
     checkpoint: str | Path | None = None
-    checkpoint_every: int | None = None
+    checkpoint_every: int | timedelta | None = None
     interrupt: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -157,10 +158,12 @@ class Checkpointing:
             self.checkpoint is None or isinstance(self.checkpoint, (str, PathLike)),
             "None or the path of a directory",
         )
-        if self.checkpoint_every is not None and not is_whole(self.checkpoint_every, 1):
+        every = self.checkpoint_every
+        by_clock = isinstance(every, timedelta) and every > timedelta(0)
+        if every is not None and not by_clock and not is_whole(every, 1):
             raise ValueError(
                 f"checkpoint_every = {self.checkpoint_every!r}: must be a whole number of steps of at least 1, "
-                "or None for after each evaluation. Correct it."
+                "a datetime.timedelta above 0, or None for after each evaluation. Correct it."
             )
         _check_callable("interrupt", self.interrupt, "without arguments")
 
@@ -265,7 +268,7 @@ class Keywords(TypedDict, total=False):
     evaluation_batch_size: int | None
     collate: Collate | None
     checkpoint: str | Path | None
-    checkpoint_every: int | None
+    checkpoint_every: int | timedelta | None
     interrupt: Callable[[], bool] | None
     report: Callable[[int, Metrics], None] | None
     on_step: Callable[[int, StepMetrics], None] | None

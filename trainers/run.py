@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from datetime import timedelta
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.activation_checkpointing import ActivationCheckpointing
+from trainers.checkpoints.save_timer import SaveTimer
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import (
     refuse_other_settings,
@@ -91,6 +93,7 @@ class Run:
         self.training_step = TrainingStep(settings, optimizer, self.strategy, self.average)
         self.recomputed: ActivationCheckpointing | None = None
         self.profiler: Profiler | None = None
+        self.save_timer: SaveTimer | None = None
         try:
             self.recorder.check_names(self.strategy)
             if self.average is not None and self.strategy.reparametrises:
@@ -139,6 +142,9 @@ class Run:
         self._announce_last_report(self.length.evaluations)
         if self.saved.checkpoint is not None and not self.position.reason:
             self.saved.checkpoint.try_writing()
+        every = self.settings.checkpointing.checkpoint_every
+        if self.saved.checkpoint is not None and isinstance(every, timedelta):
+            self.save_timer = SaveTimer(every, self.communicator, self.position.steps)
         profile = self.settings.monitoring.profile
         if profile is not None and self.communicator.rank == 0 and not self.position.reason:
             self.profiler = Profiler(profile)
@@ -191,24 +197,24 @@ class Run:
 
     def _between_steps(self) -> None:
         """After a step that does not end an epoch."""
-        position, every = self.position, self.settings.checkpointing.checkpoint_every
+        position = self.position
         evaluates = self.length.evaluates(position.steps)
         if evaluates:
             self._refuse_other_buffers()
             _, train_loss = self._mean_losses()
             self._evaluate(train_loss, ends_epoch=False)
-        elif every and position.steps % every == 0:
+        elif self._save_is_due():
             self.saved.save()
 
     def _end_epoch(self, epoch: int) -> None:
-        position, every = self.position, self.settings.checkpointing.checkpoint_every
+        position = self.position
         self._refuse_other_buffers()
         epoch_loss, train_loss = self._mean_losses()
         self.strategy.end_epoch(epoch, epoch_loss)
         position.loss_sums[0] = 0.0
         if self.length.evaluates(position.steps) or not math.isfinite(epoch_loss):
             self._evaluate(train_loss, ends_epoch=True)
-        elif every and position.steps % every == 0:
+        elif self._save_is_due():
             self.saved.save()
 
     def _evaluate(self, train_loss: float, *, ends_epoch: bool) -> None:
@@ -271,9 +277,15 @@ class Run:
             self._announce_last_report(len(position.history))
         if settings.monitoring.report is not None:
             settings.monitoring.report(len(position.history), dict(entry))
-        every = settings.checkpointing.checkpoint_every
-        if every is None or position.steps % every == 0 or position.reason:
+        if settings.checkpointing.checkpoint_every is None or self._save_is_due() or position.reason:
             self.saved.save(wait=bool(position.reason))
+
+    def _save_is_due(self) -> bool:
+        """Whether ``checkpoint_every`` asks for a checkpoint; asked once after each step, on every rank."""
+        every, steps = self.settings.checkpointing.checkpoint_every, self.position.steps
+        if self.save_timer is not None:
+            return self.save_timer.due(steps)
+        return isinstance(every, int) and steps % every == 0
 
     def _announce_last_report(self, number: int) -> None:
         """Whoever stops runs by their reports must not stop one that is at its end."""

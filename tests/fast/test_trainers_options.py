@@ -83,6 +83,15 @@ def test_utilisation_needs_both_costs_above_0() -> None:
         train(flops_per_sample=0, peak_flops=1.0)
 
 
+def test_an_interval_of_checkpoints_is_above_0() -> None:
+    assert trainers.Checkpointing(checkpoint_every=timedelta(minutes=20))
+    for value in (timedelta(0), 0, 2.5):
+        with pytest.raises(
+            ValueError, match=r"^checkpoint_every = .* a datetime\.timedelta above 0, or None"
+        ):
+            trainers.Checkpointing(checkpoint_every=value)  # type: ignore[arg-type]
+
+
 def test_a_directory_for_traces_is_made_or_refused(tmp_path: Path) -> None:
     train(profile=tmp_path / "new", epochs=1, batch_size=4)  # three steps
     assert json.loads((tmp_path / "new/trace.json").read_text())["traceEvents"]

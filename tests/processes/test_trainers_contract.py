@@ -26,6 +26,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import trainers
+from trainers import saving
+from trainers.checkpoints import save_timer
+from trainers.checkpoints.checkpoint import Checkpoint
 from trainers.lowrank.layers import merged
 
 EPOCHS, STEPS_PER_EPOCH, BATCH_SIZE = 3, 5, 2
@@ -467,6 +470,37 @@ def test_rank_0_traces_steps_3_to_5_with_any_method(tmp_path: Path) -> None:
         events = json.loads((tmp_path / name / "trace.json").read_text())["traceEvents"]
         steps = {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
         assert steps == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}, name  # counted from 0
+
+
+def saved_by_the_clock(rank: int, directory: str) -> dict[str, list[int]]:
+    """By method the steps after which this rank saved, where a step takes 7 s and the clock of rank 1 is wrong."""
+    now, found = [0.0], {}
+    save_timer.clock = lambda: now[0]
+
+    class Noted(Checkpoint):
+        def save(self, step: int, **keywords: Any) -> None:
+            saved.append(step)
+            super().save(step, **keywords)
+
+    def on_step(steps: int, values: Any) -> None:
+        now[0] += 7.0 if rank == 0 else 0.1
+
+    saving.Checkpoint = Noted  # type: ignore[misc]
+    for name in METHODS:
+        saved: list[int] = []
+        plain, net = Everything(), Everything()
+        train(plain, name, 1)
+        keywords = {"checkpoint": f"{directory}/{name}", "checkpoint_every": timedelta(seconds=30)}
+        train(net, name, 1, on_step=on_step, **keywords)
+        assert_identical(state_of(plain), state_of(net))
+        found[name] = saved
+    return found
+
+
+def test_checkpoints_by_the_clock_of_rank_0_with_any_method(tmp_path: Path) -> None:
+    for found in of(2, saved_by_the_clock, str(tmp_path)):
+        # The ranks agree after steps 1, 3, 4 and 5, at 35 s; after 7, 9 and 10, at 70 s; and the end is saved.
+        assert found == {name: [5, 10, 15] for name in METHODS}
 
 
 def slower_biases(name: str, parameter: nn.Parameter) -> dict[str, float]:
