@@ -107,8 +107,10 @@ def train(
 
     Among the recorded seconds, means over the ranks, ``train_s`` are those spent in training steps and ``wait_s``
     those in which the CPU, or the GPU's stream, waited for the method's communication. A GPU works behind the CPU:
-    there ``train_s`` is right at an evaluation. Python's, numpy's and torch's global generators are restored
-    afterwards.
+    there ``train_s`` is right at an evaluation. ``samples_per_s`` is the throughput of all ranks in the training steps
+    since the last evaluation, waiting included; ``peak_memory_bytes``, on GPUs only, the most memory that torch has
+    allocated on a rank's device in this run (CUDA's peak counters begin anew with it). Python's, numpy's and torch's
+    global generators are restored afterwards.
 
     Raises:
         Interrupted: ``interrupt`` asked for it.

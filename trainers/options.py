@@ -137,8 +137,9 @@ class Checkpointing:
 
     Args:
         checkpoint (path; default None): a directory that all ranks see. The run continues from what it finds there,
-            on the CPU bit for bit. It saves when interrupted, at its end and every ``checkpoint_every`` steps.
-        checkpoint_every (int, steps; default None): None: after each evaluation.
+            on the CPU bit for bit. It saves when interrupted, at its end and as ``checkpoint_every`` says.
+        checkpoint_every (int, steps, or timedelta; default None): how often it saves, between evaluations, too; by the
+            clock of rank 0, after a step near that time. None: after each evaluation.
         interrupt (callable; default None): ``interrupt()``, called on every rank before each step; must answer alike
             on all. When it is true the run saves and raises ``Interrupted``.
 
@@ -147,7 +148,7 @@ class Checkpointing:
     """
 
     checkpoint: str | Path | None = None
-    checkpoint_every: int | None = None
+    checkpoint_every: int | timedelta | None = None
     interrupt: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -157,10 +158,12 @@ class Checkpointing:
             self.checkpoint is None or isinstance(self.checkpoint, (str, PathLike)),
             "None or the path of a directory",
         )
-        if self.checkpoint_every is not None and not is_whole(self.checkpoint_every, 1):
+        every = self.checkpoint_every
+        by_clock = isinstance(every, timedelta) and every > timedelta(0)
+        if every is not None and not by_clock and not is_whole(every, 1):
             raise ValueError(
                 f"checkpoint_every = {self.checkpoint_every!r}: must be a whole number of steps of at least 1, "
-                "or None for after each evaluation. Correct it."
+                "a datetime.timedelta above 0, or None for after each evaluation. Correct it."
             )
         _check_callable("interrupt", self.interrupt, "without arguments")
 
@@ -179,6 +182,13 @@ class Monitoring:
             samples, on the device, where reading it waits for the GPU), "lr" and, with ``clip_norm``, "gradient_norm"
             (a tensor: that before clipping); what it raises ends the run.
         progress (bool; default None): whether rank 0 writes a progress line to stderr; None: if that is a terminal.
+        flops_per_sample (float; default None): floating-point operations of the model for one sample, forward and
+            backward. With ``peak_flops`` the run records "mfu", the model FLOPs utilisation; None: it does not.
+        peak_flops (float, operations per second; default None): what one rank's device is capable of in this
+            precision, by its data sheet.
+        profile (path; default None): a directory in which rank 0 writes trace.json, by torch.profiler: steps 3 to 5,
+            counted from where this call begins, with what lies between them; chrome://tracing and ui.perfetto.dev
+            show it. A run that ends earlier leaves those of them that it took. None: nothing is traced.
 
     Raises:
         ValueError: a value is not allowed.
@@ -187,10 +197,26 @@ class Monitoring:
     report: Callable[[int, Metrics], None] | None = None
     on_step: Callable[[int, StepMetrics], None] | None = None
     progress: bool | None = None
+    flops_per_sample: float | None = None
+    peak_flops: float | None = None
+    profile: str | Path | None = None
 
     def __post_init__(self) -> None:
         _check_callable("report", self.report, "of (number, metrics)")
         _check_callable("on_step", self.on_step, "of (steps, values)")
+        check_argument(
+            "profile",
+            self.profile,
+            self.profile is None or isinstance(self.profile, (str, PathLike)),
+            "None or the path of a directory",
+        )
+        for name, value in (("flops_per_sample", self.flops_per_sample), ("peak_flops", self.peak_flops)):
+            if value is not None and not (is_number(value) and value > 0):
+                raise ValueError(f"{name} = {value!r}: must be a number above 0, or None. Correct it.")
+        if (self.flops_per_sample is None) != (self.peak_flops is None):
+            raise ValueError(
+                "flops_per_sample and peak_flops: mfu needs both. Give the other, too, or leave both out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,11 +268,14 @@ class Keywords(TypedDict, total=False):
     evaluation_batch_size: int | None
     collate: Collate | None
     checkpoint: str | Path | None
-    checkpoint_every: int | None
+    checkpoint_every: int | timedelta | None
     interrupt: Callable[[], bool] | None
     report: Callable[[int, Metrics], None] | None
     on_step: Callable[[int, StepMetrics], None] | None
     progress: bool | None
+    flops_per_sample: float | None
+    peak_flops: float | None
+    profile: str | Path | None
     topology: Topology | None
     timeout: timedelta
     group: dist.ProcessGroup | None

@@ -49,6 +49,10 @@ class Position:
     """Empty until the run is over."""
     train_s: float = 0.0
     evaluation_s: float = 0.0
+    recent_samples: int = 0
+    """Trained with by this rank since the last evaluation, or since a resumed run went on; not in checkpoints."""
+    recent_s: float = 0.0
+    """Seconds of these training steps."""
 
     @property
     def evaluated_at(self) -> int:

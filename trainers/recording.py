@@ -29,6 +29,9 @@ class Recorder:
         parameters = list(settings.model.parameters())
         self._full_parameters = sum(p.numel() for p in parameters)
         self._full_trainable = sum(p.numel() for p in parameters if p.requires_grad)
+        if settings.device.type == "cuda":
+            # The process may have trained something else before.
+            torch.cuda.reset_peak_memory_stats(settings.device)
 
     def check_names(self, strategy: Strategy) -> None:
         """ValueError if a metric's name is taken, or one is asked for that will not be recorded."""
@@ -75,6 +78,26 @@ class Recorder:
             "decomposition_s": 0.0,
             **of_strategy,
         }
+
+    def throughput(self, position: Position) -> Metrics:
+        """Of the training steps since the last evaluation: samples of all ranks per second; the largest GPU memory
+        of a rank so far; and, where the costs are known, the model FLOPs utilisation (Chowdhery et al.
+        2022, appendix B). Collective: one all-gather.
+        """
+        device, monitoring = self._settings.device, self._settings.monitoring
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        mine = torch.tensor(
+            [position.recent_samples, position.recent_s, memory], dtype=torch.float64, device=device
+        )
+        of_ranks = torch.stack(self._communicator.service.all_gather(mine)).cpu()
+        samples, seconds = of_ranks[:, 0].sum().item(), of_ranks[:, 1].mean().item()
+        found = {"samples_per_s": samples / max(seconds, 1e-9)}
+        if device.type == "cuda":
+            found["peak_memory_bytes"] = of_ranks[:, 2].max().item()
+        if monitoring.flops_per_sample is not None and monitoring.peak_flops is not None:
+            flops_per_s = found["samples_per_s"] * monitoring.flops_per_sample
+            found["mfu"] = flops_per_s / (self._communicator.size * monitoring.peak_flops)
+        return found
 
     def summed(self, values: Tensor) -> Tensor:
         """Over the ranks. Collective: one all-reduce."""

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from datetime import timedelta
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.activation_checkpointing import ActivationCheckpointing
+from trainers.checkpoints.save_timer import SaveTimer
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import (
     refuse_other_settings,
@@ -26,6 +28,7 @@ from trainers.names import plain_name
 from trainers.optim.moving_average import MovingAverage
 from trainers.options import Metrics
 from trainers.position import Position
+from trainers.profiling import Profiler
 from trainers.progress import ProgressLine
 from trainers.randomness import derive, seed_generators
 from trainers.rank_average import average_over_ranks, averaged_over_ranks
@@ -89,6 +92,8 @@ class Run:
         )
         self.training_step = TrainingStep(settings, optimizer, self.strategy, self.average)
         self.recomputed: ActivationCheckpointing | None = None
+        self.profiler: Profiler | None = None
+        self.save_timer: SaveTimer | None = None
         try:
             self.recorder.check_names(self.strategy)
             if self.average is not None and self.strategy.reparametrises:
@@ -113,6 +118,8 @@ class Run:
         self.saved.close()
         self.strategy.close()
         self.progress.close()
+        if self.profiler is not None:
+            self.profiler.close()
 
     def _loader(self, samples: Dataset[object]) -> Loader:
         return Loader(
@@ -135,6 +142,12 @@ class Run:
         self._announce_last_report(self.length.evaluations)
         if self.saved.checkpoint is not None and not self.position.reason:
             self.saved.checkpoint.try_writing()
+        every = self.settings.checkpointing.checkpoint_every
+        if self.saved.checkpoint is not None and isinstance(every, timedelta):
+            self.save_timer = SaveTimer(every, self.communicator, self.position.steps)
+        profile = self.settings.monitoring.profile
+        if profile is not None and self.communicator.rank == 0 and not self.position.reason:
+            self.profiler = Profiler(profile)
         while not self.position.reason:
             self._train_epoch()
         return self._result()
@@ -172,31 +185,36 @@ class Run:
         taken = self.training_step.take(step, passes, batches)
         position.loss_sums += taken["loss"]
         position.steps += 1
-        position.train_s += time.perf_counter() - begin
+        taken_s = time.perf_counter() - begin
+        position.train_s += taken_s
+        position.recent_s += taken_s
+        position.recent_samples += sum(len(batch.indices) for batch in passes)
+        if self.profiler is not None:
+            self.profiler.step()
         self.progress.step(position.steps)
         if self.settings.monitoring.on_step is not None:
             self.settings.monitoring.on_step(position.steps, taken)
 
     def _between_steps(self) -> None:
         """After a step that does not end an epoch."""
-        position, every = self.position, self.settings.checkpointing.checkpoint_every
+        position = self.position
         evaluates = self.length.evaluates(position.steps)
         if evaluates:
             self._refuse_other_buffers()
             _, train_loss = self._mean_losses()
             self._evaluate(train_loss, ends_epoch=False)
-        elif every and position.steps % every == 0:
+        elif self._save_is_due():
             self.saved.save()
 
     def _end_epoch(self, epoch: int) -> None:
-        position, every = self.position, self.settings.checkpointing.checkpoint_every
+        position = self.position
         self._refuse_other_buffers()
         epoch_loss, train_loss = self._mean_losses()
         self.strategy.end_epoch(epoch, epoch_loss)
         position.loss_sums[0] = 0.0
         if self.length.evaluates(position.steps) or not math.isfinite(epoch_loss):
             self._evaluate(train_loss, ends_epoch=True)
-        elif every and position.steps % every == 0:
+        elif self._save_is_due():
             self.saved.save()
 
     def _evaluate(self, train_loss: float, *, ends_epoch: bool) -> None:
@@ -231,6 +249,8 @@ class Run:
                 entry.update(self._scores(settings.validation_set))
                 position.evaluation_s += time.perf_counter() - begin
             entry.update(self.recorder.totals(position, self.strategy))
+            entry.update(self.recorder.throughput(position))
+            position.recent_samples, position.recent_s = 0, 0.0
             position.history.append(entry)
             position.loss_sums[1] = 0.0
             if stopping and keeps_best and stopping.best_epoch(position.history) == len(position.history) - 1:
@@ -257,9 +277,15 @@ class Run:
             self._announce_last_report(len(position.history))
         if settings.monitoring.report is not None:
             settings.monitoring.report(len(position.history), dict(entry))
-        every = settings.checkpointing.checkpoint_every
-        if every is None or position.steps % every == 0 or position.reason:
+        if settings.checkpointing.checkpoint_every is None or self._save_is_due() or position.reason:
             self.saved.save(wait=bool(position.reason))
+
+    def _save_is_due(self) -> bool:
+        """Whether ``checkpoint_every`` asks for a checkpoint; asked once after each step, on every rank."""
+        every, steps = self.settings.checkpointing.checkpoint_every, self.position.steps
+        if self.save_timer is not None:
+            return self.save_timer.due(steps)
+        return isinstance(every, int) and steps % every == 0
 
     def _announce_last_report(self, number: int) -> None:
         """Whoever stops runs by their reports must not stop one that is at its end."""
@@ -316,7 +342,9 @@ class Run:
         if self.settings.device.type == "cuda":
             begin = time.perf_counter()
             torch.cuda.synchronize(self.settings.device)
-            position.train_s += time.perf_counter() - begin
+            waited_s = time.perf_counter() - begin
+            position.train_s += waited_s
+            position.recent_s += waited_s
         of_epoch, of_evaluation = self.recorder.summed(position.loss_sums).tolist()
         of_epoch /= self.communicator.size * ((position.steps - 1) % self.length.steps_per_epoch + 1)
         of_evaluation /= self.communicator.size * (position.steps - position.evaluated_at)

@@ -27,7 +27,7 @@ from trainers.position import Length
 TOTALS = ("bytes_between_nodes", "bytes_inside_nodes", "wait_s", "train_s", "evaluation_s")
 _RECORDED = {
     "epoch", "steps", "lr", "train_loss", "validation_loss",
-    "trainable_fraction", "compression_ratio", "decomposition_s", *TOTALS,
+    "trainable_fraction", "compression_ratio", "decomposition_s", "samples_per_s", "peak_memory_bytes", "mfu", *TOTALS,
 }  # fmt: skip
 _OF_METHODS = {
     "synchronisations", "sync_every", "sync_delay", "world_every", "effective_batch_size",

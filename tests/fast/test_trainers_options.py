@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +74,31 @@ def test_a_value_and_its_keywords_give_the_same_run() -> None:
 def test_what_cannot_be_combined_is_refused(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         train(**given)
+
+
+def test_utilisation_needs_both_costs_above_0() -> None:
+    with pytest.raises(ValueError, match=r"mfu needs both\. Give the other"):
+        trainers.Monitoring(peak_flops=1e15)
+    with pytest.raises(ValueError, match=r"^flops_per_sample = 0: must be a number above 0"):
+        train(flops_per_sample=0, peak_flops=1.0)
+
+
+def test_an_interval_of_checkpoints_is_above_0() -> None:
+    assert trainers.Checkpointing(checkpoint_every=timedelta(minutes=20))
+    for value in (timedelta(0), 0, 2.5):
+        with pytest.raises(
+            ValueError, match=r"^checkpoint_every = .* a datetime\.timedelta above 0, or None"
+        ):
+            trainers.Checkpointing(checkpoint_every=value)  # type: ignore[arg-type]
+
+
+def test_a_directory_for_traces_is_made_or_refused(tmp_path: Path) -> None:
+    train(profile=tmp_path / "new", epochs=1, batch_size=4)  # three steps
+    assert json.loads((tmp_path / "new/trace.json").read_text())["traceEvents"]
+    with pytest.raises(ValueError, match=r"cannot be made \(.*\)\. Name a directory that rank 0"):
+        train(profile=tmp_path / "new/trace.json")
+    with pytest.raises(ValueError, match=r"^profile = 3: must be None or the path"):
+        train(profile=3)
 
 
 def test_a_value_refuses_what_the_run_would() -> None:

@@ -6,6 +6,7 @@ that dies or hangs ends the others with an error, in time."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -25,6 +26,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import trainers
+from trainers import saving
+from trainers.checkpoints import save_timer
+from trainers.checkpoints.checkpoint import Checkpoint
 from trainers.lowrank.layers import merged
 
 EPOCHS, STEPS_PER_EPOCH, BATCH_SIZE = 3, 5, 2
@@ -393,7 +397,7 @@ def test_a_run_in_pieces_of_so_many_steps_ends_with_the_same_bits(
 # Options of the loop, each with every method
 
 
-def compared(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+def compared(rank: int, options: dict[str, Any], kept: tuple[str, ...]) -> dict[str, Any]:
     """By method the states that runs without and with ``options`` end with, and the second one's history; a sentence
     where the options are refused."""
     found: dict[str, Any] = {}
@@ -405,13 +409,16 @@ def compared(rank: int, options: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             found[name] = str(error)
             continue
-        found[name] = (state_of(plain), state_of(net), without_times(result))
+        history = without_times(result)
+        for entry, whole in zip(history, result.history, strict=True):
+            entry |= {time: whole[time] for time in kept}
+        found[name] = (state_of(plain), state_of(net), history)
     return found
 
 
-def with_every_method(options: dict[str, Any]) -> list[dict[str, Any]]:
+def with_every_method(options: dict[str, Any], kept: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """What ``compared`` found on each of two ranks, each a node, where replicas have ended alike."""
-    mine, other = of(2, compared, options)
+    mine, other = of(2, compared, options, kept)
     for name, found in mine.items():
         if not isinstance(found, str):
             assert_identical(found[1], other[name][1])
@@ -436,6 +443,64 @@ def test_activations_computed_again_change_nothing_with_any_method() -> None:
     for found in with_every_method({"activation_checkpointing": ("encoder",)}):
         for plain, net, _ in found.values():
             assert_identical(plain, net)
+
+
+def test_throughput_and_utilisation_are_recorded_and_change_nothing_with_any_method() -> None:
+    for found in with_every_method({"flops_per_sample": 3.0, "peak_flops": 7.0}, kept=("samples_per_s",)):
+        for name, (plain, net, history) in found.items():
+            assert_identical(plain, net)
+            for entry in history:
+                assert entry["samples_per_s"] > 0, name
+                assert entry["mfu"] == pytest.approx(entry["samples_per_s"] * 3 / (2 * 7)), name
+                assert "peak_memory_bytes" not in entry  # on the CPU
+
+
+def profiled(rank: int, directory: str) -> None:
+    for name in METHODS:
+        plain, net, place = Everything(), Everything(), Path(directory, name)
+        train(plain, name, 1)
+        train(net, name, 1, profile=place)
+        assert_identical(state_of(plain), state_of(net))
+
+
+def test_rank_0_traces_steps_3_to_5_with_any_method(tmp_path: Path) -> None:
+    of(2, profiled, str(tmp_path))
+    for name in METHODS:
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["trace.json"]
+        events = json.loads((tmp_path / name / "trace.json").read_text())["traceEvents"]
+        steps = {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
+        assert steps == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}, name  # counted from 0
+
+
+def saved_by_the_clock(rank: int, directory: str) -> dict[str, list[int]]:
+    """By method the steps after which this rank saved, where a step takes 7 s and the clock of rank 1 is wrong."""
+    now, found = [0.0], {}
+    save_timer.clock = lambda: now[0]
+
+    class Noted(Checkpoint):
+        def save(self, step: int, **keywords: Any) -> None:
+            saved.append(step)
+            super().save(step, **keywords)
+
+    def on_step(steps: int, values: Any) -> None:
+        now[0] += 7.0 if rank == 0 else 0.1
+
+    saving.Checkpoint = Noted  # type: ignore[misc]
+    for name in METHODS:
+        saved: list[int] = []
+        plain, net = Everything(), Everything()
+        train(plain, name, 1)
+        keywords = {"checkpoint": f"{directory}/{name}", "checkpoint_every": timedelta(seconds=30)}
+        train(net, name, 1, on_step=on_step, **keywords)
+        assert_identical(state_of(plain), state_of(net))
+        found[name] = saved
+    return found
+
+
+def test_checkpoints_by_the_clock_of_rank_0_with_any_method(tmp_path: Path) -> None:
+    for found in of(2, saved_by_the_clock, str(tmp_path)):
+        # The ranks agree after steps 1, 3, 4 and 5, at 35 s; after 7, 9 and 10, at 70 s; and the end is saved.
+        assert found == {name: [5, 10, 15] for name in METHODS}
 
 
 def slower_biases(name: str, parameter: nn.Parameter) -> dict[str, float]:

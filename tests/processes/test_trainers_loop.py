@@ -726,7 +726,7 @@ def test_metrics_are_plain_numbers_and_complete() -> None:
     assert set(result.metrics) == {
         "epoch", "steps", "lr", "train_loss", "validation_loss", "accuracy", "train_s", "evaluation_s", "wait_s",
         "bytes_between_nodes", "bytes_inside_nodes",
-        "trainable_fraction", "compression_ratio", "decomposition_s",
+        "trainable_fraction", "compression_ratio", "decomposition_s", "samples_per_s",
     }  # fmt: skip
     assert result.metrics["trainable_fraction"] == 1.0
     assert result.metrics["compression_ratio"] == 1.0
@@ -738,10 +738,10 @@ def test_metrics_are_plain_numbers_and_complete() -> None:
 def test_bytes_of_ddp_are_the_gradients_and_the_buffers() -> None:
     net = model()
     ranks = run_ranks(2, bytes_of_two)
-    parameters = sum(p.numel() for p in net.parameters())
+    numbers = sum(p.numel() + 1 for p in net.parameters())  # with each gradient goes a flag
     # On two nodes of one rank, each sends 2 · 4 · 1/2 bytes a parameter and step; an epoch, 32 running
     # statistics, and as broadcasts, of which each sends half in the mean, rank 0's and the batch count.
-    expected = 2 * (STEPS * 4 * parameters + EPOCHS * (4 * 32 + (4 * 32 + 8) / 2))
+    expected = 2 * (STEPS * 4 * numbers + EPOCHS * (4 * 32 + (4 * 32 + 8) / 2))
     assert ranks == [(expected, 0.0)] * 2
 
 

@@ -101,6 +101,12 @@ def test_a_model_is_trained_alone_and_under_torchrun(folder, start):
     assert found["trainable_fraction"] < 1
 
 
+@pytest.mark.parametrize("start", cases([TORCHRUN], nightly=[(sys.executable,)]), ids=len)
+def test_a_loop_of_one_s_own_trains_alone_and_under_torchrun(folder, start):
+    _, error = run(folder, *start, "own_loop.py").stdout.split()
+    assert float(error) < 0.1
+
+
 @pytest.mark.parametrize("library", cases(["ddp", "accelerate"], nightly=["lightning"]))
 def test_a_script_of_one_s_own_trains_on_two_ranks(folder, library):
     if library != "ddp":

@@ -50,7 +50,8 @@ class AB:
     The default phases are those of the dissertation's Table A.7 (3000, 300 and 750 of 45000 steps) after a warm-up of
     0.3 of the run, where the table has 9300 steps of them, 0.207: in runs of some 600 steps closer to DDP than its
     guidelines, 5.3.3 (0.2, 0.0333, a quarter and a half), and with fewer bytes (trainers/README.md). What groups
-    train besides factors (biases, norms, whole layers) merges to its (weighted) mean.
+    train besides factors (biases, norms, whole layers) merges to its (weighted) mean. Closer to DDP than the source's
+    merge, at about as many bytes, is ``AB(warmup_steps=0.7, merge_gain=1.0, compression="bf16")``.
 
     A compiled model is compiled anew at each decomposition whose ranks are others, and apart from that for the
     evaluation, which has no gradients and in a group phase a merged model. torch does so 8 times and then runs that
