@@ -98,6 +98,7 @@ KEYS = {
     },
     "report": {"best_s", "report_processor_s", "report_s", "report_two_s", "size_mb", "size_two_mb"},
     "resuming": {"again", "eleventh", "journals", "sizes", "to_fold_cpu_s", "to_fold_s"},
+    "steps": {"ddp_2", "ddp_4", "loop"},
     "status": {"after_s", "folded_s", "resume_s", "working_s"},
 }
 
