@@ -32,6 +32,7 @@ from hpo.islands import snapshot
 from hpo.islands.assignment import Assignment, anew
 from hpo.islands.coordinator.commands import point_assignment
 from hpo.islands.coordinator.tally import Best, Tally
+from hpo.islands.coordinator.worker_registry import HANGS
 from hpo.islands.messages import Evaluated, EvaluationEnd, Start, Surroundings, rung_reports
 from hpo.islands.snapshot import FoldState
 from hpo.journal.commands import Standing
@@ -44,6 +45,7 @@ from hpo.journal.records import (
     Header,
     Known,
     Launched,
+    Left,
     Migrated,
     Record,
     Reopened,
@@ -108,8 +110,9 @@ def _validated(space: Codec, identity: str, params: dict[str, Scalar]) -> dict[s
 
 @dataclass
 class ResumeState:
-    """``sequences``: first free number by (island, worker); ``populations``: by island, as of the end of the
-    last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
+    """``sequences``: by (island, worker) the number after the last on record; ``hung``: by (island, worker) the launch
+    that gave its ranks up as they hung, where nothing newer of it is on record; ``populations``: by island, as of the
+    end of the last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones that have
     saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known points
     there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what those on record come
     to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it
@@ -123,6 +126,7 @@ class ResumeState:
     tally: Tally = field(default_factory=Tally)
     pending: list[Assignment] = field(default_factory=list)
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+    hung: dict[tuple[int, int], int] = field(default_factory=dict)
     populations: dict[int, Population] = field(default_factory=dict)
     reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
     resting: set[str] = field(default_factory=set)
@@ -147,7 +151,11 @@ class ResumeState:
         return self.codes[max(self.codes)] if self.codes else ""
 
     def sequence(self, island: int, worker: int) -> int:
-        return max(self.first_number, self.sequences.get((island, worker), 0))
+        """The first free number of a worker."""
+        place = island, worker
+        # Ranks that were given up may have gone on for a moment, and begun what no journal names.
+        unrecorded = _UNRECORDED if place in self.hung else 0
+        return max(self.first_number, self.sequences.get(place, 0) + unrecorded)
 
     def contest(self) -> None:
         """The last launch may still run: what it has begun, and what it will begin by numbers that are not on record,
@@ -164,7 +172,7 @@ class ResumeState:
     def avoid(self, taken: Mapping[tuple[int, int], int]) -> None:
         """Number new individuals from ``taken`` on, by (island, worker), where that is further."""
         for (island, worker), first in taken.items():
-            self.sequences[island, worker] = max(first, self.sequence(island, worker))
+            self.sequences[island, worker] = max(first, self.sequences.get((island, worker), 0))
 
 
 def fold(
@@ -223,6 +231,7 @@ _SHARED = (
     "keys",
     "tally",
     "sequences",
+    "hung",
     "resting",
     "continued",
     "saves",
@@ -338,6 +347,10 @@ class _Fold:
     def _on_migrated(self, record: Migrated) -> None:
         self._moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
 
+    def _on_left(self, record: Left) -> None:
+        if record.reason == HANGS:
+            self._state.hung[record.island, record.worker] = self._launch
+
     def _on_reported(self, record: Reported) -> None:
         reports = self._state.reports.setdefault(record.island % self._islands, deque(maxlen=_REPORTS))
         reports.append((record.id, record.step, _worst(record.loss)))
@@ -346,6 +359,8 @@ class _Fold:
         state = self._state
         place = (record.island, record.worker)
         state.sequences[place] = max(state.sequences.get(place, 0), record.sequence + 1)
+        if state.hung.get(place, self._launch) < self._launch:
+            del state.hung[place]
         state.repeats |= record.operator == REEVALUATION
         if record.operator == ENQUEUED:
             self._enqueued[record.id] = record.params
@@ -444,6 +459,7 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Known: _Fold._on_known,
     Migrated: _Fold._on_migrated,
     Reported: _Fold._on_reported,
+    Left: _Fold._on_left,
     Started: _Fold._on_evaluation,
     Finished: _Fold._on_evaluation,
     Reopened: _Fold._on_reopened,

@@ -49,6 +49,7 @@ class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keys: set[str]
     tally: Tally
     sequences: dict[tuple[int, int], int]
+    hung: dict[tuple[int, int], int]
     reports: dict[int, list[tuple[str, int, float]]]
     resting: set[Id]
     continued: set[str]

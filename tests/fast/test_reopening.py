@@ -7,11 +7,12 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 import hpo
 from hpo.islands import resume
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.records import Finished, Header, Record, Reopened, Started
+from hpo.journal.records import Finished, Header, Left, Record, Reopened, Started
 from hpo.results.record import Fold
 from hpo.search.population import Member, Population
 
@@ -117,3 +118,22 @@ def test_one_that_completes_after_all_is_no_failure_to_its_island() -> None:
     population.add(Member("0-0-0", (0.5,), (1.0,), "completed"))
     assert population.failures == [] and [one.id for one in population.best] == ["0-0-0"]
     assert population.seen == 1
+
+
+# Numbers of individuals
+
+
+def left(reason: str) -> Left:
+    return Left(island=0, worker=3, reason=reason, time=8.0)
+
+
+def test_numbers_that_a_worker_may_have_used_after_it_was_given_up_are_not_used_again() -> None:
+    """Ranks that hung may wake, and begin an individual that stands in a journal which nobody reads."""
+    # Its own journal comes after rank 0's, in which it is said that it left.
+    assert fold([left("hangs"), begun(0)]).sequence(0, 3) > 8
+    assert fold([left("a rank died"), begun(0)]).sequence(0, 3) == 8
+    assert fold([left("hangs"), begun(0)]).sequence(0, 2) == 0
+    again = Header(version=1, launch=2, island=0, worker=3, time=20.0)
+    later = structs.replace(begun(0), id="0-3-108", sequence=108)
+    assert fold([left("hangs"), begun(0), again]).sequence(0, 3) > 8
+    assert fold([left("hangs"), begun(0), again, later]).sequence(0, 3) == 109
