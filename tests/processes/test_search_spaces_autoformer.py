@@ -71,7 +71,7 @@ def test_random_configurations_train(data: str, tmp_path: Path) -> None:
 
 
 def test_the_fitness_is_the_smallest_error_and_the_model_is_the_one_that_had_it(data: str) -> None:
-    task = tiny(data, epochs=6)
+    task = tiny(data, epochs=4)
     # Learns, then is spoilt.
     params = {**autoformer.default, "warmup_lr": 3e-3, "warmup_epochs": 10, "lr": 1.0, "min_lr": 1.0}
     model, result = task.fit(params, seed=0, ranks=1, device="cpu")
