@@ -97,7 +97,7 @@ class Scores:
         self._kept: list[_Batch] = []
 
     def update(self, outputs: object, targets: object, samples: int) -> None:
-        """Take a batch of so many ``samples``. What functions will need of it goes to the CPU's memory."""
+        """Take a batch of ``samples`` samples. What functions will need of it goes to the CPU's memory."""
         outputs = mapped(outputs, _full)
         for metric in self._streaming.values():
             metric.update(outputs, targets)
@@ -203,7 +203,7 @@ class MeanLoss:
         self._sums.zero_()
 
     def add(self, loss: Tensor, samples: int) -> None:
-        """``loss`` is the mean over so many ``samples``."""
+        """``loss`` is the mean over ``samples`` samples."""
         self._sums[0] += loss.detach().double() * samples
         self._sums[1] += samples
 

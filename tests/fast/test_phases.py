@@ -72,7 +72,7 @@ def test_what_is_bred_in_a_phase_keeps_to_it(case: int) -> None:
     simulation.run()
     ends = in_order(records_of(simulation))
     assert len(ends) == 60
-    # Exactly so many are of each: the coordinator refuses what was bred in another phase.
+    # That many of each exactly: the coordinator refuses what was bred in another phase.
     assert sum(one.params["depth"] == 1 and one.params["kind"] == "a" for one in ends) >= 20
     assert not closed(ends[:35]) and closed(ends[45:])
     assert all(one.params["kind"] == "a" for one in ends[:15])

@@ -49,7 +49,7 @@ def exhaust(device: Any) -> None:
 
 
 def break_assertion(device: Any) -> Any:
-    """A kernel with an index out of range: nothing is wrong until somebody waits for the GPU."""
+    """A kernel with an index out of range: no error shows until the CPU waits for the GPU."""
     import torch
 
     return torch.zeros(4, device=device)[torch.full((1,), 10, device=device)]

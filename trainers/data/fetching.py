@@ -109,7 +109,7 @@ class Fetched(Dataset[object]):
 
 
 class Collated:
-    """A batch of so many ``samples``, which DataLoader asks to pin itself."""
+    """A batch of ``samples`` samples, which DataLoader asks to pin itself."""
 
     def __init__(self, parts: object, samples: int) -> None:
         self.parts = parts
@@ -126,7 +126,7 @@ class Collated:
 
 
 def check_reading(name: str, samples: object, *, loader_processes: int, collate: object) -> None:
-    """ValueError if the data set ``name`` cannot be read by so many processes, or made batches of by ``collate``."""
+    """ValueError if the data set ``name`` cannot be read by these processes, or made batches of by ``collate``."""
     if collate is not None and isinstance(samples, ReadsBatches):
         raise ValueError(
             f"collate: {name} has read_batch(), which makes the batches itself. Do there what is to be done, and leave "

@@ -112,7 +112,7 @@ class StreamReader:
         self._generators = _generators()
 
     def read(self, first: int, count: int, *, epoch: int | None, again: bool) -> list[object]:
-        """So many of this rank's samples, from the ``first`` of this ``epoch`` on.
+        """That number of this rank's samples, from the ``first`` of this ``epoch`` on.
 
         Fewer if the stream ends; with ``again`` it begins anew then. What lies before ``first`` is read, and thrown
         away, if it was not read just before. ValueError if there are none for this rank at all.
