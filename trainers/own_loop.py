@@ -232,12 +232,7 @@ class Wrapped:
         """What the method records now: bytes sent by all ranks between and inside nodes, the mean seconds that ranks
         waited, and what ``trainers.train`` would add to its metrics. Every rank calls it.
         """
-        channels = [one for one in self._communicator.channels if one is not self._communicator.service]
-        mine = {
-            "bytes_between_nodes": sum(channel.bytes_between for channel in channels),
-            "bytes_inside_nodes": sum(channel.bytes_inside for channel in channels),
-            "wait_s": sum(channel.wait_s for channel in channels) / self._communicator.size,
-        }
+        mine = self._communicator.traffic()
         with current(self._device):
             summed = self._summed(
                 torch.tensor(list(mine.values()), dtype=torch.float64, device=self._device)

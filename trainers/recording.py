@@ -54,13 +54,9 @@ class Recorder:
         """Over the run so far: bytes of all ranks together, seconds as their mean; what is trained now. Collective: one
         all-reduce.
         """
-        communicator = self._communicator
-        channels = [channel for channel in communicator.channels if channel is not communicator.service]
-        size = communicator.size
+        size = self._communicator.size
         mine = {
-            "bytes_between_nodes": sum(channel.bytes_between for channel in channels),
-            "bytes_inside_nodes": sum(channel.bytes_inside for channel in channels),
-            "wait_s": sum(channel.wait_s for channel in channels) / size,
+            **self._communicator.traffic(),
             "train_s": position.train_s / size,
             "evaluation_s": position.evaluation_s / size,
         }

@@ -107,6 +107,17 @@ class Communicator:
         """All channels made so far."""
         return tuple(self._channels.values())
 
+    def traffic(self) -> dict[str, float]:
+        """What this rank adds to the sums over all ranks of bytes sent between and inside nodes, and to the mean of the
+        seconds that ranks waited; without what the loop itself exchanges.
+        """
+        channels = [channel for channel in self.channels if channel is not self.service]
+        return {
+            "bytes_between_nodes": sum(channel.bytes_between for channel in channels),
+            "bytes_inside_nodes": sum(channel.bytes_inside for channel in channels),
+            "wait_s": sum(channel.wait_s for channel in channels) / self.size,
+        }
+
     def counters(self) -> dict[str, dict[str, float]]:
         """What each channel counted on this rank so far, by name; ``set_counters`` takes it back."""
         return {
