@@ -23,10 +23,10 @@ from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path
 from hpo.journal.curves import encode as curve_row
 from hpo.results.figures import best_so_far, files, theme
-from hpo.results.figures.axes import scale
 from hpo.results.figures.registry import BY_NAME, FIGURES
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.timeline import busy_share
+from hpo.results.figures.value_range import value_range
 from hpo.results.report.command import names, read, report
 from hpo.results.report.content import content, encoded
 from hpo.results.report.health import findings
@@ -170,11 +170,15 @@ def test_many_parts_become_few_bars_of_the_same_extent(homes: dict[int, Path], m
 
 def test_wild_outliers_are_clipped_and_counted() -> None:
     values = [1.0 + 0.01 * n for n in range(20)]
-    assert scale([*values, 1e9, 1e12]).outside == 2 and scale([*values, 1e9]).high < 5
-    assert scale([*values, 1e9, 1e12]).note("minimize").startswith("2 worse lie above")
-    assert scale([-one for one in [*values, 1e9]], "maximize").low > -5
-    assert scale(values).outside == 0 and not scale(values).log
-    assert scale([10.0**n for n in range(-6, 3)]).log
+    wild = value_range([*values, 1e9, 1e12], "minimize")
+    assert wild.outside == 2 and wild.worst == max(values) and max(wild.axis()["range"]) < 1.3
+    assert wild.note() == "2 worse lie above 1.19, outside the view"
+    upward = value_range([-one for one in [*values, 1e9]], "maximize")
+    assert upward.note("report") == "1 worse report lies below -1.19, outside the view"
+    whole = value_range(values, "minimize")
+    assert whole.outside == 0 and whole.note() == "" and not whole.log
+    assert value_range([10.0**n for n in range(-6, 3)], "minimize").log
+    assert not value_range([0.001, *(0.5 + 0.01 * n for n in range(30))], "maximize").log
 
 
 def test_figures_of_several_campaigns_lie_over_one_another(homes: dict[int, Path]) -> None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from hpo.individual import COMPLETED, PRUNED, Individual
 from hpo.results.figures import theme
-from hpo.results.figures.axes import Scale, scale
 from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import NotDrawn, Source, thinned
+from hpo.results.figures.value_range import ValueRange, value_range
 
 Along = Callable[[Source, Sequence[Individual]], NDArray[Any]]
 """Where individuals that ended stand on the horizontal axis."""
@@ -58,19 +58,19 @@ def draw(
         bottom = 1 - (row + 1) * (1 - base) / len(objectives) + (0.08 if row < len(objectives) - 1 else 0.03)
         name = f"yaxis{row + 1 if row else ''}"
         place = f"y{row + 1 if row else ''}"
-        shown = _scale(sources, objective)
+        shown = _extent(sources, objective)
         way = first.objectives[objective]
         arrow = "higher is better" if way == "maximize" else "lower is better"
         layout[name] = {
-            **shown.axis(),
+            **(shown.axis() if shown else {}),
             "title": f"{theme.label(objective)} ({arrow})",
             "domain": [max(0.0, bottom) if failed or row < len(objectives) - 1 else 0.0, top],
         }
         drawn = _single if single else _overlaid
         traces += drawn(sources, objective, along, place, legend=row == 0)
-        if note := shown.note(way):
-            notes.append(theme.note(note, top))
-        if single:
+        if shown and shown.outside:
+            notes.append(theme.note(shown.note(), top))
+        if single and shown:
             shapes += _default(first, objective, place, shown)
     if failed:
         layout["yaxis9"] = {
@@ -94,14 +94,14 @@ def draw(
     return {"data": traces, "layout": figure}
 
 
-def _scale(sources: Sequence[Source], objective: str) -> Scale:
+def _extent(sources: Sequence[Source], objective: str) -> ValueRange | None:
     values = [
         value
         for one in sources
         for each in one.completed
         if (value := one.value(each, objective)) is not None
     ]
-    return scale(values, sources[0].objectives[objective])
+    return value_range(values, sources[0].objectives[objective])
 
 
 def _values(source: Source, individuals: Sequence[Individual], objective: str) -> NDArray[Any]:
@@ -318,11 +318,11 @@ def _strip(source: Source, failed: Sequence[Individual], along: Along) -> list[d
     return found
 
 
-def _default(source: Source, objective: str, place: str, shown: Scale) -> list[dict[str, Any]]:
+def _default(source: Source, objective: str, place: str, shown: ValueRange) -> list[dict[str, Any]]:
     """A line at the default's result, where that is in view."""
     one = source.default
     value = None if one is None else source.value(one, objective)
-    if value is None or not shown.low <= value <= shown.high:
+    if value is None or value != shown.inside(value):
         return []
     line = {"color": theme.MUTED, "width": 1, "dash": "dash"}
     ends = {"x0": 0, "x1": 1, "xref": "x domain", "y0": value, "y1": value, "yref": place}

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from hpo.individual import COMPLETED, PRUNED, RUNNING
 from hpo.results.figures import theme
-from hpo.results.figures.axes import Scale, scale
 from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import NotDrawn, Source, thinned
+from hpo.results.figures.value_range import value_range
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +74,7 @@ def draw(sources: Sequence[Source]) -> Plot:
             shown.append(values)
     objective = _reported(source, table, by_id)
     way = source.objectives.get(objective, "minimize")
-    seen = scale(numpy.concatenate(shown), way)
+    extent = value_range(numpy.concatenate(shown), way)
     count = sum(len(set(trace["customdata"]) - {""}) for trace in traces)
     title = "Learning curves" if count >= len(ids) else f"Learning curves, {count} of {len(ids)}"
     return {
@@ -83,9 +83,9 @@ def draw(sources: Sequence[Source]) -> Plot:
             title,
             height=420,
             xaxis={"title": "step", "rangemode": "tozero"},
-            yaxis={**seen.axis(), "title": theme.label(objective)},
+            yaxis={**(extent.axis() if extent else {}), "title": theme.label(objective)},
             shapes=_rungs(source),
-            annotations=_note(seen, way),
+            annotations=[theme.note(extent.note("report"))] if extent and extent.outside else [],
         ),
     }
 
@@ -164,12 +164,3 @@ def _rungs(source: Source) -> list[dict[str, Any]]:
         }
         for step in steps
     ]
-
-
-def _note(seen: Scale, way: str) -> list[dict[str, Any]]:
-    text = seen.note(way)
-    return (
-        [theme.note(text.replace("worse", "worse reports" if seen.outside > 1 else "worse report"))]
-        if text
-        else []
-    )

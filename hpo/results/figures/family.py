@@ -91,9 +91,8 @@ class _Drawing:
                 height=130 + _ROW * len(self.rows),
                 xaxis={
                     "title": theme.label(self.source.objective),
-                    "type": "log" if self.extent.log else "linear",
-                    "range": self.extent.limits(),
                     "nticks": 5,
+                    **self.extent.axis(),
                     "tickangle": 0,
                 },
                 yaxis={

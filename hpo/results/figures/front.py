@@ -170,9 +170,8 @@ def _axis(name: str, direction: str, extent: ValueRange, *, titled: bool) -> dic
     better = "higher" if direction == "maximize" else "lower"
     return {
         "title": f"{theme.label(name, 24)} ({better} is better)" if titled else "",
-        "type": "log" if extent.log else "linear",
-        "range": extent.limits(),
         "nticks": 6,
+        **extent.axis(),
         "showgrid": True,
         "showticklabels": titled,
     }

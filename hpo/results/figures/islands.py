@@ -74,7 +74,7 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
         )
     best = sign * min(sign * one for one in values)
     extent = value_range([*starts, best], source.objectives[source.objective])
-    limits = {"type": "log" if extent.log else "linear", "range": extent.limits()} if extent else {}
+    limits = extent.axis() if extent else {}
     return {
         "xaxis": {"title": "evaluations of all islands", "rangemode": "tozero"},
         "yaxis": {"title": f"best {theme.label(source.objective, 24)}", "nticks": 6, **limits},

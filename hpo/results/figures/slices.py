@@ -147,9 +147,8 @@ def draw(sources: Sequence[Source]) -> Plot:
         axes[f"yaxis{number}"] = {
             "title": theme.label(source.objective, 24) if column == 0 else "",
             **({"matches": f"y{first}", "showticklabels": False} if column else {}),
-            "type": "log" if extent.log else "linear",
-            "range": extent.limits(_BORDER),
             "nticks": 5,
+            **extent.axis(_BORDER),
         }
     return panels.plot("Slices", axes, height=whole + 160)
 

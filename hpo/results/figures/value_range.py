@@ -5,22 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-_DECADES = 2.5
-"""Positive values, most of which span more orders of magnitude than that, are drawn by the logarithm."""
+import numpy
+from numpy.typing import NDArray
+
+from hpo.results.figures import theme
+
+_FACTOR = 30.0
+"""Positive values of which the best nine tenths span more than this factor are drawn by the logarithm."""
 _MOST = 0.9
-_FAR = 4.0
-"""What is worse than the median by this many times the distance from the best to the median lies at the border."""
+_QUARTER = 0.75
+_FAR = 3.0
+"""What is worse than the best three quarters by this many times their extent is not drawn to scale."""
 _MARGIN = 0.04
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRange:
-    """``best`` and ``worst`` that are drawn inside; values beyond ``worst`` lie on it. ``log``: by the logarithm."""
+    """``best`` and ``worst`` that are drawn to scale; ``log``: by the logarithm; ``outside``: how many values are worse
+    than ``worst``.
+    """
 
     best: float
     worst: float
     log: bool
+    outside: int = 0
 
     def inside(self, value: float) -> float:
         """``value``, or the border where it lies beyond."""
@@ -33,13 +43,6 @@ class ValueRange:
         found = worst + steps / 100 * ((worst - best) or 1.0)
         return self.value_at(found)
 
-    def limits(self, steps: float = 0.0) -> list[float]:
-        """The axis's range in its own unit (powers of ten with ``log``), ascending, with ``steps`` hundredths more on
-        the side of the worst."""
-        best, worst = self.place(self.best), self.place(self.worst)
-        width = (worst - best) or 1.0
-        return sorted((best - _MARGIN * width, worst + (_MARGIN + steps / 100) * width))
-
     def place(self, value: float) -> float:
         """``value`` in the axis's own unit."""
         return math.log10(value) if self.log else value
@@ -48,19 +51,50 @@ class ValueRange:
         """The value at a place in the axis's own unit."""
         return 10.0**place if self.log else place
 
+    def axis(self, steps: float = 0.0) -> dict[str, Any]:
+        """For plotly's layout: type, range and, by the logarithm, ticks; ``steps`` hundredths more on the side of the
+        worst.
+        """
+        best, worst = self.place(self.best), self.place(self.worst)
+        if best == worst and not steps:
+            return {}
+        width = (worst - best) or 1.0
+        low, high = sorted((best - _MARGIN * width, worst + (_MARGIN + steps / 100) * width))
+        if not self.log:
+            return {"type": "linear", "range": [low, high]}
+        if high - low < 1.5:  # between two powers of ten there would be one tick or none
+            return {"type": "log", "range": [low, high], "dtick": "D2"}
+        every = max(1, round((high - low) / 6))
+        powers = [10.0**power for power in range(math.ceil(low), math.floor(high) + 1, every)]
+        ticks = {"tickvals": powers, "ticktext": [theme.number(one) for one in powers]}
+        return {"type": "log", "range": [low, high], **ticks}
 
-def value_range(values: Iterable[float], direction: str) -> ValueRange | None:
-    """For the finite ones of ``values``; None where there are none."""
+    def note(self, noun: str = "") -> str:
+        """What is said where values lie outside; else empty. ``noun``: of a single value."""
+        if not self.outside:
+            return ""
+        one = self.outside == 1
+        what = f" {noun}{'' if one else 's'}" if noun else ""
+        side = "below" if self.worst < self.best else "above"
+        where = f"{'lies' if one else 'lie'} {side} {theme.number(self.worst)}"
+        return f"{self.outside} worse{what} {where}, outside the view"
+
+
+def value_range(values: Iterable[float] | NDArray[Any], direction: str) -> ValueRange | None:
+    """For the finite ones of ``values``; None where there are none. The best is always inside."""
     sign = -1.0 if direction == "maximize" else 1.0
-    ordered = sorted((one for one in values if math.isfinite(one)), key=lambda one: sign * one)
-    if not ordered:
+    found = numpy.asarray(values if isinstance(values, numpy.ndarray) else list(values), dtype=float)
+    ordered = sign * numpy.sort(sign * found[numpy.isfinite(found)])
+    if not len(ordered):
         return None
     most = ordered[: int(_MOST * (len(ordered) - 1)) + 1]
-    log = min(ordered) > 0 and max(most) / min(most) > 10**_DECADES
-    losses = [sign * (math.log10(one) if log else one) for one in ordered]
-    middle = losses[len(losses) // 2]
-    far = middle + _FAR * (middle - losses[0])
-    if far <= losses[0]:  # half of them are equal
-        return ValueRange(best=ordered[0], worst=ordered[-1], log=log)
-    worst = max(place for place, loss in enumerate(losses) if loss <= far)
-    return ValueRange(best=ordered[0], worst=ordered[worst], log=log)
+    # Not their ratio: of the smallest numbers it may be beyond the largest.
+    log = bool(ordered.min() > 0 and numpy.ptp(numpy.log10(most)) > math.log10(_FACTOR))
+    losses = sign * (numpy.log10(ordered) if log else ordered)
+    quarter = losses[int(_QUARTER * (len(losses) - 1))]
+    far = quarter + _FAR * (quarter - losses[0])
+    # Where three quarters are equal, all are shown.
+    shown = int((losses <= far).sum()) if far > losses[0] else len(losses)
+    return ValueRange(
+        best=float(ordered[0]), worst=float(ordered[shown - 1]), log=log, outside=len(ordered) - shown
+    )
