@@ -15,7 +15,7 @@ import hpo
 from hpo.individual import Individual
 from hpo.results.ancestry import changes, family
 from hpo.results.fidelity import Progress, correlations, kept, progress
-from hpo.results.figures import parallel
+from hpo.results.figures import parallel, theme
 from hpo.results.figures.parameter_axis import Axis
 from hpo.results.figures.registry import BY_NAME
 from hpo.results.figures.source import NotDrawn, Source
@@ -305,3 +305,9 @@ def test_forty_parameters_and_thousands_of_evaluations_stay_few_marks(monkeypatc
     assert len(lines.ids) == 1200 and len(lines.axes) == 41 and (lines.shown, lines.left_out) == (10, 1800)
     best = {each.id for each in sorted(found, key=lambda each: each.value)[:200]}
     assert best <= {*lines.ids}
+
+
+def test_an_axis_has_nothing_of_the_first_one() -> None:
+    made = theme.layout("", yaxis={"title": "best", "range": [0, 1]}, yaxis2={"showgrid": False})
+    assert made["yaxis"]["title"]["text"] == "best" and made["yaxis"]["range"] == [0, 1]
+    assert "text" not in made["yaxis2"]["title"] and "range" not in made["yaxis2"]

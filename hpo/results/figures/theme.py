@@ -125,16 +125,16 @@ def layout(title: str, **changes: Any) -> dict[str, Any]:
         "xaxis": {**axis, "showgrid": False},
         "yaxis": {**axis, "showgrid": True, "showline": False, "ticks": ""},
     }
+    found = dict(base)
     for name, value in changes.items():
-        default = base.get(name)
-        if default is None and name[:5] in ("xaxis", "yaxis"):
-            default = base[name[:5]]
+        # What the first axis was given is none of the second's.
+        default = base[name[:5]] if name[:5] in ("xaxis", "yaxis") else base.get(name)
         if isinstance(default, dict) and isinstance(value, dict):
             if isinstance(value.get("title"), str):
                 value = {**value, "title": {**default.get("title", {}), "text": value["title"]}}
             value = {**default, **value}
-        base[name] = value
-    return base
+        found[name] = value
+    return found
 
 
 def note(text: str, top: float = 1.0) -> dict[str, Any]:
