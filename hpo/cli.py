@@ -427,7 +427,7 @@ def _status(options: argparse.Namespace) -> int:
     from hpo.results import overview, text
 
     if options.watch:
-        from hpo.results.live import watch
+        from hpo.results.terminal.live import watch
 
         with Signals(patience=1):
             return watch(options.directory)
@@ -440,7 +440,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _best(options: argparse.Namespace) -> int:
-    from hpo.results import best_report
+    from hpo.results.terminal import best_report
 
     if options.json:
         terminal.write_json(best_report.best_json(options.directory, options.top))
@@ -456,7 +456,7 @@ def _log(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from hpo.results import show
+    from hpo.results.terminal import show
 
     printed = show.printed(options.directory, options.id, as_table=options.json)
     (terminal.write_json if options.json else terminal.write)(printed)

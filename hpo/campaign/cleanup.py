@@ -10,7 +10,7 @@ from pathlib import Path
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import FINAL
 from hpo.islands.resume import KEPT, ResumeState
-from hpo.results import pareto as fronts
+from hpo.results.analysis import pareto as fronts
 from hpo.results.record import load
 
 _SHARE = 0.05

@@ -52,7 +52,7 @@ class _Bar:
     """Drawn by a thread of its own, whatever the campaign does: storage may hang, and so may what is evaluated."""
 
     def __init__(self, directory: Path) -> None:
-        from hpo.results.live import Source
+        from hpo.results.terminal.live import Source
 
         self._source = Source(directory, own=True)
         self._last = ""
@@ -78,7 +78,7 @@ class _Bar:
         self._draw()
 
     def _draw(self) -> None:
-        from hpo.results import panel
+        from hpo.results.terminal import panel
 
         with suppress(HpoError, OSError):  # which may pass
             found = self._source.look()

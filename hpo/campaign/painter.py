@@ -217,8 +217,8 @@ class Painter:
     the campaign's process has put its own standard streams in order again, or that it has died."""
 
     def __init__(self, directory: Path, *, handle: int, source: int, control: int) -> None:
-        from hpo.results.live import Looker, Source
-        from hpo.results.screen import Screen
+        from hpo.results.terminal.live import Looker, Source
+        from hpo.results.terminal.screen import Screen
 
         self._directory = directory
         self._handle, self._source, self._control = handle, source, control
@@ -264,7 +264,7 @@ class Painter:
         if time.monotonic() < self._begin or not _in_foreground(self._handle):
             self._screen.clear(text)
             return
-        from hpo.results import panel
+        from hpo.results.terminal import panel
 
         size = self._screen.size
         tail = self._above.tail

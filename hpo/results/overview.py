@@ -23,9 +23,10 @@ from hpo.journal import directory as directories
 from hpo.journal.durable import write_atomically
 from hpo.journal.files import journal_files
 from hpo.journal.records import storable
-from hpo.results import pareto, running
+from hpo.results import running
+from hpo.results.analysis import pareto
+from hpo.results.analysis.repeated import Repeated, in_words
 from hpo.results.record import CampaignRecord, load
-from hpo.results.repeated import Repeated, in_words
 from hpo.results.running import Running
 from hpo.task.outcome import summary_line
 from hpo.terminal import one_line

@@ -17,18 +17,18 @@ from hpo.individual import COMPLETED, STATUSES, Individual, Scalar
 from hpo.journal.directory import read_identity
 from hpo.journal.durable import write_atomically
 from hpo.journal.records import storable
+from hpo.results.analysis.pareto import Hypervolume, best, front, hypervolume, knee, repeated
+from hpo.results.analysis.repeated import Repeated
 from hpo.results.overview import folded, with_running
-from hpo.results.pareto import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.results.record import CampaignRecord, Launch, load
-from hpo.results.repeated import Repeated
 from hpo.results.running import Tails
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
     import pandas
 
+    from hpo.results.analysis.importance import Importance
     from hpo.results.figures.plots import Plots
-    from hpo.results.importance import Importance
 
 __all__ = [
     "CampaignRecord",
@@ -374,7 +374,7 @@ class Result:
             UsageError: there is no such objective.
             CampaignError: too few evaluations have completed, or all have the same result.
         """
-        from hpo.results.importance import importance
+        from hpo.results.analysis.importance import importance
 
         return importance(self.record, objective)
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from hpo.individual import STATUSES, Individual, is_known
 from hpo.journal.code_copies import changed_files, where
+from hpo.results.analysis.repeated import in_words
 from hpo.results.overview import Best, Overview, folded
-from hpo.results.repeated import in_words
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     import pandas
 
-    from hpo.results.pareto import Hypervolume
+    from hpo.results.analysis.pareto import Hypervolume
+    from hpo.results.analysis.repeated import Repeated
     from hpo.results.record import CampaignRecord
-    from hpo.results.repeated import Repeated
     from hpo.results.running import Running
 
 _MOST_RUNNING = 10
@@ -279,7 +279,7 @@ def steadiest(record: CampaignRecord) -> str:
     """Where configurations were evaluated more than once, that which is believed to be the best, on a line; else
     empty.
     """
-    from hpo.results import pareto as fronts
+    from hpo.results.analysis import pareto as fronts
 
     for one in fronts.repeated(record)[:1]:
         return f"\nmost likely the best: {one.individual.id}{_of(one)}: {params(one.individual.params)}"

@@ -32,7 +32,7 @@ import hpo
 from hpo.journal.directory import write_identity
 from hpo.journal.files import read_file
 from hpo.results import result as results
-from hpo.results.importance import importance
+from hpo.results.analysis.importance import importance
 from hpo.results.record import load
 from trainers import FineGrained
 

@@ -22,8 +22,9 @@ from hpo.islands import resume
 from hpo.journal import directory
 from hpo.journal.code_copies import change, copy_path, keep_copy, read_copy
 from hpo.journal.files import read_directory
-from hpo.results import best_report, overview, text
+from hpo.results import overview, text
 from hpo.results.record import load
+from hpo.results.terminal import best_report
 from hpo.task import code_version
 from hpo.task.code_version import BY_VALUE, CodeVersion, code_of
 from hpo.task.task import Task, TaskSource, load_task

@@ -13,14 +13,15 @@ from scipy.stats import spearmanr
 
 import hpo
 from hpo.individual import Individual
-from hpo.results.ancestry import changes, family
-from hpo.results.fidelity import Progress, correlations, kept, progress
-from hpo.results.figures import parallel, theme
-from hpo.results.figures.parameter_axis import Axis
+from hpo.results.analysis.ancestry import changes, family
+from hpo.results.analysis.fidelity import Progress, correlations, kept, progress
+from hpo.results.analysis.island_success import good, migrations, success
+from hpo.results.figures import parallel
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.parameter_axis import Axis
+from hpo.results.figures.drawing.value_range import value_range
 from hpo.results.figures.registry import BY_NAME
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.value_range import value_range
-from hpo.results.island_success import good, migrations, success
 from hpo.results.record import CampaignRecord, Launch
 from hpo.results.report.content import encoded
 
@@ -292,7 +293,7 @@ def test_figures_agree_with_what_they_are_made_of():
 
 
 def test_forty_parameters_and_thousands_of_evaluations_stay_few_marks(monkeypatch):
-    monkeypatch.setattr("hpo.results.importance.MOST", 80)
+    monkeypatch.setattr("hpo.results.analysis.importance.MOST", 80)
     space = hpo.SearchSpace({f"p{n}": hpo.Float(0.0, 1.0) for n in range(40)})
     rng = random.Random(1)
     found = [

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import hpo
 from hpo.errors import UsageError
 from hpo.journal import directory
-from hpo.results import best_report
-from hpo.results import pareto as fronts
 from hpo.results import result as results
+from hpo.results.analysis import pareto as fronts
 from hpo.results.record import CampaignRecord
+from hpo.results.terminal import best_report
 from hpo.search.models.pareto import crowding
 
 _T = 1.7e9

@@ -11,9 +11,9 @@ import pytest
 import hpo
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import Individual
-from hpo.results import best_report
-from hpo.results.importance import MOST, importance
+from hpo.results.analysis.importance import MOST, importance
 from hpo.results.record import CampaignRecord
+from hpo.results.terminal import best_report
 from hpo.space.description import described_space
 
 SPACE = hpo.SearchSpace(

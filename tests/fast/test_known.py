@@ -22,8 +22,8 @@ from hpo.journal.inspection import check
 from hpo.journal.records import Known, decode, encode
 from hpo.prior_results.points import KnownPoints, known_points, read_points
 from hpo.results import result as results
-from hpo.results.best_report import best_json
 from hpo.results.record import load
+from hpo.results.terminal.best_report import best_json
 from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(

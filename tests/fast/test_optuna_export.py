@@ -20,7 +20,7 @@ from written import BEGAN, SPACE, Written, params
 from hpo.errors import CampaignError, UsageError
 from hpo.loggers.optuna_study import export
 from hpo.prior_results.points import known_points
-from hpo.results.pareto import best
+from hpo.results.analysis.pareto import best
 from hpo.results.record import load
 
 optuna = pytest.importorskip("optuna")

@@ -22,11 +22,12 @@ from hpo.errors import CampaignError, UsageError
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path
 from hpo.journal.curves import encode as curve_row
-from hpo.results.figures import best_so_far, files, theme
+from hpo.results.figures import best_so_far
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.value_range import value_range
 from hpo.results.figures.registry import BY_NAME, FIGURES
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.timeline import busy_share
-from hpo.results.figures.value_range import value_range
 from hpo.results.report.command import names, read, report
 from hpo.results.report.content import content, encoded
 from hpo.results.report.health import findings
@@ -193,7 +194,7 @@ def test_figures_of_several_campaigns_lie_over_one_another(homes: dict[int, Path
 @pytest.mark.filterwarnings("ignore:.* deprecated - use:DeprecationWarning")
 def test_figures_are_vector_graphics(homes: dict[int, Path], tmp_path: Path, monkeypatch) -> None:
     drawn = {"history", "timeline", "islands", "importance", "front"}
-    monkeypatch.setattr(files, "FIGURES", [BY_NAME[name] for name in (*drawn, "noise")])
+    monkeypatch.setattr(save, "FIGURES", [BY_NAME[name] for name in (*drawn, "noise")])
     said = report([homes[2]], tmp_path / "x.html", tmp_path / "figures")
     assert "noise: left out" in said
     assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} == drawn

@@ -10,10 +10,10 @@ import numpy
 from numpy.typing import NDArray
 
 from hpo.individual import COMPLETED, PRUNED, Individual
-from hpo.results.figures import theme
-from hpo.results.figures.panels import Plot
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.panels import Plot
+from hpo.results.figures.drawing.value_range import ValueRange, value_range
 from hpo.results.figures.source import NotDrawn, Source, thinned
-from hpo.results.figures.value_range import ValueRange, value_range
 
 Along = Callable[[Source, Sequence[Individual]], NDArray[Any]]
 """Where individuals that ended stand on the horizontal axis."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpo.individual import PRUNED
-from hpo.results.fidelity import FEWEST, Correlation, Progress, correlations, kept, progress
-from hpo.results.figures import theme
-from hpo.results.figures.panels import Panels, Plot
+from hpo.results.analysis.fidelity import FEWEST, Correlation, Progress, correlations, kept, progress
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source
 
 _PATIENCE = (0, 1, 2)

@@ -9,10 +9,10 @@ import numpy
 from numpy.typing import NDArray
 
 from hpo.individual import COMPLETED, PRUNED, RUNNING
-from hpo.results.figures import theme
-from hpo.results.figures.panels import Plot
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.panels import Plot
+from hpo.results.figures.drawing.value_range import value_range
 from hpo.results.figures.source import NotDrawn, Source, thinned
-from hpo.results.figures.value_range import value_range
 
 if TYPE_CHECKING:
     import pandas

@@ -11,13 +11,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from hpo.results.ancestry import Ancestor, Family, changes, family
-from hpo.results.figures import theme
-from hpo.results.figures.labels import configuration, plain, shortened
+from hpo.results.analysis.ancestry import Ancestor, Family, changes, family
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.labels import configuration, plain, shortened
+from hpo.results.figures.drawing.panels import Plot
+from hpo.results.figures.drawing.value_range import ValueRange, value_range
 from hpo.results.figures.ordering import important
-from hpo.results.figures.panels import Plot
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.value_range import ValueRange, value_range
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:

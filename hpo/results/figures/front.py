@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from hpo.results import pareto
-from hpo.results.figures import theme
-from hpo.results.figures.labels import configuration
-from hpo.results.figures.panels import Panels, Plot
+from hpo.results.analysis import pareto
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.labels import configuration
+from hpo.results.figures.drawing.panels import Panels, Plot
+from hpo.results.figures.drawing.value_range import ValueRange, value_range
 from hpo.results.figures.source import NotDrawn, Source, thinned
-from hpo.results.figures.value_range import ValueRange, value_range
 
 if TYPE_CHECKING:
     from hpo.individual import Individual

@@ -10,7 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from hpo.results.figures import best_so_far
-from hpo.results.figures.panels import Plot
+from hpo.results.figures.drawing.panels import Plot
 from hpo.results.figures.source import Source
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.results import pareto
-from hpo.results.figures import theme
-from hpo.results.figures.panels import Panels, Plot
+from hpo.results.analysis import pareto
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
 

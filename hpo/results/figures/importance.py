@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpo.results.figures import theme
-from hpo.results.figures.labels import shortened
-from hpo.results.figures.panels import Panels, Plot
+from hpo.results.analysis.importance import Importance
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.labels import shortened
+from hpo.results.figures.drawing.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.importance import Importance
 from hpo.terminal import one_line
 
 _MOST = 15

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.results.figures import theme
-from hpo.results.figures.panels import Panels, Plot
+from hpo.results.analysis.island_success import SHARE, Success, migrations, success
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.panels import Panels, Plot
+from hpo.results.figures.drawing.value_range import value_range
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.value_range import value_range
-from hpo.results.island_success import SHARE, Success, migrations, success
 
 _MOST_ISLANDS = 12
 _MOST_OPERATORS = 8

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy
 
-from hpo.results import pareto
-from hpo.results.figures import theme
-from hpo.results.figures.labels import configuration, short
-from hpo.results.figures.panels import Panels, Plot
+from hpo.results.analysis import pareto
+from hpo.results.analysis.repeated import Repeated
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.labels import configuration, short
+from hpo.results.figures.drawing.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.repeated import Repeated
 
 _SHOWN = 8
 _ROW = 30

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpo.results.figures import theme
-from hpo.results.figures.labels import distinguishable
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.labels import distinguishable
+from hpo.results.figures.drawing.panels import Panels, Plot
+from hpo.results.figures.drawing.parameter_axis import Axis, rounds
+from hpo.results.figures.drawing.thinning import best_and_spread
+from hpo.results.figures.drawing.value_range import value_range
 from hpo.results.figures.ordering import important
-from hpo.results.figures.panels import Panels, Plot
-from hpo.results.figures.parameter_axis import Axis, rounds
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.thinning import best_and_spread
-from hpo.results.figures.value_range import value_range
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hpo.results.figures.panels import Plot
+from hpo.results.figures.drawing.panels import Plot
 from hpo.results.figures.source import Source
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT
-from hpo.results.figures import theme
-from hpo.results.figures.labels import shortened, written
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.labels import shortened, written
+from hpo.results.figures.drawing.panels import Panels, Plot
+from hpo.results.figures.drawing.parameter_axis import Axis
+from hpo.results.figures.drawing.thinning import best_and_spread
+from hpo.results.figures.drawing.value_range import ValueRange, value_range
 from hpo.results.figures.ordering import important
-from hpo.results.figures.panels import Panels, Plot
-from hpo.results.figures.parameter_axis import Axis
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.thinning import best_and_spread
-from hpo.results.figures.value_range import ValueRange, value_range
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from hpo.errors import CampaignError
 from hpo.individual import COMPLETED, FINAL, Individual
-from hpo.results import pareto
-from hpo.results.importance import Importance, importance
+from hpo.results.analysis import pareto
+from hpo.results.analysis.importance import Importance, importance
 from hpo.space.description import described_space
 
 if TYPE_CHECKING:

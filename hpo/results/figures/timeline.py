@@ -11,8 +11,8 @@ from typing import Any
 import numpy
 
 from hpo.individual import LOST, RUNNING, STATUSES
-from hpo.results.figures import theme
-from hpo.results.figures.panels import Plot
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.panels import Plot
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.parts import Part
 

@@ -54,7 +54,7 @@ def report(
     with Steps(count) as steps, collector_paused():
         sources = read(directories, steps.begin)
         if figures is not None:
-            from hpo.results.figures.files import write
+            from hpo.results.figures.files.save import write
 
             steps.begin(f"writing {figures}")
             written = write(sources, figures)

@@ -14,7 +14,7 @@ import msgspec
 import numpy
 
 from hpo.individual import Individual
-from hpo.results.figures import theme
+from hpo.results.figures.drawing import theme
 from hpo.results.figures.registry import FIGURES, Entry
 from hpo.results.figures.source import NotDrawn, Source, thinned
 from hpo.results.report.summary import Missing, Summary, Table, compared, summary

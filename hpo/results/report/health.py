@@ -10,9 +10,10 @@ from typing import Literal
 import msgspec
 
 from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, Individual
-from hpo.results import pareto, text
+from hpo.results import text
+from hpo.results.analysis import pareto
+from hpo.results.figures.drawing.theme import duration, number
 from hpo.results.figures.source import Source
-from hpo.results.figures.theme import duration, number
 from hpo.space.parameters import Categorical, Float, Int, Ordinal
 from hpo.task.outcome import summary_line
 from hpo.terminal import one_line

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import msgspec
 
 from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, Scalar, is_known
-from hpo.results import overview, pareto, text
+from hpo.results import overview, text
+from hpo.results.analysis import pareto
+from hpo.results.analysis.repeated import in_words
+from hpo.results.figures.drawing.theme import duration, number
 from hpo.results.figures.source import Source
-from hpo.results.figures.theme import duration, number
 from hpo.results.figures.timeline import busy_share
-from hpo.results.repeated import in_words
 from hpo.results.report.health import Finding, findings, improvement
 from hpo.space.parameters import Float, Int, Ordinal, Parameter
 from hpo.terminal import one_line

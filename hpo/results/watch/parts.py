@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from hpo.errors import HpoError
+from hpo.results.figures.drawing.theme import number
 from hpo.results.figures.registry import FIGURES, Entry
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.theme import number
 from hpo.results.report.content import Content, Details, Drawn, content, details, drawn, encoded, marked
 from hpo.results.report.summary import Missing, Table
 from hpo.results.running import Running

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
-from hpo.results import repeated as repeats
+from hpo.results.analysis import repeated as repeats
 from hpo.search.models.pareto import reference_losses
 
 if TYPE_CHECKING:
     import pandas
 
     from hpo.individual import Individual
+    from hpo.results.analysis.repeated import Repeated
     from hpo.results.record import CampaignRecord
-    from hpo.results.repeated import Repeated
 
 Losses = tuple[float, ...]
 """One number an objective, all to be minimised."""
@@ -29,7 +29,7 @@ def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> l
     of it). Known points are among them, unless only the campaign's ``own`` evaluations are asked for.
 
     Where configurations were evaluated more than once on purpose, one individual a configuration, by what is
-    believed of its mean (``hpo.results.repeated``)."""
+    believed of its mean (``hpo.results.analysis.repeated``)."""
     if len(record.objectives) > 1:
         return front(record, own=own)[:top]
     most = 1 if top is None else top

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeGuard
 
-from hpo.results.figures.labels import distinguishable, plain, shortened
-from hpo.results.figures.theme import label
+from hpo.results.figures.drawing.labels import distinguishable, plain, shortened
+from hpo.results.figures.drawing.theme import label
 from hpo.space.parameters import Categorical, Encoder, Float, Int, Parameter
 from hpo.terminal import one_line
 

@@ -17,11 +17,12 @@ from hpo.errors import UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import RUNNING, Individual, Scalar, is_known, known_id
 from hpo.journal.records import storable
-from hpo.results import pareto, text
 from hpo.results import result as results
+from hpo.results import text
+from hpo.results.analysis import pareto
 from hpo.results.curves import of_individuals
-from hpo.results.history import Run, history
 from hpo.results.record import CampaignRecord, load
+from hpo.results.terminal.history import Run, history
 from hpo.spelling import suggestion
 from hpo.task.trial_directory import OUTPUT
 from hpo.terminal import one_line, visible

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpo.errors import CampaignError
+from hpo.results.figures.files.to_matplotlib import rendered
 from hpo.results.figures.registry import FIGURES
 from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.to_matplotlib import rendered
 
 FORMATS = ("svg", "pdf")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpo.results.figures import plotly_values as values
-from hpo.results.figures import theme
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.files import values as values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from hpo.results.figures import theme
+from hpo.results.figures.drawing import theme
 
 _TAG = re.compile(r"<[^>]*>")
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpo.results.figures import plotly_values as values
-from hpo.results.figures import theme
-from hpo.results.figures.matplotlib_traces import DASHES, POINT, Plain, bar, heatmap, scatter
-from hpo.results.figures.panels import Plot
+from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.panels import Plot
+from hpo.results.figures.files import values as values
+from hpo.results.figures.files.traces import DASHES, POINT, Plain, bar, heatmap, scatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -108,7 +108,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     """
     import numpy
 
-    from hpo.results.pareto import with_losses
+    from hpo.results.analysis.pareto import with_losses
     from hpo.search.kinds.vectorised import VectorisedGenomes
     from hpo.search.models.observations import normal_scores
 

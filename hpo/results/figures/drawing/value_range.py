@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hpo.results.figures import theme
+from hpo.results.figures.drawing import theme
 
 _FACTOR = 30.0
 """Positive values of which the best nine tenths span more than this factor are drawn by the logarithm."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hpo.results.figures.theme import label, number
+from hpo.results.figures.drawing.theme import label, number
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:

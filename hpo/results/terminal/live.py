@@ -142,8 +142,8 @@ def _shown(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], No
     """What shows how it stands, and what ends showing it."""
     if not sys.stdout.isatty() or config.terminal_columns(sys.stdout) is None:
         return _lines(), lambda: None
-    from hpo.results import panel
-    from hpo.results.screen import Screen
+    from hpo.results.terminal import panel
+    from hpo.results.terminal.screen import Screen
 
     screen = Screen(sys.stdout.fileno())
 
@@ -156,7 +156,7 @@ def _shown(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], No
 
 def _lines() -> Callable[[Overview], None]:
     """Writes a line a minute, and one where the state changes."""
-    from hpo.results import panel
+    from hpo.results.terminal import panel
 
     due, state = 0.0, ""
 

@@ -34,7 +34,7 @@ def good(record: CampaignRecord, share: float = SHARE) -> set[str]:
     import numpy
     from moocore import pareto_rank
 
-    from hpo.results.pareto import with_losses
+    from hpo.results.analysis.pareto import with_losses
 
     pairs = with_losses(record, own=True)
     if not pairs:

@@ -9,13 +9,13 @@ from pathlib import Path
 from hpo.errors import CampaignError
 from hpo.individual import Individual, is_known
 from hpo.journal.records import storable
-from hpo.results import pareto as fronts
 from hpo.results import result as results
 from hpo.results import text
+from hpo.results.analysis import pareto as fronts
+from hpo.results.analysis.importance import Importance, importance
+from hpo.results.analysis.repeated import Repeated
 from hpo.results.curves import of_individuals
-from hpo.results.importance import Importance, importance
 from hpo.results.record import CampaignRecord, load
-from hpo.results.repeated import Repeated
 
 
 def _top(record: CampaignRecord, top: int | None) -> list[Individual]:

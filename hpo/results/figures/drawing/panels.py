@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from hpo.results.figures import theme
+from hpo.results.figures.drawing import theme
 
 Plot = dict[str, Any]
 """``data``, a list of traces, and ``layout``, as plotly's JSON has them."""
