@@ -15,7 +15,7 @@ import numpy
 
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.panels import Plot
-from hpo.results.figures.files import values as values
+from hpo.results.figures.files import values
 from hpo.results.figures.files.traces import DASHES, POINT, Plain, bar, heatmap, scatter
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpo.results.figures.drawing import theme
-from hpo.results.figures.files import values as values
+from hpo.results.figures.files import values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
