@@ -23,9 +23,9 @@ from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path
 from hpo.journal.curves import encode as curve_row
 from hpo.results.figures import best_so_far
-from hpo.results.figures.files import save
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.value_range import value_range
+from hpo.results.figures.files import save
 from hpo.results.figures.registry import BY_NAME, FIGURES
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.timeline import busy_share
