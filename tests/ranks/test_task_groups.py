@@ -31,7 +31,7 @@ def threads(pid: int) -> int:
 def test_a_script_that_manages_its_group_is_evaluated_again_and_again(bench: Bench) -> None:
     bench.run("manage_group")
     pids = bench.pids
-    held = [(sockets(pid), threads(pid)) for pid in pids if pid is not None]
+    before = {pid: (sockets(pid), threads(pid)) for pid in pids if pid is not None}
     for index in range(RUNS):
         outcome = bench.run("manage_group", leaves=(None, "groups")[index % 2])
         assert outcome.status == "completed", outcome.error
@@ -39,7 +39,8 @@ def test_a_script_that_manages_its_group_is_evaluated_again_and_again(bench: Ben
         # The default group and three, and on several ranks one by which these agree with the campaign.
         assert outcome.metrics["groups"] == 4 + (bench.size > 1)
     assert bench.pids == pids
-    assert [(sockets(pid), threads(pid)) for pid in pids if pid is not None] == held
+    for pid, (most_sockets, most_threads) in before.items():
+        assert sockets(pid) <= most_sockets and threads(pid) <= most_threads
 
 
 def test_a_model_that_is_kept_with_its_group_does_no_harm(bench: Bench) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from hpo.evaluation.process.when_imported import when_imported
 
 _SEEDED: dict[str, Callable[[Any, int], object]] = {
     "numpy": lambda numpy, seed: numpy.random.seed(seed % 2**32),
@@ -24,7 +26,7 @@ class Seeder:
 
     def __init__(self) -> None:
         self._seed = 0
-        sys.meta_path.insert(0, self)
+        when_imported({name: functools.partial(self._seed_module, name) for name in _SEEDED})
 
     def seed(self, seed: int) -> None:
         """Begin an evaluation."""
@@ -34,20 +36,5 @@ class Seeder:
             if name in sys.modules:
                 function(sys.modules[name], seed)
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Called by the import system for each module: have these two seeded once they are executed."""
-        if name not in _SEEDED:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def execute_and_seed(module: ModuleType) -> None:
-            execute(module)
-            _SEEDED[name](module, self._seed)
-
-        spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]
-        return spec
+    def _seed_module(self, name: str, module: ModuleType) -> None:
+        _SEEDED[name](module, self._seed)

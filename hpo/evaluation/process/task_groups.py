@@ -15,12 +15,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from hpo.evaluation.process.when_imported import when_imported
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup
@@ -56,7 +56,7 @@ class TaskGroups:
             for name in _NAMES:
                 setattr(sys.modules["torch.distributed"], name, getattr(sys.modules[_MODULE], name))
         else:
-            sys.meta_path.insert(0, _WhenImported(self._stand_in))
+            when_imported({_MODULE: self._stand_in})
 
     def _stand_in(self, module: ModuleType) -> None:
         for name, method in zip(_NAMES, (self._initialise, self._destroy), strict=True):
@@ -231,29 +231,3 @@ def _function(method: Callable[..., None], real: Callable[..., None]) -> Callabl
 def _backends(config: str) -> list[str]:
     """The backends named in ``config``: "nccl", "cpu:gloo,cuda:nccl"."""
     return [one.rpartition(":")[2].lower() for one in config.split(",")]
-
-
-class _WhenImported(MetaPathFinder):
-    """Calls ``then(module)`` once the module of torch's groups has been imported, before anyone else sees it."""
-
-    def __init__(self, then: Callable[[ModuleType], None]) -> None:
-        self._then = then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The module's own, with a loader that calls ``then``; None for all others."""
-        if fullname != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def executed(module: ModuleType) -> None:
-            execute(module)
-            self._then(module)
-
-        spec.loader.exec_module = executed  # type: ignore[method-assign]
-        return spec
