@@ -317,9 +317,9 @@ def command(
         raise UsageError(
             "--nodes is missing: how many nodes is the job to have? Write for example: --nodes 4"
         )
-    sentence = advice(options)
-    if sentence is not None:
-        write(f"hpo: {sentence}.", sys.stderr)
+    remark = advice(options)
+    if remark is not None:
+        write(f"hpo: {remark}.", sys.stderr)
     path = str(Path(sys.executable).parent)
     text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
     if dry_run:
