@@ -257,7 +257,7 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
         "nodes": ("N", "nodes, or the fewest and the most: 2-4"),
         "ntasks-per-node": ("N", "ranks a node (default: its GPUs, else the fewest that fit)"),
         "gpus-per-node": ("N", "GPUs of each node, one a rank in turn"),
-        "cpus-per-task": ("N", "cores of each rank"),
+        "cpus-per-task": ("N", "CPUs of each rank, for training and data loaders"),
         "time": ("T", "time limit of each job, such as 8:00:00"),
         "partition": ("NAME", "partition"),
         "account": ("NAME", "account"),

@@ -31,6 +31,7 @@ from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
+from hpo.evaluation.cores import read_host
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
@@ -481,7 +482,7 @@ class Campaign:
                     earlier.contest()
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
                 known = self._enter_known(earlier, layout.islands)
-                hosts = self._greet(transport)
+                hellos = self._greet(transport)
             except HpoError as error:
                 for rank in others:
                     transport.send(rank, encode(End("refused", error.exit_code, str(error))))
@@ -491,7 +492,8 @@ class Campaign:
                 layout,
                 earlier,
                 launch,
-                hosts,
+                [hello.host for hello in hellos],
+                cores=[hello.cores for hello in hellos],
                 lineages={
                     one for one in range(layout.islands) if settings.search_of(one).traits.needs_checkpoints
                 },
@@ -516,7 +518,7 @@ class Campaign:
             raise directory.unwritable(self.settings.directory, error) from error
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
-        transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), self._fingerprint(), None)))
+        transport.send(0, encode(self._hello()))
         early: list[tuple[int, bytes]] = []
         waits_s = 2 * self._greeting_s(transport.size)
         deadline = time.monotonic() + waits_s
@@ -551,14 +553,23 @@ class Campaign:
         content = {"identity": self.identity, "settings": self.settings.model_dump(mode="json")}
         return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
 
-    def _greet(self, transport: Transport) -> list[str]:
-        """Host names by rank, once all have said hello; raises CampaignError for one that could not, RanksDied for one
-        that did not."""
-        hosts: dict[int, str] = {0: socket.gethostname()}
+    def _hello(self) -> Hello:
+        return Hello(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            fingerprint=self._fingerprint(),
+            error=None,
+            cores=read_host(config.environment()).fingerprint,
+        )
+
+    def _greet(self, transport: Transport) -> list[Hello]:
+        """What ranks said of themselves, by rank, once all have; raises CampaignError for one that could not begin,
+        RanksDied for one that said nothing."""
+        mine = self._hello()
+        hellos = {0: mine}
         waits_s = self._greeting_s(transport.size)
         deadline = time.monotonic() + waits_s
-        mine = self._fingerprint()
-        while len(hosts) < transport.size:
+        while len(hellos) < transport.size:
             if transport.failed():
                 raise RanksDied(
                     f"rank {min(transport.failed())} died before the campaign began. Look for its own message above"
@@ -569,21 +580,21 @@ class Campaign:
                     continue
                 if hello.error is not None:
                     raise CampaignError(f"rank {source} on {hello.host}: {hello.error}")
-                if hello.fingerprint != mine:
+                if hello.fingerprint != mine.fingerprint:
                     raise CampaignError(
-                        f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {hosts[0]}. "
+                        f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {mine.host}. "
                         "All ranks must see the same campaign file and the same code: check that both lie on a shared "
                         "file system"
                     )
-                hosts[source] = hello.host
+                hellos[source] = hello
             if time.monotonic() > deadline:
-                missing = [rank for rank in range(transport.size) if rank not in hosts]
+                missing = [rank for rank in range(transport.size) if rank not in hellos]
                 raise RanksDied(
                     f"ranks {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''} did not start within "
                     f"{waits_s:.0f} s. Look for their own messages; if they are slow, raise [evaluation] start_timeout"
                 )
             time.sleep(0.001)
-        return [hosts[rank] for rank in range(transport.size)]
+        return [hellos[rank] for rank in range(transport.size)]
 
     def _serve(
         self,

@@ -228,6 +228,7 @@ def child_factory(
         size=len(surroundings.hosts),
         local_rank=surroundings.local_rank,
         local_size=surroundings.local_size,
+        cores_agreed=surroundings.cores_agreed,
         hosts=surroundings.hosts,
         source=source,
         interface=settings.evaluation.interface,

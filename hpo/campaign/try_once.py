@@ -119,7 +119,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
     to_crew: deque[dict[str, Any]] = deque()
     crew = ProcessCrew(
         size=size,
-        child_factory=child_factory(settings, Surroundings(hosts, 0, size, 1), 0, source),
+        child_factory=child_factory(settings, Surroundings(hosts, 0, size, 1, cores_agreed=True), 0, source),
         send=lambda rank, message: to_others.append((rank, message)),
         objectives=tuple(campaign.task.objectives),
         settings=settings.evaluation,
@@ -130,7 +130,9 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
     others = {
         rank: EvaluatorHost(
             worker_rank=rank,
-            child_factory=child_factory(settings, Surroundings(hosts, rank, size, 1), rank, source),
+            child_factory=child_factory(
+                settings, Surroundings(hosts, rank, size, 1, cores_agreed=True), rank, source
+            ),
             send=lambda epoch, answer, rank=rank: to_crew.append(  # type: ignore[misc]
                 pack_answer(epoch, rank, answer)
             ),

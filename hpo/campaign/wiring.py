@@ -25,9 +25,9 @@ from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.errors import EXIT_RESUMABLE, describe_os_error
+from hpo.evaluation.cores import may_use
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.evaluation.environment import count_cores
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
@@ -371,7 +371,7 @@ class Assembly:
                 clock=transport.now,
                 all_workers=sum(map(len, groups)),
                 local_workers=surroundings.local_leaders,
-                cores=count_cores()[1],
+                cores=len(may_use()),
                 workers=len(groups[place.island]),
                 islands=len(groups),
                 evaluations=settings.evaluations,

@@ -49,6 +49,7 @@ OURS = {
 }
 """Options that a job must have as they are, and why."""
 
+_GIVE_CPUS = ("cpus-per-task", "cpus-per-gpu", "mincpus", "exclusive")
 _COUNTS = ("cpus-per-task", "ntasks-per-node", "mincpus", "cpus-per-gpu")
 _COUNT = r"[1-9]\d{0,5}"
 _TIME = re.compile(r"\d{1,9}(:\d{1,2}){0,2}|\d{1,6}-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
@@ -218,6 +219,18 @@ def plan(
     )
 
 
+def advice(options: Mapping[str, str | None]) -> str | None:
+    """A sentence where a job asks for GPUs, and for no CPUs to feed them. How many there are only the cluster knows."""
+    gpus = any(name.startswith("gpus") for name in options) or "gpu" in (options.get("gres") or "")
+    if not gpus or any(name in options for name in _GIVE_CPUS):
+        return None
+    return (
+        "the job asks for GPUs and not for CPUs: where your site sets no other default, each rank gets one, for "
+        "training and data loaders together. Give --cpus-per-task=N: a node's CPUs, which sinfo -o '%P %c %G' shows, "
+        "divided by its ranks"
+    )
+
+
 def _per_node(layout: LayoutSettings, nodes: int) -> int:
     """The fewest ranks a node, in whole workers, that give each island one."""
     return math.ceil(layout.islands / nodes) * layout.ranks_per_worker
@@ -304,6 +317,9 @@ def command(
         raise UsageError(
             "--nodes is missing: how many nodes is the job to have? Write for example: --nodes 4"
         )
+    remark = advice(options)
+    if remark is not None:
+        write(f"hpo: {remark}.", sys.stderr)
     path = str(Path(sys.executable).parent)
     text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
     if dry_run:

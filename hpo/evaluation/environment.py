@@ -1,4 +1,4 @@
-"""The environment variables and the share of the host's cores that an evaluator gets."""
+"""The environment variables that an evaluator gets."""
 
 from __future__ import annotations
 
@@ -75,29 +75,3 @@ def child_environment(
         former = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = str(package_root) if not former else f"{package_root}{os.pathsep}{former}"
     return environment
-
-
-def thread_share(*, bound: int, widest: int, local_size: int) -> int:
-    """Threads for one of ``local_size`` evaluators of a host with ``widest`` cores, bound to ``bound`` of them.
-
-    One core is what mpirun binds a rank to by default; evaluators leave that binding.
-    """
-    share = max(1, widest // local_size)
-    return share if bound == 1 else min(bound, share)
-
-
-def count_cores() -> tuple[int, int]:
-    """The cores that this thread is bound to and those it could have."""
-    bound = os.sched_getaffinity(0)
-    widen_affinity()
-    widest = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, bound)
-    return len(bound), len(widest)
-
-
-def widen_affinity() -> None:
-    """Allow this thread all cores that the system lets it have."""
-    try:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    except OSError:
-        pass  # some systems refuse a set that is larger than theirs; then the binding stays

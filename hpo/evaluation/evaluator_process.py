@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo.evaluation.conversation import Answer, Hello, Order, answer_of, to_line
+from hpo.evaluation.cores import evaluator_share, read_host, running_on
 from hpo.evaluation.devices import bind_device, visible_devices
-from hpo.evaluation.environment import child_environment, count_cores, thread_share
+from hpo.evaluation.environment import child_environment
 from hpo.evaluation.process_tree import descendants
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ _HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host.
+    """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host;
+    ``cores_agreed``: whether all of these see the same cores and GPUs.
 
     ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user
     named one. ``curve``: where reports are kept, if here.
@@ -51,6 +53,7 @@ class RankContext:
     size: int
     local_rank: int
     local_size: int
+    cores_agreed: bool
     hosts: tuple[str, ...]
     source: TaskSource
     interface: str | None = None
@@ -92,13 +95,20 @@ class EvaluatorProcess:
             worker_local_rank=context.worker_local_rank,
             worker_local_size=context.worker_local_size,
         )
-        bound, widest = count_cores()
+        share = evaluator_share(
+            read_host(environment),
+            environment,
+            local_rank=context.local_rank,
+            local_size=context.local_size,
+            agreed=context.cores_agreed,
+        )
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         # What is printed outside evaluations, while importing above all: for the error text of a failed
         # start.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed in release)
-        with theirs:
+        # The evaluator's CPUs are set before it begins, so that all that it starts or imports has them from the start.
+        with theirs, running_on(share.cpus):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "hpo.evaluation.process.evaluator", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -108,7 +118,7 @@ class EvaluatorProcess:
                 start_new_session=True,
                 env=child_environment(
                     environment,
-                    threads=thread_share(bound=bound, widest=widest, local_size=context.local_size),
+                    threads=share.threads,
                     devices=devices,
                     package_root=Path(__file__).resolve().parents[2],
                 ),

@@ -120,22 +120,26 @@ class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(BeforeServing, frozen=True):
-    """Rank to coordinator, once: it runs on this host, and could (or could not) read the campaign."""
+    """Rank to coordinator, once: it runs on this host, and could (or could not) read the campaign. ``cores``: equal for
+    ranks that see the same cores and GPUs of it."""
 
     host: str
     pid: int
     fingerprint: str
     error: str | None
+    cores: str = ""
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):
     """Where a rank runs. ``hosts``: names by worker rank; ``local_rank``, ``local_size``: among all ranks of the launch
-    on its host; ``local_leaders``: how many of these lead workers."""
+    on its host; ``local_leaders``: how many of these lead workers; ``cores_agreed``: whether all of these see the same
+    cores and GPUs of it."""
 
     hosts: tuple[str, ...]
     local_rank: int
     local_size: int
     local_leaders: int
+    cores_agreed: bool = False
 
 
 class Start(BeforeServing, frozen=True):

@@ -644,15 +644,16 @@ def start_messages(
     layout: Layout,
     state: ResumeState,
     launch: int,
-    hosts: list[str],
+    hosts: Sequence[str],
     *,
+    cores: Sequence[str] = (),
     lineages: Container[int] = (),
     holds: Callable[[str], bool] = lambda identity: True,
 ) -> list[Start]:
-    """The first message to each rank; only leaders get a population. ``hosts``: by world rank; ``lineages``: islands
-    whose individuals go on from each other; ``holds``: whether what an individual saved is still there, without which
-    none goes on."""
-    starts = [Start(launch, where, 0, [], [], []) for where in surroundings(layout, hosts)]
+    """The first message to each rank; only leaders get a population. ``hosts`` and ``cores``: by world rank, as of
+    ``surroundings``; ``lineages``: islands whose individuals go on from each other; ``holds``: whether what an
+    individual saved is still there, without which none goes on."""
+    starts = [Start(launch, where, 0, [], [], []) for where in surroundings(layout, hosts, cores)]
     for island in range(layout.islands):
         places = layout.of_island(island)
         population = state.populations.get(island)
@@ -686,15 +687,20 @@ def start_messages(
     return starts
 
 
-def surroundings(layout: Layout, hosts: Sequence[str]) -> list[Surroundings]:
-    """Where each rank runs. ``hosts``: by world rank."""
+def surroundings(layout: Layout, hosts: Sequence[str], cores: Sequence[str] = ()) -> list[Surroundings]:
+    """Where each rank runs. By world rank: ``hosts``; and ``cores``, equal for ranks that see the same of a host."""
+    seen: dict[str, set[str]] = {}
+    for host, one in zip(hosts, cores):
+        seen.setdefault(host, set()).add(one)
     sizes = Counter(hosts)
     leaders = Counter(hosts[place.leader] for place in layout.workers)
     before: Counter[str] = Counter()
     found = []
     for rank, host in enumerate(hosts):
         own = tuple(hosts[member] for member in layout.place_of(rank)[0].ranks)
-        found.append(Surroundings(own, before[host], sizes[host], leaders[host]))
+        found.append(
+            Surroundings(own, before[host], sizes[host], leaders[host], len(seen.get(host, ())) == 1)
+        )
         before[host] += 1
     return found
 

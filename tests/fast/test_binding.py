@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.evaluation.devices import bind_device, choose_backend, inline_device, visible_devices
-from hpo.evaluation.environment import child_environment, thread_share
+from hpo.evaluation.environment import child_environment
 
 FOUR = ("0", "1", "2", "3")
 
@@ -138,16 +138,6 @@ def test_nccl_only_where_each_rank_has_a_device_of_its_own(
     devices: list[tuple[str, str | None]], backend: str
 ) -> None:
     assert choose_backend(devices) == backend
-
-
-@pytest.mark.parametrize(
-    ("bound_cores", "widest", "local_size", "threads"),
-    [(1, 64, 8, 8), (64, 64, 8, 8), (32, 64, 2, 32), (8, 64, 2, 8), (2, 2, 4, 1), (1, 1, 1, 1)],
-)
-def test_threads_are_a_share_of_the_host(
-    bound_cores: int, widest: int, local_size: int, threads: int
-) -> None:
-    assert thread_share(bound=bound_cores, widest=widest, local_size=local_size) == threads
 
 
 def environment(

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from cases import cases
 from places import ROOT, TESTS
+from skips import NOT_POSSIBLE
 from stand_in_torch import torch_that_finds
 
 import hpo
@@ -113,6 +114,7 @@ class Bench:
             size=self.size,
             local_rank=self.hosts[:rank].count(self.hosts[rank]),
             local_size=self.hosts.count(self.hosts[rank]),
+            cores_agreed=True,
             hosts=self.hosts,
             source=self.source,
             interface=self.interface,
@@ -701,6 +703,20 @@ def test_binding_to_one_core_is_not_inherited(tmp_path: Path) -> None:
     seen = worker.finish().metrics
     worker.close()
     assert seen["cores"] >= len(cores) and seen["threads"] == str(seen["cores"])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason=f"{NOT_POSSIBLE}one core")
+def test_evaluators_of_a_host_have_cores_of_their_own(tmp_path: Path) -> None:
+    worker = Bench(2, tmp_path)
+    try:
+        worker.run("collective")  # by threads of torch's
+        [first], [second] = (
+            {frozenset(os.sched_getaffinity(int(one.name))) for one in Path(f"/proc/{pid}/task").iterdir()}
+            for pid in worker.pids
+        )
+        assert not first & second and first | second == os.sched_getaffinity(0)
+    finally:
+        worker.close()
 
 
 def test_worker_that_spans_hosts_meets_on_the_interface_named(tmp_path: Path) -> None:

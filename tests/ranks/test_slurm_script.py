@@ -27,6 +27,7 @@ EXAMPLE = slurm.Plan(
         "nodes": "16",
         "ntasks-per-node": "4",
         "gpus-per-node": "4",
+        "cpus-per-task": "8",
         "time": "08:00:00",
     },
     heading=(
@@ -104,6 +105,26 @@ def test_srun_starts_the_ranks_where_it_is_asked_to(file: Path, capsys: pytest.C
     _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=pmi2")
     assert "srun --mpi=pmi2 " in text and '"$SLURM_NTASKS"' not in text
     assert directives(text)["ntasks-per-node"] == "4"  # two workers, for two nodes have to hold four islands
+
+
+@pytest.mark.parametrize(
+    ("options", "advised"),
+    [
+        (["--gpus-per-node=4"], True),
+        (["--gres=gpu:a100:4"], True),
+        (["--gres=gpu:4", "--cpus-per-gpu=8"], False),
+        (["--gpus-per-node=4", "--cpus-per-task=8"], False),
+        (["--gpus-per-node=4", "--exclusive"], False),
+        (["--gres=scratch:10"], False),
+        ([], False),
+    ],
+)
+def test_gpus_without_cpus_to_feed_them_are_remarked_on(
+    file: Path, options: list[str], advised: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text, err = dry_run(capsys, file, "--nodes=2", "--ntasks-per-node=4", *options)
+    assert code == 0 and directives(text)
+    assert ("--cpus-per-task=N" in err) is advised and len(err.splitlines()) == advised
 
 
 def test_ranks_that_the_workers_share_evenly_are_accepted(
@@ -247,6 +268,26 @@ def test_whatever_the_launcher_returns_the_journal_is_asked(
     )
     assert done.returncode == ends
     assert (f"again: slurm c.toml --requeue {returned}\n" in done.stdout) is (returned != 0)
+
+
+@pytest.mark.parametrize(("cpus", "given"), [({"SLURM_CPUS_PER_TASK": "8"}, " --cpus-per-task=8"), ({}, "")])
+def test_srun_gets_the_number_of_cpus_that_the_job_has(
+    tmp_path: Path, cpus: dict[str, str], given: str
+) -> None:
+    """It takes none from the job's environment, since Slurm 22.05."""
+    fake = tmp_path / "srun"
+    fake.write_text('#!/usr/bin/env bash\necho "$0" "$@"\n')
+    fake.chmod(0o755)
+    plan = slurm.Plan(file="c.toml", grace_s=1.0, options={}, start="srun", path=str(tmp_path))
+    done = subprocess.run(
+        ["bash", "-c", slurm.script(plan)],
+        env={"PATH": os.environ["PATH"], **cpus},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == f"{fake} --mpi=pmix{given} hpo run c.toml\n"
 
 
 # --- again or not -------------------------------------------------------------------------------------------

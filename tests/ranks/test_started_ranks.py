@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -23,6 +24,7 @@ space = hpo.SearchSpace(x=hpo.Float(-1.0, 1.0))
 
 def evaluate(trial):
     note(trial.id, "began")
+    note(",".join(map(str, sorted(os.sched_getaffinity(0)))), "cores")
     time.sleep(SECONDS)
     return SCALE * trial.params["x"] ** 2
 
@@ -54,6 +56,9 @@ def test_a_script_starts_ranks_which_do_not_run_it(terminal: Terminal) -> None:
     assert workers(terminal) == {0, 1}
     assert terminal.side("by") == ["run"]
     assert terminal.processes() == []
+    if len(os.sched_getaffinity(0)) > 1:
+        first, second = (set(map(int, listed.split(","))) for listed in set(terminal.side("cores")))
+        assert not first & second and first | second == os.sched_getaffinity(0)
     # What is kept is the code of the script, not of the module that the ranks run.
     assert "SCALE = 2.0" in (next((terminal.directory / "run" / "code").rglob("__main__.py"))).read_text()
     # It goes on from its directory, on another number of ranks.

@@ -32,7 +32,6 @@ from hpo.evaluation.conversation import (
 )
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import evaluator_device
-from hpo.evaluation.environment import widen_affinity
 from hpo.evaluation.process.control_socket import ControlSocket
 from hpo.evaluation.process.global_seeds import Seeder
 from hpo.evaluation.process.output_capture import OutputCapture
@@ -245,8 +244,6 @@ class Evaluator:
 
 def main(arguments: list[str]) -> int:
     """Serve the control rank at the other end of the socket that ``arguments[0]`` numbers."""
-    if len(os.sched_getaffinity(0)) == 1:
-        widen_affinity()  # one core is mpirun's default, not a wish
     faulthandler.enable(file=2, all_threads=False)
     channel = ControlSocket(int(arguments[0]))
     hello = channel.receive(_HELLO_S)
