@@ -27,11 +27,9 @@ from pathlib import Path
 
 from search_spaces.readers.imagenet_files.listing import ImageFiles, Listing, list_images
 from search_spaces.readers.imagenet_files.made_up import CLASSES, TESTED, TRAINED, write_made_up
+from search_spaces.readers.published import IMAGENET_LISTS
 
-__all__ = ["KEPT_IN", "ImageFiles", "Listing", "list_images", "write_made_up"]
-
-KEPT_IN = "runs/imagenet-lists"
-"""Where lists of images are kept, if no other place is named."""
+__all__ = ["ImageFiles", "Listing", "list_images", "write_made_up"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = commands.add_parser("check", help="list the images of a folder, and say what it holds")
     check.add_argument("data", type=Path, help="the folder")
     check.add_argument(
-        "--list", default=KEPT_IN, metavar="DIR", help=f"where the list is kept (default {KEPT_IN})"
+        "--list",
+        default=IMAGENET_LISTS,
+        metavar="DIR",
+        help=f"where the list is kept (default {IMAGENET_LISTS})",
     )
     make = commands.add_parser("make-up", help="write made-up images, of classes that can be learnt")
     make.add_argument("data", type=Path, help="the folder to make")
