@@ -34,7 +34,11 @@ __all__ = ["ImageFiles", "Listing", "list_images", "write_made_up"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The commands ``check`` and ``make-up``; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m search_spaces.readers.imagenet")
+    parser = argparse.ArgumentParser(
+        prog="python -m search_spaces.readers.imagenet",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="list the images of a folder, and say what it holds")
     check.add_argument("data", type=Path, help="the folder")
