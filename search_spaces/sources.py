@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hpo
 from search_spaces import options
@@ -23,8 +24,12 @@ from search_spaces.readers.published import (
     CifarFiles,
 )
 
+if TYPE_CHECKING:
+    from search_spaces.readers.imagenet import Listing
+
 IMAGES = f"a folder or an archive with CIFAR-10 or CIFAR-100, {' or '.join(PACKAGED_IMAGES)}"
 """What ``training_images`` takes, in words."""
+IMAGENET = "a folder with ImageNet, as folders of classes or as shards"
 SERIES = f"a csv such as data/ETTm2.csv, or {PACKAGED_SERIES}"
 
 
@@ -38,6 +43,17 @@ def training_images(data: str) -> int | None:
     path = _path(data, IMAGES)
     with options.as_usage():
         return _in_folder(path) if path.is_dir() else _in_archive(path)
+
+
+def imagenet(data: str, lists: str) -> Listing:
+    """The images that the folder ``data`` holds, as for ``readers.imagenet.list_images``; the list is kept in the
+    folder ``lists``. UsageError where it is no such data, or not whole.
+    """
+    from search_spaces.readers.imagenet import list_images
+
+    path = _path(data, IMAGENET)
+    with options.as_usage():
+        return list_images(path, lists)
 
 
 def packaged_images(data: str) -> None:
@@ -98,6 +114,13 @@ def training_patches(data: str, bands: Sequence[str]) -> int:
                 f"data = {data!r}: has no patches for {name}. Make it anew, with more patches."
             )
     return counts["train"]
+
+
+def check_home(data: str) -> None:
+    """UsageError where ``data``, a folder for made-up data, is none."""
+    with options.as_usage():
+        if Path(data).exists() and not Path(data).is_dir():
+            raise hpo.UsageError(f"{data}: is no folder for made-up data. Move it away.")
 
 
 def check_made_up_home(data: str) -> None:

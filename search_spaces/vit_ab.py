@@ -78,6 +78,7 @@ class Options(ImageOptions):
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
+    from search_spaces.building_blocks.initial_weights import make_orthogonal
     from search_spaces.building_blocks.schedules import cosine
     from search_spaces.networks.vgg import cifar_vgg16
     from search_spaces.networks.vit import ViT
@@ -95,10 +96,7 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         )
     else:
         model = cifar_vgg16(classes=run.classes, width=options.width)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() >= 2 and name.endswith("weight"):
-            # As Table A.6 has it (Saxe et al. 2014, arXiv 1312.6120).
-            torch.nn.init.orthogonal_(parameter)
+    make_orthogonal(model)
     return Recipe(
         network=model,
         optimizer=lambda weights: torch.optim.AdamW(

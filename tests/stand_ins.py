@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from pathlib import Path
 
 from search_spaces.readers import published
@@ -38,6 +40,19 @@ def bigearthnet(
                 one = Stored(name=f"{split}-{number}", split=split, classes=(0,), checksum=0)
                 writer.append([(one, b"\0" * layout.patch_bytes)], {})
         writer.finish()
+    return path
+
+
+def imagenet(path: Path, classes: int = 1000, trained: int = 2) -> Path:
+    """Shards of empty images, so many to train with and one to test with of each class."""
+    for part, count in (("train", trained), ("val", 1)):
+        (path / part).mkdir(parents=True)
+        with tarfile.open(path / part / "0.tar", "w") as shard:
+            for number in range(classes * count):
+                for suffix, content in (("jpg", b""), ("cls", str(number % classes).encode())):
+                    member = tarfile.TarInfo(f"{number:06d}.{suffix}")
+                    member.size = len(content)
+                    shard.addfile(member, io.BytesIO(content))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Campaigns on images in the form of CIFAR: what is trained on, and how it is judged.
+"""Campaigns on images: how they are judged, and what is trained on in the form of CIFAR.
 
     make_task, main = image_campaign(space, default, recipe, options=MyOptions)
 
@@ -22,6 +22,7 @@ from search_spaces.building_blocks.training import (
     Recipe,
     Run,
     TrainedTask,
+    TrainingOptions,
 )
 from search_spaces.folds import Fold
 from search_spaces.options import Count, Rule, Share
@@ -113,13 +114,12 @@ class ImageTask(TrainedTask):
 
     score = "accuracy"
     direction = "maximize"
-    options: ImageOptions
 
     def metrics(self) -> dict[str, Metric]:
         return {"accuracy": accuracy}
 
 
-O = TypeVar("O", bound=ImageOptions)  # noqa: E741
+O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
 
 
 def image_campaign(
@@ -131,7 +131,9 @@ def image_campaign(
     points: Sequence[Mapping[str, Scalar]] | Callable[[O], Sequence[Mapping[str, Scalar]]] = (),
     **others: Any,
 ) -> tuple[MakeTask[O, ImageTask], Main]:
-    """As ``campaign``, whose other keywords it takes, with ``ImageTask``."""
+    """As ``campaign``, whose other keywords it takes, with ``ImageTask``; ``options``: of ``ImageOptions`` or
+    ``ImageNetOptions``.
+    """
     return campaign(
         space, default, recipe, options=options, task=ImageTask, points=points, facts=("classes",), **others
     )

@@ -49,6 +49,13 @@ def take(model: nn.Module, state: Mapping[str, Tensor]) -> Transfer:
     return Transfer(taken=tuple(taken), left=left)
 
 
+def make_orthogonal(model: nn.Module) -> None:
+    """Weights of layers become orthogonal, as Table A.6 has it (Saxe et al. 2014, arXiv 1312.6120)."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2 and name.endswith("weight"):
+            nn.init.orthogonal_(parameter)
+
+
 def take_file(model: nn.Module, path: str) -> Transfer:
     """As ``take``, from a safetensors file; blocks that the file's network has not begin as identity. UsageError where
     it cannot be read, or is of another kind of network.

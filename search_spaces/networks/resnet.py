@@ -47,7 +47,8 @@ class ResNet50(nn.Module):
     """(N, channels, height, width) to logits (N, classes), by stages of bottlenecks (He et al. 2015, table 1).
 
     ``filters`` is the width of the first stage, which each later one doubles: 64 is ResNet-50, whose
-    ``blocks`` are (3, 4, 6, 3). The stem halves the image twice, each stage but the first once.
+    ``blocks`` are (3, 4, 6, 3). The stem halves the image twice, each stage but the first once. ``dropout``: before
+    the last layer.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ResNet50(nn.Module):
         activation: str = "relu",
         order: str = "original",
         blocks: Sequence[int] = (3, 4, 6, 3),
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         stem = conv(channels, filters, kernel=7, stride=2)
@@ -71,11 +73,12 @@ class ResNet50(nn.Module):
                 body.append(Bottleneck(width, inner, stride=stride, activation=activation, order=order))
                 width = EXPANSION * inner
         self.features = around(body, stem, width, activation=activation, order=order)
+        self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(width, classes)
         initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(images).mean(dim=(2, 3)))
+        logits: Tensor = self.classifier(self.dropout(self.features(images).mean(dim=(2, 3))))
         return logits
 
 

@@ -111,14 +111,24 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
             pixels = padded_crop(pixels, how.padding, draw)
         if how.scale is not None:
             pixels = resized_crop(pixels, how.scale, draw)
-        if how.flip and draw.random() < 0.5:
-            pixels = pixels.flip(2)
-        if how.rand_augment is not None:
-            pixels = how.rand_augment(pixels, draw, self._fill)
-        image = (pixels.float() - self._mean) / self._deviation
-        if draw.random() < how.erasing:
-            erase(image, draw)
+        image = changed(pixels, how, draw, mean=self._mean, deviation=self._deviation, fill=self._fill)
         return image, self._images.classes[index]
+
+
+def changed(
+    pixels: Tensor, how: Augmentation, draw: random.Random, *, mean: Tensor, deviation: Tensor, fill: Tensor
+) -> Tensor:
+    """``pixels`` (3, H, W), bytes, after what ``how`` says comes after cropping: flipped, changed by rand-augment,
+    normalised and partly erased. ``mean`` and ``deviation`` (3, 1, 1), ``fill``: as ``mean``, in bytes.
+    """
+    if how.flip and draw.random() < 0.5:
+        pixels = pixels.flip(2)
+    if how.rand_augment is not None:
+        pixels = how.rand_augment(pixels, draw, fill)
+    image = (pixels.float() - mean) / deviation
+    if draw.random() < how.erasing:
+        erase(image, draw)
+    return image
 
 
 def padded_crop(pixels: Tensor, padding: int, draw: random.Random) -> Tensor:
@@ -134,15 +144,27 @@ def resized_crop(pixels: Tensor, scale: tuple[float, float], draw: random.Random
     turn do not fit.
     """
     height, width = pixels.shape[1:]
+    found = drawn_window(height, width, scale, draw)
+    if found is None:
+        return pixels
+    top, left, down, across = found
+    window = pixels[None, :, top : top + down, left : left + across].float()
+    return _bytes(functional.interpolate(window, size=(height, width), mode="bilinear")[0])
+
+
+def drawn_window(
+    height: int, width: int, scale: tuple[float, float], draw: random.Random
+) -> tuple[int, int, int, int] | None:
+    """Top, left, height and width of a window of an area ``scale`` (from, to), with sides in a ratio of 3:4 to 4:3;
+    None if ten in turn do not fit.
+    """
     for _ in range(10):
         area = draw.uniform(*scale) * height * width
         ratio = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
         across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if across <= width and down <= height:
-            top, left = draw.randint(0, height - down), draw.randint(0, width - across)
-            window = pixels[None, :, top : top + down, left : left + across].float()
-            return _bytes(functional.interpolate(window, size=(height, width), mode="bilinear")[0])
-    return pixels
+        if 0 < across <= width and 0 < down <= height:
+            return draw.randint(0, height - down), draw.randint(0, width - across), down, across
+    return None
 
 
 def erase(image: Tensor, draw: random.Random) -> None:

@@ -6,12 +6,8 @@ python -m search_spaces.readers.bigearthnet_archive OUT --patches 2000 --version
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-import os
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -38,8 +34,7 @@ from search_spaces.readers.bigearthnet_files.lists import CLOUD, SNOW
 from search_spaces.readers.bigearthnet_files.processes import Shown, in_processes
 from search_spaces.readers.bigearthnet_files.scenes import made_up_patch
 from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
-from search_spaces.readers.bigearthnet_files.store import INDEX
-from search_spaces.readers.files import made_directory
+from search_spaces.readers.files import made_directory, made_once
 
 # (satellite and day, orbit and tile, UTM zone, its upper left corner in metres, country)
 _SCENES = (
@@ -126,39 +121,14 @@ def made_up_store(
     ``directory`` is where such things are kept. Several processes may call it at once: one makes it, the
     others wait for it. TimeoutError if that takes longer than ``timeout_s``.
     """
-    home = Path(directory)
-    path = home / f"made-up-{patches}-seed-{seed}"
-    made_directory(home)
-    with open(home / f".{path.name}.lock", "wb") as lock:
-        deadline = time.monotonic() + timeout_s
-        while not (path / INDEX).is_file():
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"Another process has been making {path} for {timeout_s:.0f} s. End it and try again."
-                    ) from None
-                time.sleep(0.2)
-                continue
-            except OSError:  # no locks on this file system: each makes it, and the first to end wins
-                pass
-            _make_store(path, patches=patches, seed=seed, processes=processes, show=show)
-    return path
+    path = Path(directory) / f"made-up-{patches}-seed-{seed}"
 
-
-def _make_store(path: Path, *, patches: int, seed: int, processes: int | None, show: bool) -> None:
-    if (path / INDEX).is_file():
-        return
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
-        archive, store = Path(made) / "archive", Path(made) / "store"
+    def make(store: Path) -> None:
+        archive = store.parent / "archive"
         make_archive(archive, patches=patches, seed=seed, processes=processes, show=show)
         convert(archive, store, processes=processes, show=show)
-        try:
-            os.rename(store, path)
-        except OSError:
-            if not (path / INDEX).is_file():
-                raise
+
+    return made_once(path, make, timeout_s=timeout_s)
 
 
 def _plans(patches: int, version: Version, seed: int) -> list[_Plan]:

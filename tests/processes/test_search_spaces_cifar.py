@@ -21,6 +21,7 @@ import hpo
 import trainers
 from hpo.config import reader as config
 from search_spaces import assignment, daso_intervals, vit_ab, vit_oialr
+from search_spaces.building_blocks.daso_intervals import time_and_accuracy
 from search_spaces.building_blocks.image_task import ImageTask
 from search_spaces.standalone import command_line
 from search_spaces.standalone.trained_models import Trained, export
@@ -203,7 +204,7 @@ def test_seconds_leave_out_what_held_up_some_epochs() -> None:
     totals = [2.0, 3.0, 4.0, 14.0, 15.0]
     history = tuple({"train_s": total, "accuracy": 0.5} for total in totals)
     result = trainers.Result(metrics=dict(history[-1]), history=history, reason="finished")
-    assert daso_intervals.time_and_accuracy(result, 100) == {"seconds": 5.0, "accuracy": 0.5}
+    assert time_and_accuracy(result, 100) == {"seconds": 5.0, "accuracy": 0.5}
 
 
 def fitted(rank: int, params: list[dict[str, int]], options: dict[str, Any]) -> list[Any]:

@@ -223,7 +223,11 @@ def test_folds_of_patches_are_of_the_training_part(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_ab", "vit_oialr", "daso_intervals", "assignment", "digits", "autoformer", "bigearthnet"]
+    "name",
+    [
+        *("vit_ab", "vit_oialr", "daso_intervals", "assignment", "digits", "autoformer", "bigearthnet"),
+        *("imagenet_ab", "imagenet_daso", "imagenet_oialr"),
+    ],
 )
 def test_every_campaign_has_the_common_options(name: str) -> None:
     one = import_module(f"search_spaces.{name}")

@@ -223,6 +223,7 @@ def test_data_that_are_not_there_end_a_campaign_before_it_begins(module: ModuleT
 
 def test_checks_need_no_torch() -> None:
     code = "import sys, search_spaces.vit_ab as a, search_spaces.digits, search_spaces.autoformer; "
+    code += "import search_spaces.readers.imagenet; "
     code += "search_spaces.autoformer.make_task(); a.make_task(folds=2); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 

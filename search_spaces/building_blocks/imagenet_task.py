@@ -1,0 +1,238 @@
+"""Campaigns on ImageNet, or on images in its forms: what is trained on, which networks, and at which size.
+
+    make_task, main = image_campaign(space, default, recipe, options=MyOptions)     MyOptions of ImageNetOptions
+
+torch is imported by what trains: the ranks that search need none.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+import hpo
+from search_spaces import options as check
+from search_spaces import sources
+from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
+from search_spaces.folds import Fold
+from search_spaces.options import Count, Rule, Share
+from search_spaces.readers.published import IMAGENET_LISTS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import nn
+    from torch.utils.data import Dataset
+
+    from search_spaces.readers.imagenet import ImageFiles, Listing
+
+Network = Literal["vit-b-16", "resnet-50", "resnet-rs-101"]
+
+CLASSES = 1000
+_HOME = "runs/made-up"
+_MADE_UP = "imagenet-seed-0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What a source trains with, or a small run: epochs, samples a step of all ranks together, pixels along a side of
+    images to train and to evaluate with, and which part of the shorter side the latter show.
+    """
+
+    epochs: int
+    batch_size: int
+    side: int = 224
+    evaluation_side: int = 224
+    crop_fraction: float = 0.875
+    validation_part: float = 0.02
+
+
+SMALL = Size(epochs=6, batch_size=32, side=32, evaluation_side=32, validation_part=0.25)
+
+
+class ImageNetOptions(ArchitectureOptions):
+    """Without small, the sizes of the source. The fitness is the accuracy on a part of the training images that is set
+    apart; the validation part of ImageNet is what the chosen configuration is tested with.
+    """
+
+    data: Annotated[str, Rule(sources.IMAGENET)] = ""
+    """A folder with ImageNet: train/CLASS/*.JPEG and val, or shards train/*.tar and val/*.tar; see
+    search_spaces.readers.imagenet. With small it may be left out: images are made up in runs/made-up.
+    """
+    small: bool = False
+    """Images of 32×32 pixels, networks of up to 70 000 parameters, 6 epochs of 32 samples a step."""
+    epochs: Count | None = None
+    """Else those of the source, or 6."""
+    batch_size: Count | None = None
+    """Of all ranks together; else that of the source, or 32."""
+    classes: Count | None = None
+    """How many the data must have; else 1000, or with small whatever they have."""
+    validation_part: Share | None = None
+    """The part of the training images that the fitness is measured on; else 0.02, with small 0.25."""
+    augmentation: Literal["none", "resized-crop-flip", "rand-augment"] = "resized-crop-flip"
+    """What happens to training images: none, resized-crop-flip or rand-augment."""
+    train_samples: Count | None = None
+    """How many images to train with; left out: all."""
+    lists: str = IMAGENET_LISTS
+    """A folder for the list of the data's images, which is made once, by who comes first."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Size:
+        """What the source trains with."""
+
+    @property
+    def size(self) -> Size:
+        """That small chooses."""
+        return SMALL if self.small else self.source
+
+    @property
+    def most_epochs(self) -> int:
+        return self.size.epochs if self.epochs is None else self.epochs
+
+    @property
+    def samples_a_step(self) -> int:
+        return self.size.batch_size if self.batch_size is None else self.batch_size
+
+    @property
+    def _held(self) -> float:
+        return self.size.validation_part if self.validation_part is None else self.validation_part
+
+    @property
+    def deep(self) -> Deep:
+        inputs = (3, self.size.side, self.size.side)
+        if self.small:
+            return Deep(inputs=inputs, blocks=((1, 2),) * 4, filters=(8, 4, 16), reduction=4)
+        return Deep(
+            inputs=inputs,
+            blocks=((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4, 6, 12, 23), (1, 2, 3)),
+            default_blocks=(3, 4, 6, 3),
+            filters=(64, 16, 32, 96, 128),
+            reduction=4,
+        )
+
+    @property
+    def saves_each_epoch(self) -> bool:
+        return not self.small
+
+    def check_data(self) -> None:
+        from search_spaces.readers.imagenet_files import made_up
+
+        if self.small and not self.data:
+            sources.check_home(_HOME)
+            classes, found = made_up.CLASSES, made_up.CLASSES * made_up.TRAINED
+        else:
+            listing = sources.imagenet(self.data, self.lists)
+            classes, found = listing.classes, len(listing.train)
+        expected = self.classes or (classes if self.small else CLASSES)
+        if classes != expected:
+            raise hpo.UsageError(
+                f"data = {self.data!r}: has {classes} classes, and there must be {expected}. Bring the folders or "
+                f"shards that are missing; for another set than ImageNet give classes = {classes}."
+            )
+        left = found if self.folds else found - round(self._held * found)
+        if self.train_samples is not None and self.train_samples > left:
+            raise hpo.UsageError(
+                f"train_samples = {self.train_samples}: there are {left} to train with. Name fewer, or none."
+            )
+        if not self.folds and not 0 < left < found:
+            raise hpo.UsageError(
+                f"validation_part = {self._held}: must leave some of the {found} training images on either side. "
+                "Choose 0.1, say."
+            )
+
+    def parts(self) -> ImageNetParts:
+        data = self.data
+        with check.as_usage():
+            if self.small and not data:
+                data = str(_made_up())
+            listing = sources.imagenet(data, self.lists)
+        count = len(listing.train)
+        order = np.random.default_rng(0).permutation(count)
+        held = 0 if self.folds else round(self._held * count)
+        return ImageNetParts(
+            options=self, listing=listing, trained=order[held:][: self.train_samples], held=order[:held]
+        )
+
+    def training_set(self, parts: ImageNetParts, seed: int) -> Dataset[Any]:
+        from search_spaces.readers.imagenet_files.dataset import AUGMENTATIONS, ImageNet
+
+        return ImageNet(
+            parts.listing.train,
+            parts.trained,
+            side=self.size.side,
+            augmentation=AUGMENTATIONS.get(self.augmentation),
+            crop_fraction=self.size.crop_fraction,
+            random_interpolation=self.augmentation == "rand-augment",
+            seed=seed,
+        )
+
+    def of_fold(self, parts: ImageNetParts, fold: Fold) -> ImageNetParts:
+        classes = parts.listing.train.classes[parts.trained].tolist()
+        chosen = fold.split(len(parts.trained), classes=classes)
+        trained, held = (parts.trained[places] for places in chosen)
+        return replace(parts, trained=trained, held=held)
+
+    def network_facts(self, parts: ImageNetParts) -> dict[str, int]:
+        return {"classes": parts.listing.classes}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNetParts:
+    """``trained`` and ``held``: the places of images in the list's training part."""
+
+    options: ImageNetOptions
+    listing: Listing
+    trained: npt.NDArray[np.int64]
+    held: npt.NDArray[np.int64]
+
+    @property
+    def train(self) -> npt.NDArray[np.int64]:
+        return self.trained
+
+    @cached_property
+    def validation(self) -> Dataset[Any] | None:
+        return self._evaluated(self.listing.train, self.held) if len(self.held) else None
+
+    @cached_property
+    def test(self) -> Dataset[Any]:
+        return self._evaluated(self.listing.validation, np.arange(len(self.listing.validation)))
+
+    def _evaluated(self, files: ImageFiles, places: npt.NDArray[np.int64]) -> Dataset[Any]:
+        from search_spaces.readers.imagenet_files.dataset import ImageNet
+
+        size = self.options.size
+        return ImageNet(files, places, side=size.evaluation_side, crop_fraction=size.crop_fraction)
+
+
+def make_network(
+    name: Network, options: ImageNetOptions, *, classes: int, dropout: float = 0.0, drop_path: float = 0.0
+) -> nn.Module:
+    """The network of this name, or with ``small`` one of its kind with up to 70 000 parameters. ``drop_path``: of a ViT
+    alone; its ``dropout`` is that after embedding, attention and linear layers, else that before the last layer.
+    """
+    from search_spaces.networks.resnet import ResNet50
+    from search_spaces.networks.resnet_rs import ResNetRS
+    from search_spaces.networks.vit import ViT
+
+    small: dict[str, Any] = {}
+    if name == "vit-b-16":
+        if options.small:
+            small = {"patch": 8, "dim": 48, "depth": 2, "heads": 6}
+        return ViT(side=options.size.side, classes=classes, dropout=dropout, drop_path=drop_path, **small)
+    if options.small:
+        small = {"filters": 8, "blocks": (1, 1, 1)}
+    if name == "resnet-50":
+        return ResNet50(channels=3, classes=classes, dropout=dropout, **small)
+    return ResNetRS(classes=classes, dropout=dropout, **small)
+
+
+def _made_up() -> Path:
+    from search_spaces.readers.files import made_once
+    from search_spaces.readers.imagenet import write_made_up
+
+    return made_once(Path(_HOME) / _MADE_UP, write_made_up)

@@ -1,0 +1,95 @@
+"""DASO's B and S on ResNet-50, ImageNet-2012, with two objectives: time and accuracy (dissertation, section 3.3, tables
+3.1 and 3.2).
+
+    hpo run jobs/imagenet_daso_small.toml                   a small search on made-up images
+    sbatch jobs/slurm.sbatch jobs/imagenet_daso.toml        eight nodes with 4 GPUs an individual, as Table 3.1
+    torchrun … -m search_spaces.imagenet_daso --data DATA --sync-every 4 --sync-delay 1
+
+On 32 GPUs the source's training took 4.56 h with B = 1 and S = 0, for 76.77 % of the validation images, and 3.66 h with
+B = 4 and S = 1, for 75.83 %. It follows Goyal et al. 2017 (arXiv 1706.02677), and names neither batch nor rate: here
+they are those of that work, 32 images a GPU and 0.1 for 256, after a warm-up from 0.1.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from search_spaces import daso_intervals
+from search_spaces.building_blocks import methods
+from search_spaces.building_blocks.daso_intervals import (
+    IntervalOptions,
+    constant_intervals,
+    directions,
+    time_and_score,
+)
+from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.imagenet_task import SMALL, ImageNetOptions, Size, make_network
+from search_spaces.options import FromZero, Positive
+
+if TYPE_CHECKING:
+    from hpo.individual import Scalar
+
+space = daso_intervals.space
+
+default: dict[str, Scalar] = daso_intervals.default
+"""Synchronous training."""
+
+_GOYAL = 0.1 / 256
+"""The learning rate of a sample."""
+
+
+class Options(ImageNetOptions, IntervalOptions):
+    """Without small those of Table 3.2."""
+
+    method: methods.MethodName = "daso"
+    lr: Positive | None = None
+    """For batch_size; else 0.1 for 256, in proportion."""
+    warmup_epochs: FromZero = 5
+    cooldown_epochs: FromZero = 4
+
+    @property
+    def source(self) -> Size:
+        return Size(epochs=90, batch_size=32 * 32)
+
+    @property
+    def size(self) -> Size:
+        # Long enough for warm-up and cool-down.
+        return Size(**{**vars(SMALL), "epochs": 12}) if self.small else self.source
+
+
+def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
+    import torch
+
+    import trainers
+
+    lr = options.samples_a_step * _GOYAL if options.lr is None else options.lr
+    return Recipe(
+        network=make_network("resnet-50", options, classes=run.classes),
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=lr, momentum=0.9, weight_decay=1e-4),
+        schedule=trainers.ReduceOnPlateau(
+            warmup_epochs=options.warmup_epochs, warmup_lr=min(lr, 256 * _GOYAL), patience=5, factor=0.5
+        ),
+        topology=trainers.Topology(ranks_per_node=options.ranks_per_node if run.ranks > 1 else None),
+    )
+
+
+make_task, main = image_campaign(
+    space,
+    default,
+    recipe,
+    options=Options,
+    own=OwnMethod(
+        names=("daso",),
+        parameters=tuple(space.parameters),
+        make=constant_intervals,
+        constraints=[methods.one_at_a_time],
+    ),
+    points=[daso_intervals.SOURCES_CHOICE],
+    judge=time_and_score,
+    objectives=directions,
+)
+test_accuracy, untrained = make_task.test, make_task.untrained
+
+if __name__ == "__main__":
+    sys.exit(main())

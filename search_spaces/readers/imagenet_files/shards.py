@@ -1,0 +1,131 @@
+"""Shards of ImageNet: tar files in webdataset's form, in which KEY.jpg and KEY.cls, its class as a number, make up an
+image. It imports no torch.
+
+webdataset itself reads such files from beginning to end and shuffles what it holds of them, so that neither an exact
+order nor an exact resumption can be had, and its random access (wids) unpickles. Here headers are read once, by
+Python's tarfile, and images by their place: any order, any number of processes, and a run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from search_spaces.readers.files import refused_by_system
+
+IMAGES = ("jpg", "jpeg", "png")
+CLASS = "cls"
+AGAIN = "Bring it again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The shards of either part, by name."""
+
+    train: list[Path]
+    validation: list[Path]
+
+
+def find(root: Path) -> Parts:
+    """The shards in ``root``, or in its folders train and val (or validation). FileNotFoundError for a part without."""
+    found: dict[str, list[Path]] = {}
+    for part, folders in (("train", ("train",)), ("val", ("val", "validation"))):
+        shards = [path for path in _tars(root) if part in path.name]
+        for folder in folders:
+            shards += _tars(root / folder)
+        if not shards:
+            raise FileNotFoundError(
+                f"{root} has neither folders of classes in {root / 'train'} nor shards for {part}: files *.tar in "
+                f"{root / folders[0]}, or *{part}*.tar in {root}. Name a folder that has; ImageNet as it is published "
+                "extract first, a folder for each class."
+            )
+        found[part] = shards
+    return Parts(train=found["train"], validation=found["val"])
+
+
+def stamps(parts: Parts) -> list[tuple[str, int, int]]:
+    """Sizes of all shards, and when they were written."""
+    states = [(path, path.stat()) for path in (*parts.train, *parts.validation)]
+    return [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
+
+
+def listed(root: Path, parts: Parts) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a ``Listing``, by name. ValueError for a shard that is none, or a class without images."""
+    found: dict[str, npt.NDArray[Any]] = {"class_names": np.array([], dtype=np.bytes_)}
+    for part, shards in (("train", parts.train), ("validation", parts.validation)):
+        images = [
+            (number, key, shard, start, length)
+            for shard, path in enumerate(shards)
+            for key, (number, start, length) in _in_shard(path).items()
+        ]
+        images.sort()
+        found[f"{part}_names"] = np.array([os.fsencode(os.path.relpath(path, root)) for path in shards])
+        found[f"{part}_classes"] = np.array([one[0] for one in images], dtype=np.int64)
+        found[f"{part}_places"] = np.array([one[2:] for one in images], dtype=np.int64).reshape(-1, 3)
+        if not images:
+            raise ValueError(f"{shards[0]}, and what there is besides, has no images. {AGAIN}")
+    there = {part: set(found[f"{part}_classes"].tolist()) for part in ("train", "validation")}
+    for part, numbers in there.items():
+        missing = [
+            str(number) for number in range(max(map(max, there.values())) + 1) if number not in numbers
+        ]
+        if missing:
+            raise ValueError(
+                f"{root}: the shards for {part} have no images of class {', '.join(missing[:3])}"
+                f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''}, and classes are numbered without "
+                "gaps. Bring the shards that are missing."
+            )
+    return found
+
+
+def _in_shard(path: Path) -> dict[str, tuple[int, int, int]]:
+    """By key class, first byte and length of each image."""
+    images: dict[str, tuple[int, int]] = {}
+    classes: dict[str, int] = {}
+    try:
+        with tarfile.open(path, "r:") as shard:
+            for member in shard:
+                folder, _, name = member.name.rpartition("/")
+                stem, _, kind = name.partition(".")
+                key = f"{folder}/{stem}"
+                if not member.isreg() or not stem:
+                    continue
+                if kind.lower() in IMAGES:
+                    images[key] = member.offset_data, member.size
+                elif kind.lower() == CLASS:
+                    content = shard.extractfile(member)
+                    classes[key] = _number(path, member.name, b"" if content is None else content.read(32))
+                shard.members = []  # type: ignore[attr-defined]  # it would keep all of them
+    except tarfile.TarError as error:
+        raise ValueError(f"{path} is no whole tar file ({error}). {AGAIN}") from error
+    except OSError as error:
+        raise refused_by_system(path, "read", error) from error
+    for key in images.keys() ^ classes:
+        there, lacks = (IMAGES[0], CLASS) if key in images else (CLASS, IMAGES[0])
+        raise ValueError(
+            f"{path}: has {key.lstrip('/')}.{there}, and no {lacks} of that name beside it. Shards are of webdataset's "
+            "form; tar files of a class, as ImageNet is published, extract."
+        )
+    end = max((start + length for start, length in images.values()), default=0)
+    if path.stat().st_size < end:
+        raise ValueError(f"{path} is cut short: it ends before its last image. {AGAIN}")
+    return {key: (classes[key], *place) for key, place in images.items()}
+
+
+def _number(path: Path, name: str, content: bytes) -> int:
+    text = content.decode("ascii", "replace").strip()
+    if not (text.isascii() and text.isdigit()) or len(text) > 6:
+        raise ValueError(
+            f"{path}: {name} must be the number of a class, from 0, and is {text[:20]!r}. {AGAIN}"
+        )
+    return int(text)
+
+
+def _tars(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.tar")) if folder.is_dir() else []
