@@ -195,8 +195,8 @@ def main() -> None:
             result["make_file_s"] = timed(lambda: convert(archive, file))
         fast = PatchImages(load_bigearthnet(file, "train"), size=options.size)
         ways: dict[str, Callable[[], Iterable[int]]] = {
-            "host": lambda: reading(OnHost(fast, file), len(fast)),
             "file": lambda: reading(ReadOnly(fast), len(fast)),
+            "host": lambda: reading(OnHost(fast, file), len(fast)),
             "device": lambda: finishing(fast),
             "archive": lambda: reading(Archive(archive), 256),
         }
