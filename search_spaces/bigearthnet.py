@@ -27,8 +27,9 @@ from search_spaces.building_blocks import optimizers
 from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.f1 import f1_metrics
+from search_spaces.building_blocks.recipes import Recipe, Run
 from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
-from search_spaces.building_blocks.training import Recipe, Run, TrainedTask
+from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.folds import Fold
 from search_spaces.options import Count, Positive, Rule
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, checked_bands
@@ -83,18 +84,10 @@ def default_for(most_filters: int = 256) -> dict[str, Scalar]:
     published.
     """
     return {
-        "filters": min(64, most_filters),
-        "activation": "relu",
-        "order": "original",
-        "loss": "binary-crossentropy",
-        "optimizer": "adam",
-        "lr": 1e-3,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "epsilon": 1e-7,
-        "schedule": "exponential",
-        "final_fraction": 1.0,
-    }
+        "filters": min(64, most_filters), "activation": "relu", "order": "original", "loss": "binary-crossentropy",
+        "optimizer": "adam", "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7,
+        "schedule": "exponential", "final_fraction": 1.0,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

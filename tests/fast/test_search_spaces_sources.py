@@ -18,8 +18,8 @@ import trainers
 from search_spaces import autoformer, bigearthnet, daso_intervals, vit_ab, vit_oialr
 from search_spaces.building_blocks.f1 import f1_metrics
 from search_spaces.building_blocks.patch_images import Grid
+from search_spaces.building_blocks.recipes import Run
 from search_spaces.building_blocks.schedules import HalvedEachEpoch, TimmCosine, cosine
-from search_spaces.building_blocks.training import Run
 from search_spaces.readers.bigearthnet_files.store import Layout
 
 if sys.version_info >= (3, 11):
