@@ -26,6 +26,8 @@ from torch.utils.data import DataLoader, Subset
 
 pytest.importorskip("rasterio", reason="needs the extra bigearthnet")
 
+import hpo
+from search_spaces import bigearthnet
 from search_spaces.building_blocks.patch_images import Grid, PatchImages
 from search_spaces.readers.bigearthnet import load_bigearthnet, main
 from search_spaces.readers.bigearthnet_archive import made_up_store, make_archive
@@ -147,6 +149,30 @@ def test_the_trainers_get_images_of_what_is_read(store: Path) -> None:
     expected = samples.images([3, 1, 2])
     assert torch.equal(images, expected[0])  # type: ignore[arg-type]
     assert torch.equal(targets, expected[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folds", [0, 2])
+def test_training_on_the_file_is_training_on_what_is_in_memory(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folds: int
+) -> None:
+    params = {**bigearthnet.default_for(), "filters": 2}
+    found = []
+    for in_memory_bytes in (0, 2**30):
+        monkeypatch.setattr(bigearthnet, "_IN_MEMORY_BYTES", in_memory_bytes)
+        bigearthnet._part.cache_clear()
+        task = bigearthnet.make_task(data=str(store), epochs=1, batch_size=6, folds=folds)
+        result = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / str(in_memory_bytes)))
+        assert isinstance(result, dict)
+        found.append(
+            {
+                name: value
+                for name, value in result.items()
+                if not name.removesuffix("_deviation").endswith("_s")
+            }
+        )
+    bigearthnet._part.cache_clear()
+    assert found[0]["train_loss"] > 0
+    assert found[0] == found[1]
 
 
 def test_splits_and_some_patches_of_them(store: Path) -> None:
