@@ -24,8 +24,9 @@ from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.methods import MethodName
+from search_spaces.building_blocks.recipes import OwnMethod, Recipe, Run, TrainingOptions
 from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
-from search_spaces.building_blocks.training import OwnMethod, Recipe, Run, TrainedTask, TrainingOptions
+from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.folds import Fold
 from search_spaces.options import Count, FromZeroBelowOne, Rule
 

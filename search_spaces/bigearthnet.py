@@ -26,8 +26,10 @@ from search_spaces import sources
 from search_spaces.building_blocks import optimizers
 from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
 from search_spaces.building_blocks.campaign import campaign
+from search_spaces.building_blocks.f1 import f1_metrics
+from search_spaces.building_blocks.recipes import Recipe, Run
 from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
-from search_spaces.building_blocks.training import Recipe, Run, TrainedTask
+from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.folds import Fold
 from search_spaces.options import Count, Positive, Rule
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, checked_bands
@@ -35,7 +37,7 @@ from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, check
 # torch is imported by the functions that train: the ranks that search read this module for its space, and
 # need no torch.
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch.utils.data import Dataset
 
     from hpo.individual import Scalar
@@ -43,6 +45,18 @@ if TYPE_CHECKING:
 
 PUBLISHED_BANDS = tuple(band for band in BANDS if band not in ("B01", "B09"))
 """Those of the published baseline (dissertation, 6.1.2): of 10 and 20 m."""
+
+_ACTIVATIONS = (
+    "elu", "exponential", "hard-sigmoid", "linear", "relu", "selu", "sigmoid", "softmax", "softplus", "softsign",
+    "swish", "tanh",
+)  # fmt: skip
+_ORDERS = (
+    "original", "norm-after-addition", "activation-before-addition", "activation-only-pre-activation",
+    "full-pre-activation",
+)  # fmt: skip
+_LOSSES = (
+    "binary-crossentropy", "categorical-crossentropy", "categorical-hinge", "hinge", "kl-divergence", "squared-hinge",
+)  # fmt: skip
 
 _IN_MEMORY_BYTES = 256 * 2**20
 _MADE_UP_PATCHES = 1200
@@ -55,35 +69,9 @@ def make_space(most_filters: int = 256) -> hpo.SearchSpace:
         {
             # The network
             "filters": hpo.Int(2, most_filters, log=True),  # of the first stage
-            "activation": hpo.Categorical(
-                "elu",
-                "exponential",
-                "hard-sigmoid",
-                "linear",
-                "relu",
-                "selu",
-                "sigmoid",
-                "softmax",
-                "softplus",
-                "softsign",
-                "swish",
-                "tanh",
-            ),
-            "order": hpo.Categorical(  # where a block normalises and activates, He et al. 2016
-                "original",
-                "norm-after-addition",
-                "activation-before-addition",
-                "activation-only-pre-activation",
-                "full-pre-activation",
-            ),
-            "loss": hpo.Categorical(
-                "binary-crossentropy",
-                "categorical-crossentropy",
-                "categorical-hinge",
-                "hinge",
-                "kl-divergence",
-                "squared-hinge",
-            ),
+            "activation": hpo.Categorical(*_ACTIVATIONS),
+            "order": hpo.Categorical(*_ORDERS),  # where a block normalises and activates, He et al. 2016
+            "loss": hpo.Categorical(*_LOSSES),
             # Nine optimizers and three schedules, each with parameters of its own
             **optimizers.parameters(),
             **optimizers.schedules(),
@@ -96,18 +84,10 @@ def default_for(most_filters: int = 256) -> dict[str, Scalar]:
     published.
     """
     return {
-        "filters": min(64, most_filters),
-        "activation": "relu",
-        "order": "original",
-        "loss": "binary-crossentropy",
-        "optimizer": "adam",
-        "lr": 1e-3,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "epsilon": 1e-7,
-        "schedule": "exponential",
-        "final_fraction": 1.0,
-    }
+        "filters": min(64, most_filters), "activation": "relu", "order": "original", "loss": "binary-crossentropy",
+        "optimizer": "adam", "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7,
+        "schedule": "exponential", "final_fraction": 1.0,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +195,13 @@ class Options(ArchitectureOptions):
         )
 
     def finish(self, network: nn.Module) -> None:
+        import torch
+
+        from search_spaces.networks.keras import as_in_keras
+
         as_in_keras(network, epsilon=self.batch_norm_eps, initialised=self.initialisation == "keras")
+        # Faster on CPUs and GPUs; images may come in any format.
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
     def saves_each_epoch(self) -> bool:
@@ -294,24 +280,6 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     )
 
 
-def as_in_keras(network: nn.Module, *, epsilon: float, initialised: bool) -> None:
-    """What Keras, with which the source trains, does unlike torch: it adds ``epsilon`` = 1e-3 to the variance in batch
-    normalisation, and, ``initialised``, draws weights from Glorot's uniform distribution and begins with biases of 0.
-
-    With torch's 1e-5 a network with softmax, the source's best activation, begins as another: what softmax over many
-    channels gives varies by less than that, which 1e-5 scales up to deviations of 1, and 1e-3 leaves near 0.
-    """
-    from torch.nn import BatchNorm2d, Conv2d, Linear, init
-
-    for module in network.modules():
-        if isinstance(module, BatchNorm2d):
-            module.eps = epsilon
-        elif initialised and isinstance(module, (Conv2d, Linear)):
-            init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-
-
 RECORDED = ("macro_f1", *(f"f1/{name}" for name in CLASSES), *RECORDED_BY_ALL)
 """Metrics of the trainer that a campaign keeps beside the fitness."""
 
@@ -328,37 +296,7 @@ class PatchTask(TrainedTask):
     options: Options
 
     def metrics(self) -> dict[str, Metric]:
-        return metrics()
-
-
-def metrics() -> dict[str, Metric]:
-    """Scikit-learn's F₁ of (logits, targets), a class being predicted where its logit is above 0: micro- and
-    macro-averaged, and of each class. A class that is neither there nor predicted has 0.
-    """
-    from sklearn.metrics import f1_score
-
-    def averaged(how: str) -> Callable[[Tensor, Tensor], float]:
-        def f1(logits: Tensor, targets: Tensor) -> float:
-            return float(f1_score(_plain(targets), _plain(logits), average=how, zero_division=0.0))
-
-        return f1
-
-    def of_class(column: int) -> Callable[[Tensor, Tensor], float]:
-        def f1(logits: Tensor, targets: Tensor) -> float:
-            there, predicted = _plain(targets[:, column]), _plain(logits[:, column])
-            return float(f1_score(there, predicted, zero_division=0.0))
-
-        return f1
-
-    return {
-        "micro_f1": averaged("micro"),
-        "macro_f1": averaged("macro"),
-        **{f"f1/{name}": of_class(column) for column, name in enumerate(CLASSES)},
-    }
-
-
-def _plain(values: Tensor) -> Any:
-    return (values > 0).cpu().numpy()
+        return f1_metrics(CLASSES)
 
 
 @lru_cache(maxsize=4)
@@ -375,16 +313,17 @@ def _part(
     """A part of the patches; one that is small enough is held in memory."""
     from torch.utils.data import TensorDataset
 
+    from search_spaces.building_blocks.patch_images import PatchImages
     from search_spaces.readers.bigearthnet import load_bigearthnet
     from search_spaces.readers.bigearthnet_archive import made_up_store
 
     path = made_up_store(data or _HOME, patches=_MADE_UP_PATCHES, processes=1) if small else Path(data)
-    how: dict[str, Any] = {"size": side, "bands": bands, "upsampling": upsampling}
-    samples = load_bigearthnet(path, name, **how)
-    if patches is not None and (name == "train" or patches < len(samples)):
-        samples = load_bigearthnet(path, name, patches=patches, **how)
+    found = load_bigearthnet(path, name, bands=bands)
+    if patches is not None and (name == "train" or patches < len(found)):
+        found = load_bigearthnet(path, name, bands=bands, patches=patches)
+    samples = PatchImages(found, size=side, upsampling=upsampling)
     if 4 * len(samples) * len(bands) * side**2 <= _IN_MEMORY_BYTES:
-        return TensorDataset(*samples.read_batch(range(len(samples))))
+        return TensorDataset(*samples.images(range(len(samples))))
     return samples
 
 

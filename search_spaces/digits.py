@@ -23,7 +23,8 @@ from search_spaces import sources
 from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.image_task import ImageTask
-from search_spaces.building_blocks.training import RECORDED, Recipe, Run
+from search_spaces.building_blocks.recipes import Recipe, Run
+from search_spaces.building_blocks.training import RECORDED
 from search_spaces.folds import Fold
 from search_spaces.options import Count
 

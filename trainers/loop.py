@@ -75,7 +75,8 @@ def train(
             and dictionaries of them. A tuple or dictionary of inputs becomes the model's arguments. An IterableDataset
             has a ``__len__``, or comes as ``Stream``, which says how ranks share it. If it has a method ``set_epoch``,
             that is called with the number of each epoch, from 0, for augmentation that does not depend on how samples
-            are dealt.
+            are dealt. ``read_batch(indices)`` is asked for whole batches, and ``on_device(inputs, targets)`` for what
+            the model and the loss get of a batch that has come to the device.
         validation_set (Dataset; default None): as ``train_set``; see ``evaluate_every``.
         loss (callable; default None): ``loss(outputs, targets)``, a mean over its samples, of what the model returns
             and the data set gives. With ``step`` it may be left out, and if given is the validation loss only.

@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hpo
 from search_spaces.building_blocks.architecture import ArchitectureOptions, deepened, with_architecture
-from search_spaces.building_blocks.training import (
-    MakeRecipe,
-    O,
-    OwnMethod,
-    Run,
-    Searched,
-    TrainedTask,
-)
+from search_spaces.building_blocks.recipes import MakeRecipe, O, OwnMethod, Run, Searched
+from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.standalone import command_line
 
 if TYPE_CHECKING:

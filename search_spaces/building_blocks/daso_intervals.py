@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hpo
 from search_spaces import options as check
 from search_spaces.building_blocks.architecture import ArchitectureOptions
-from search_spaces.building_blocks.training import Run
+from search_spaces.building_blocks.recipes import Run
 from search_spaces.options import Count, FromZero, NotNegative
 
 if TYPE_CHECKING:

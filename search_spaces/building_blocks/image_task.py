@@ -16,14 +16,8 @@ from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
 from search_spaces.building_blocks.campaign import Main, MakeTask, campaign
-from search_spaces.building_blocks.training import (
-    MakeRecipe,
-    OwnMethod,
-    Recipe,
-    Run,
-    TrainedTask,
-    TrainingOptions,
-)
+from search_spaces.building_blocks.recipes import MakeRecipe, OwnMethod, Recipe, Run, TrainingOptions
+from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.folds import Fold
 from search_spaces.options import Count, Rule, Share
 

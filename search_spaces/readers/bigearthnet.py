@@ -1,11 +1,12 @@
-"""BigEarthNet for training: a memory-mapped file, made once from the archive, and a data set that reads it.
+"""BigEarthNet for training: a flat file, made once from the archive, and its patches read from it.
 
 python -m search_spaces.readers.bigearthnet ARCHIVE OUT     # made once: from v1, v2 or its LMDB; resumable
 python -m search_spaces.readers.bigearthnet --verify OUT    # every patch against its checksum
-python -m search_spaces.readers.bigearthnet ARCHIVE OUT --repair    # the same, and what is damaged is read anew
 
-train = load_bigearthnet(OUT, "train")                      # 120×120, all bands, normalised
-small = load_bigearthnet(OUT, "train", size=60, patches=1000)
+train = load_bigearthnet(OUT, "train", bands=["B04", "B03", "B02"])
+train.read([0, 1, 2])                                       # uint16 (3, values): bands in their own resolutions
+
+``search_spaces.building_blocks.patch_images`` makes images of them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, SIDE, SPLITS, checked_bands
-
-if TYPE_CHECKING:
-    from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet
+from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet
+from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, SPLITS, checked_bands
+from search_spaces.readers.bigearthnet_files.store import Store, anew
 
 __all__ = ["BANDS", "CLASSES", "load_bigearthnet"]
 
@@ -31,24 +30,15 @@ def load_bigearthnet(
     split: str,
     *,
     bands: Sequence[str] | None = None,
-    size: int = SIDE,
-    upsampling: str = "nearest",
-    normalise: bool = True,
     patches: int | None = None,
 ) -> BigEarthNet:
     """A part of what ``python -m search_spaces.readers.bigearthnet ARCHIVE path`` made.
 
-    ``split``: "train", "validation" or "test". ``bands``: which, in this order (default: all that were
-    stored). ``size``: pixels along a side; finer bands are averaged, coarser ones upsampled ("nearest",
-    "bilinear" or "bicubic"). ``normalise``: to mean 0 and deviation 1 a band, by the version's statistics.
-    ``patches``: this many of the split, always the same ones, drawn from all of it. Several processes may open the
-    same path.
+    ``split``: "train", "validation" or "test". ``bands``: which (default: all that were stored). ``patches``: this many
+    of the split, always the same ones, drawn from all of it. Several processes may open the same path.
 
     FileNotFoundError if nothing was made there, ValueError for another value or an incomplete file.
     """
-    from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet, Grid
-    from search_spaces.readers.bigearthnet_files.store import Store
-
     known = next((one for one in SPLITS if one == split), None)
     if known is None:
         raise ValueError(f"split = {split!r}: must be {', '.join(SPLITS)}. Correct it.")
@@ -60,19 +50,17 @@ def load_bigearthnet(
             f"{path} holds the bands {', '.join(store.layout.bands)}, not {', '.join(sorted(lacking))}. Ask for "
             "those, or make it anew with all that you need."
         )
-    grid = Grid(store.layout.version, bands=chosen, size=size, upsampling=upsampling, normalise=normalise)
     rows = store.rows(known)
     if patches is not None:
         if not 1 <= patches <= len(rows):
             raise ValueError(f"patches = {patches}: {path} has {len(rows)} for {split}. Name fewer, or none.")
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:patches])
-    return BigEarthNet(store, rows, grid)
+    return BigEarthNet(store, rows, chosen)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 1 for data that is not as it must be, 2 for wrong arguments."""
     from search_spaces.readers.bigearthnet_files.convert import ON_ERROR, convert, verify
-    from search_spaces.readers.bigearthnet_files.store import REPAIR
 
     parser = argparse.ArgumentParser(
         prog="python -m search_spaces.readers.bigearthnet",
@@ -84,9 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("archive", nargs="?", metavar="ARCHIVE", help="the directory with the patches")
     parser.add_argument("out", metavar="OUT", help="the directory to make; 160 kB a patch of twelve bands")
     parser.add_argument("--verify", action="store_true", help="read OUT again and compare with its checksums")
-    parser.add_argument(
-        "--repair", action="store_true", help="verify what OUT holds first, and read anew what is damaged"
-    )
     parser.add_argument(
         "--lists",
         metavar="DIR",
@@ -106,8 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.archive is None) is not given.verify:
         parser.error("name ARCHIVE and OUT, or --verify and OUT alone.")
-    if given.verify and given.repair:
-        parser.error("--verify only looks; name ARCHIVE and OUT with --repair.")
     if given.processes is not None and given.processes < 1:
         parser.error(f"--processes {given.processes}: must be 1 or more.")
     try:
@@ -115,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             damaged = verify(given.out)
             for name in damaged:
                 print(f"Patch {name}: its pixels are not what was stored.")
-            found = f"{len(damaged)} damaged. {REPAIR}" if damaged else "every patch is whole"
+            found = f"{len(damaged)} damaged. {anew(given.out)}" if damaged else "every patch is whole"
             print(f"{given.out}: {found}")
             return 1 if damaged else 0
         summary = convert(
@@ -125,7 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bands=given.bands.split(",") if given.bands else None,
             patches=given.patches,
             on_error=given.on_error,
-            repair=given.repair,
             processes=given.processes,
         )
         print(summary)

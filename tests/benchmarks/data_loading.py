@@ -1,18 +1,23 @@
-"""How fast BigEarthNet's patches come from the file made for training, against their archive and a training step.
+"""What BigEarthNet's patches cost from the file made for training to the model, against other ways and a training step.
 
     python tests/benchmarks/data_loading.py [--patches 2000] [--size 120] [--filters 16] [--directory DIR] [--quick]
 
 On a made-up archive of v2, in one process with one thread. Measured are, in samples a second by the wall clock,
 and by the processor time, which other people's work on the machine disturbs less:
 
-- archive: a dozen GeoTIFFs a patch, read, brought to one grid, normalised and stacked;
-- file: the memory-mapped file, in random order, as trainers.data.batches gives batches to a training;
-- both once more after the system was told to forget what it had read of them (cold: the disk's speed counts);
+- archive: a dozen GeoTIFFs a patch, read and packed as they are in the file;
+- host: the file as it was read until November 2026, through a memory map, and made float32 images before a batch
+  goes to the device;
+- file: as it is read now, by preadv, as uint16, in random order, as trainers' Loader asks for batches: all that a CPU
+  does where there is a GPU, but the copy;
+- device: what the device does then, made here by the CPU: scaling, normalising and upsampling;
+- cold: the first time, after the system was asked to forget what it had read; warm: the median of others, in turn;
 - step: forward, backward and Adam's update of a ResNet-50 of ``filters`` in its first stage, and of the usual 64;
 - loader: epochs of eight batches that two processes read, from one ``Loader`` for all of them, and each from a new one;
 - memory: how far the resident set goes up over an epoch of the file after its first batches, in MB.
 
-And what it took to make the archive and the file. Ends in one line of JSON."""
+And what it took to make the archive and the file. file_to_host_cpu is the processor time of a patch, as a part of what
+it was; on a machine without a GPU all_to_host_cpu counts, with the device's part. Ends in one line of JSON."""
 
 from __future__ import annotations
 
@@ -25,18 +30,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from search_spaces.building_blocks.patch_images import PatchImages
 from search_spaces.networks.resnet import ResNet50
 from search_spaces.readers.bigearthnet import load_bigearthnet
 from search_spaces.readers.bigearthnet_archive import make_archive
 from search_spaces.readers.bigearthnet_files.convert import convert
-from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet, Grid, RawBigEarthNet
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES
 from search_spaces.readers.bigearthnet_files.sources import open_archive
+from search_spaces.readers.bigearthnet_files.store import PIXELS, Layout
 from trainers.data.batches import in_order
 from trainers.data.loader import Loader
 
@@ -51,11 +59,62 @@ def rates(counts: Iterable[int]) -> tuple[float, float]:
     return samples / (time.perf_counter() - wall), samples / (time.process_time() - processor)
 
 
-def reading(samples: BigEarthNet | RawBigEarthNet, limit: int) -> Iterable[int]:
+class ReadOnly:
+    """A data set without what the device does."""
+
+    def __init__(self, images: PatchImages) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self._images.read_batch(indices)
+
+
+class OnHost(ReadOnly):
+    """The file through a map, and images before the device."""
+
+    def __init__(self, images: PatchImages, file: Path) -> None:
+        super().__init__(images)
+        self._mapped = np.memmap(file / PIXELS, "<u2", "r").reshape(-1, images.patches.layout.values)
+        self._rows = images.patches._rows
+
+    def read_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = indices.numpy()
+        values = torch.from_numpy(self._mapped[self._rows[chosen]])
+        return self._images.on_device(values, torch.from_numpy(self._images.patches.targets(chosen)))
+
+
+class Archive:
+    """The archive's patches, packed as in the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._opened = open_archive(path)
+        self._layout = Layout(version="v2", bands=BANDS)
+
+    def __len__(self) -> int:
+        return len(self._opened.patches)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        sample = self._opened.reader.read(self._opened.patches[index], BANDS)
+        return torch.frombuffer(bytearray(self._layout.pack(sample.bands)), dtype=torch.uint8), index
+
+
+def reading(samples: Any, limit: int) -> Iterable[int]:
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:limit].tolist()
     with Loader(samples, device=CPU, processes=0) as loader:
         for _, targets in loader.batches(in_order(order, batch_size=BATCH)):
+            assert isinstance(targets, Tensor)
             yield len(targets)
+
+
+def finishing(images: PatchImages) -> Iterable[int]:
+    """What the device does, of one batch again and again."""
+    inputs, targets = images.read_batch(range(min(BATCH, len(images))))
+    for _ in range(-(-len(images) // BATCH)):
+        images.on_device(inputs, targets)
+        yield len(targets)
 
 
 def forget(root: Path) -> None:
@@ -79,7 +138,7 @@ def steps(size: int, filters: int, count: int) -> Iterable[int]:
         yield batch
 
 
-def epochs_s(samples: BigEarthNet, *, kept: bool, epochs: int = 5) -> float:
+def epochs_s(samples: PatchImages, *, kept: bool, epochs: int = 5) -> float:
     """Seconds of an epoch of eight batches, the first left out."""
     planned = in_order(range(min(len(samples), 8 * BATCH)), batch_size=BATCH)
     seconds = []
@@ -95,7 +154,7 @@ def epochs_s(samples: BigEarthNet, *, kept: bool, epochs: int = 5) -> float:
     return sum(seconds[1:]) / epochs
 
 
-def growth_mb(samples: BigEarthNet) -> float:
+def growth_mb(samples: PatchImages) -> float:
     """Of the resident set over an epoch, from its fourth batch on."""
     process = psutil.Process()
     resident = [process.memory_info().rss / 1e6 for _ in reading(samples, len(samples))]
@@ -134,22 +193,37 @@ def main() -> None:
         if not archive.exists():
             result["make_archive_s"] = timed(lambda: make_archive(archive, patches=options.patches))
             result["make_file_s"] = timed(lambda: convert(archive, file))
-        opened = open_archive(archive)
-        grid = Grid("v2", bands=BANDS, size=options.size, upsampling="nearest", normalise=True)
-        raw = RawBigEarthNet(opened.reader, opened.patches, grid)
-        fast = load_bigearthnet(file, "train", size=options.size)
-        some = min(len(raw), 256)
-        for temperature, (name, samples, count) in itertools.product(
-            ("cold", "warm"), (("archive", raw, some), ("file", fast, len(fast)))
-        ):
-            if temperature == "cold":
+        fast = PatchImages(load_bigearthnet(file, "train"), size=options.size)
+        ways: dict[str, Callable[[], Iterable[int]]] = {
+            "file": lambda: reading(ReadOnly(fast), len(fast)),
+            "host": lambda: reading(OnHost(fast, file), len(fast)),
+            "device": lambda: finishing(fast),
+            "archive": lambda: reading(Archive(archive), 256),
+        }
+        rounds: list[dict[str, tuple[float, float]]] = []
+        for number in range(
+            2 if options.quick else 6
+        ):  # in turn: what else the machine does is the same for all
+            if number == 0:
                 forget(home)
-            wall, processor = rates(reading(samples, count))
+            rounds.append(
+                {name: rates(way()) for name, way in ways.items() if number < 2 or name != "archive"}
+            )
+        for name, temperature in itertools.product(ways, ("cold", "warm")):
+            of_way = [
+                one[name] for one in (rounds[:1] if temperature == "cold" else rounds[1:]) if name in one
+            ]
+            wall, processor = (statistics.median(values) for values in zip(*of_way, strict=True))
             result[f"{name}_{temperature}_per_s"], result[f"{name}_{temperature}_per_cpu_s"] = wall, processor
             print(
                 f"{name:8s} {temperature}  {wall:8.0f} a second, {processor:8.0f} a processor second",
                 flush=True,
             )
+        costs = [{name: 1 / processor for name, (_, processor) in one.items()} for one in rounds[1:]]
+        for name, parts in {"file_to_host_cpu": ["file"], "all_to_host_cpu": ["file", "device"]}.items():
+            ratio = statistics.median(sum(one[part] for part in parts) / one["host"] for one in costs)
+            result[name] = ratio
+            print(f"{' and '.join(parts)}: {ratio:.3f} of the processor time of host")
         pairs = [(epochs_s(fast, kept=True), epochs_s(fast, kept=False)) for _ in range(3)]
         result["loader_kept_to_new"] = statistics.median(kept / new for kept, new in pairs)
         print(f"loader    an epoch takes {result['loader_kept_to_new']:.2f} of one whose processes are new")

@@ -18,8 +18,8 @@ from hpo.config import reader as config
 from search_spaces import imagenet_ab, imagenet_daso, imagenet_oialr
 from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.imagenet_task import ImageNetOptions, ImageNetParts
+from search_spaces.building_blocks.recipes import Recipe, Run
 from search_spaces.building_blocks.schedules import TimmCosine
-from search_spaces.building_blocks.training import Recipe, Run
 from search_spaces.folds import Fold
 from search_spaces.networks.resnet_rs import ResNetRS
 from search_spaces.networks.vit import ViT

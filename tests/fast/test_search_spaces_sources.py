@@ -16,8 +16,11 @@ from stand_ins import cifar_archive
 import hpo
 import trainers
 from search_spaces import autoformer, bigearthnet, daso_intervals, vit_ab, vit_oialr
+from search_spaces.building_blocks.f1 import f1_metrics
+from search_spaces.building_blocks.patch_images import Grid
+from search_spaces.building_blocks.recipes import Run
 from search_spaces.building_blocks.schedules import HalvedEachEpoch, TimmCosine, cosine
-from search_spaces.building_blocks.training import Run
+from search_spaces.readers.bigearthnet_files.store import Layout
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -119,13 +122,29 @@ def test_bands_that_are_not_there(bands: str) -> None:
 
 
 def test_upsampling_may_be_bicubic() -> None:
-    from search_spaces.readers.bigearthnet_files.dataset import Grid
-
-    pixels = {"B05": torch.arange(3600).remainder(97).to(torch.uint16).numpy().reshape(1, 60, 60)}
-    found = Grid("v2", bands=["B05"], size=120, upsampling="bicubic", normalise=False)(pixels)
-    native = torch.from_numpy(pixels["B05"].astype("float32"))[None]
+    values = torch.arange(3600).remainder(97).to(torch.uint16)[None]
+    layout = Layout(version="v2", bands=("B05",))
+    found = Grid(layout, ["B05"], upsampling="bicubic", normalise=False)(values)
+    native = values.float().view(1, 1, 60, 60)
     expected = torch.nn.functional.interpolate(native, size=120, mode="bicubic")
     assert torch.allclose(found, expected)
+
+
+def test_f1_is_scikit_learns() -> None:
+    from sklearn.metrics import f1_score
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 4, generator=generator)
+    targets = (torch.rand(200, 4, generator=generator) < torch.tensor([0.5, 0.02, 0.9, 0.0])).float()
+    logits[:, 3] = -1.0  # neither there nor predicted
+    found = {name: float(metric(logits, targets)) for name, metric in f1_metrics("abcd").items()}
+    arrays = targets.numpy(), (logits > 0).numpy()
+    for average in ("micro", "macro"):
+        assert found[f"{average}_f1"] == pytest.approx(
+            f1_score(*arrays, average=average, zero_division=0.0), abs=1e-12
+        )
+    each = f1_score(*arrays, average=None, zero_division=0.0)
+    assert [found[f"f1/{name}"] for name in "abcd"] == pytest.approx(each.tolist(), abs=1e-12)
 
 
 def test_batch_normalisation_and_weights_begin_as_in_keras() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -193,6 +194,40 @@ def test_a_set_that_reads_batches_is_asked_for_them(kind: type[Together]) -> Non
     ((inputs, _),) = load(part, in_order(range(2), batch_size=2), device=CPU, processes=0)
     assert isinstance(inputs, Tensor)
     assert inputs.tolist() == [[4.0], [2.0]]
+
+
+class Bytes:
+    """Items are bytes, of which the device makes fractions."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def read_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return indices.to(torch.uint8)[:, None], indices
+
+    def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs / 8, targets + 1
+
+
+@pytest.mark.parametrize("chosen", [None, [5, 6, 1, 2]])
+@pytest.mark.parametrize("processes", cases([0], nightly=[1]))
+def test_a_set_finishes_its_batches_on_the_device(chosen: list[int] | None, processes: int) -> None:
+    samples: Any = Bytes()
+    if chosen:
+        samples = Subset(Subset(samples, [7, *range(7)]), [index + 1 for index in chosen])
+    batches = in_order(range(len(samples)), batch_size=3)
+    read: list[Any] = list(load(samples, batches, device=CPU, processes=processes))
+    expected = torch.tensor(chosen or list(range(8)))
+    assert torch.equal(torch.cat([inputs for inputs, _ in read]), expected[:, None] / 8)
+    assert torch.equal(torch.cat([targets for _, targets in read]), expected + 1)
+
+
+def test_a_part_of_a_tensor_data_set_is_read_at_once() -> None:
+    whole = TensorDataset(torch.arange(6.0), torch.arange(6))
+    read: list[Any] = list(
+        load(Subset(whole, [5, 3, 1]), in_order(range(3), batch_size=2), device=CPU, processes=0)
+    )
+    assert [(x.tolist(), y.tolist()) for x, y in read] == [([5.0, 3.0], [5, 3]), ([1.0], [1])]
 
 
 def test_a_subclass_of_a_tensor_data_set_is_asked_for_its_items() -> None:

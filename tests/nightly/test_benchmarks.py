@@ -27,10 +27,12 @@ KEYS = {
     "accuracy": {"table", "trainable_oialr", "within", "worst_points"},
     "checkpoints": {"background_to_copy", "background_to_waited_for"},
     "data_loading": {
+        "all_to_host_cpu",
         "archive_warm_per_s",
         "epoch_growth_mb",
         "file_cold_per_s",
         "file_to_archive_cpu",
+        "file_to_host_cpu",
         "file_to_step_cpu",
         "file_warm_per_s",
         "loader_kept_to_new",

@@ -27,7 +27,7 @@ import rasterio
 from pyarrow import parquet
 from safetensors.numpy import save
 
-from search_spaces.readers.bigearthnet import load_bigearthnet, main
+from search_spaces.readers.bigearthnet import main
 from search_spaces.readers.bigearthnet_archive import main as make
 from search_spaces.readers.bigearthnet_archive import make_archive
 from search_spaces.readers.bigearthnet_files import convert as converting
@@ -397,85 +397,20 @@ def contents(store: Path) -> tuple[bytes, dict[str, bytes]]:
         return (store / "pixels.bin").read_bytes(), {name: index[name].tobytes() for name in index.files}
 
 
-def test_what_verify_finds_is_repaired(
-    made: Path, copied: Callable[[str], Path], said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_verify_finds_is_made_anew(made: Path, copied: Callable[[str], Path], said: Said) -> None:
     store = copied("store")
     names = {flip(store, 2), flip(store, PATCHES - 1)}
     code, printed, _ = said("--verify", store)
     assert code == 1
     assert set(verify(store, show=False)) == names
-    assert f"{store}: 2 damaged. Start the command that made it again, with --repair: what is dam" in printed
-    monkeypatch.setattr(converting, "_CHUNK", 1)
-    code, printed, _ = said(made / "v2", store, "--repair", "--patches", "1", "--processes", "1")
-    assert code == 0
-    assert "repaired: 2 of 2 damaged" in printed
-    assert said("--verify", store)[0] == 0
-    assert contents(store) == contents(made / "store")
-    assert "repaired: 0 of 0 damaged" in said(made / "v2", store, "--repair", "--processes", "1")[1]
-    with pytest.raises(SystemExit):
-        said("--verify", store, "--repair")
-
-
-def test_a_repair_that_is_killed_loses_nothing(
-    made: Path, copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    store = copied("store")
-    names = [flip(store, row) for row in (1, 5, 8)]
-    monkeypatch.setattr(converting, "_CHUNK", 1)
-    sync = os.fsync
-    left = 0
-
-    def counted(file: int) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-        sync(file)
-
-    monkeypatch.setattr(os, "fsync", counted)
-    for allowed in range(1, 20):
-        left = allowed
-        try:
-            convert(made / "v2", store, repair=True, processes=1, show=False)
-        except Killed:
-            assert set(verify(store, show=False)) <= set(names)
-        else:
-            break
-    assert allowed > 3
-    assert contents(store) == contents(made / "store")
-
-
-def test_a_damaged_patch_that_is_gone_is_left_out_until_it_is_back(
-    made: Path, copied: Callable[[str], Path], said: Said, tmp_path: Path
-) -> None:
-    store, root = copied("store"), copied("v2")
-    name = flip(store, 3)
-    (folder,) = (path for path in root.rglob(name) if path.is_dir())
-    folder.rename(tmp_path / "elsewhere")
-    code, _, error = said(root, store, "--repair", "--processes", "1")
-    assert code == 1
-    assert error.startswith(f"Patch {name}: its folder is missing")
-    assert verify(store, show=False) == [name]
-    code, printed, _ = said(root, store, "--repair", "--processes", "1", "--on-error", "skip")
-    assert code == 0
-    assert "repaired: 0 of 1 damaged" in printed
-    assert f"  {name}: {folder} is missing: " in printed
-    assert said("--verify", store)[0] == 0
-    parts = ("train", "validation", "test")
-    left = [one for part in parts for one in load_bigearthnet(store, part).names()]
-    assert len(left) == PATCHES - 1
-    assert name not in left
-    (tmp_path / "elsewhere").rename(folder)
-    assert said(root, store, "--processes", "1")[0] == 0
+    assert f"{store}: 2 damaged. Remove {store} and begin anew." in printed
+    shutil.rmtree(store)
+    assert said(made / "v2", store, "--processes", "1")[0] == 0
     assert contents(store) == contents(made / "store")
 
 
 @pytest.mark.parametrize("lost", ["pixels.bin", "half of it"])
-def test_pixels_that_are_missing_are_repaired(
+def test_pixels_that_are_missing_are_refused(
     made: Path, copied: Callable[[str], Path], said: Said, lost: str
 ) -> None:
     store = copied("store")
@@ -490,9 +425,7 @@ def test_pixels_that_are_missing_are_repaired(
         code, _, error = said(*arguments)
         assert code == 1
         assert f"{path} has {left} bytes, and " in error
-        assert f" {size}. Start the command that made it again, with --repair: what is damaged" in error
-    assert said(made / "v2", store, "--repair", "--processes", "1")[0] == 0
-    assert contents(store) == contents(made / "store")
+        assert f" {size}. Remove {store} and begin anew." in error
 
 
 @pytest.mark.parametrize(
@@ -524,6 +457,11 @@ def test_an_index_that_is_none(made: Path, copied: Callable[[str], Path], said: 
             '{"patch": ["a"], "skipped": ""}',
             ", line 3 is damaged (TypeError(\"the patch ['a']\")). Remove ",
         ),
+        (
+            3,
+            '{"patch": "NAME", "skipped": ""}',
+            ", line 3 is damaged (ValueError('NAME for the second time')). Rem",
+        ),
         (3, '{"patch": "a", "split": "all", "classes": [], "crc32": 1}', "(\"the split 'all'\")). Remove "),
         (
             3,
@@ -543,7 +481,8 @@ def test_journals_that_are_damaged(
     store = copied("store")
     path = store / "patches.jsonl"
     lines = path.read_text().splitlines()
-    lines[number - 1] = line
+    first = json.loads(lines[1])["patch"]
+    lines[number - 1], complaint = (text.replace("NAME", first) for text in (line, complaint))
     path.write_text("\n".join(lines) + "\n")
     pixels = (store / "pixels.bin").read_bytes()
     code, _, error = said(made / "v2", store, "--processes", "1")
@@ -625,13 +564,13 @@ def test_a_disk_that_does_not_give_pixels_back_has_damaged_them(
     store = copied("store")
     name = flip(store, 4)
     flip(store, 4)
-    read = os.pread
+    read = os.preadv
     size = 2 * sum(side**2 for side in SIDES.values())
 
-    def failing(file: int, count: int, place: int) -> bytes:
+    def failing(file: int, buffers: list[memoryview], place: int) -> int:
         if place == 4 * size:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(file, count, place)
+        return read(file, buffers, place)
 
-    monkeypatch.setattr(os, "pread", failing)
+    monkeypatch.setattr(os, "preadv", failing)
     assert verify(store, show=False) == [name]

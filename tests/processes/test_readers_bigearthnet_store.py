@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import operator
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,20 +22,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 pytest.importorskip("rasterio", reason="needs the extra bigearthnet")
 
+import hpo
+from search_spaces import bigearthnet
+from search_spaces.building_blocks.patch_images import Grid, PatchImages
 from search_spaces.readers.bigearthnet import load_bigearthnet, main
 from search_spaces.readers.bigearthnet_archive import made_up_store, make_archive
 from search_spaces.readers.bigearthnet_files import convert as converting
 from search_spaces.readers.bigearthnet_files.convert import convert, verify
-from search_spaces.readers.bigearthnet_files.dataset import Grid, RawBigEarthNet
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, MEAN_AND_DEVIATION, SIDES, Version
 from search_spaces.readers.bigearthnet_files.processes import in_processes
 from search_spaces.readers.bigearthnet_files.sources import open_archive
-from search_spaces.readers.bigearthnet_files.store import Layout, Stored
+from search_spaces.readers.bigearthnet_files.store import Layout
 from search_spaces.readers.bigearthnet_files.writer import Writer
+from trainers.data.batches import in_order
+from trainers.data.loader import Loader
 
 PATCHES = 24
 
@@ -50,6 +56,11 @@ def store(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store")
     convert(archive, path, processes=1, show=False)
     return path
+
+
+@pytest.fixture
+def own(store: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(store, tmp_path / "own"))
 
 
 @pytest.fixture
@@ -91,13 +102,14 @@ def test_items_are_the_archives_patches(
     archive: Path, store: Path, size: int, bands: tuple[str, ...] | None, normalise: bool
 ) -> None:
     opened = open_archive(archive)
-    samples = load_bigearthnet(store, "validation", size=size, bands=bands, normalise=normalise)
+    read = load_bigearthnet(store, "validation", bands=bands)
+    samples = PatchImages(read, size=size, normalise=normalise)
     patches = {patch.name: patch for patch in opened.patches if patch.split == "validation"}
-    assert samples.names() == list(patches)
-    assert len(samples) == PATCHES // 4
-    assert samples.bands == (bands or BANDS)
-    assert samples.classes == CLASSES
-    for name, (image, target) in zip(samples.names(), samples, strict=True):
+    assert read.names() == list(patches)
+    assert len(samples) == len(read) == PATCHES // 4
+    assert read.bands == (bands or BANDS)
+    assert read.classes == CLASSES
+    for name, (image, target) in zip(read.names(), samples, strict=True):
         sample = opened.reader.read(patches[name])
         expected = reference(dict(sample.bands), "v2", bands or BANDS, size, normalise)
         assert image.dtype == target.dtype == torch.float32
@@ -105,30 +117,12 @@ def test_items_are_the_archives_patches(
         assert target.nonzero().flatten().tolist() == list(sample.classes)
 
 
-@pytest.mark.parametrize("upsampling", ["nearest", "bilinear"])
-@pytest.mark.parametrize("size", [120, 60, 32])
-def test_the_archive_itself_gives_the_same_items(
-    archive: Path, store: Path, size: int, upsampling: str
-) -> None:
-    samples = load_bigearthnet(store, "test", size=size, upsampling=upsampling)
-    opened = open_archive(archive)
-    grid = Grid("v2", bands=BANDS, size=size, upsampling=upsampling, normalise=True)
-    raw = RawBigEarthNet(opened.reader, [patch for patch in opened.patches if patch.split == "test"], grid)
-    assert len(raw) == len(samples)
-    for (image, target), (raw_image, raw_target) in zip(
-        samples, (raw[i] for i in range(len(raw))), strict=True
-    ):
-        torch.testing.assert_close(image, raw_image)
-        assert torch.equal(target, raw_target)
-
-
 def test_bilinear_upsampling_keeps_a_gradient_straight() -> None:
     """A ramp stays one between the outer pixels' centres; nearest gives steps."""
-    ramp = np.tile(np.arange(0, 600, 10, dtype=np.uint16), (60, 1))
+    ramp = torch.arange(0, 600, 10, dtype=torch.int32).to(torch.uint16).repeat(1, 60)
+    layout = Layout(version="v2", bands=("B05",))
     grids = {
-        kind: Grid("v2", bands=["B05"], size=120, upsampling=kind, normalise=False)({"B05": ramp[None]})[
-            0, 0, 7
-        ]
+        kind: Grid(layout, ["B05"], upsampling=kind, normalise=False)(ramp)[0, 0, 7]
         for kind in ("nearest", "bilinear")
     }
     assert grids["bilinear"][1:-1].diff().tolist() == pytest.approx([5.0] * 117)
@@ -138,12 +132,47 @@ def test_bilinear_upsampling_keeps_a_gradient_straight() -> None:
 @settings(max_examples=25)
 @given(indices=st.lists(st.integers(0, PATCHES // 2 - 1), min_size=1, max_size=20))
 def test_batches_are_the_items(store: Path, indices: list[int]) -> None:
-    samples = load_bigearthnet(store, "train", size=20)
-    images, targets = samples.read_batch(torch.tensor(indices))
-    for items in ([samples[i] for i in indices], samples.__getitems__(indices)):
-        assert torch.equal(images, torch.stack([image for image, _ in items]))
-        assert torch.equal(targets, torch.stack([target for _, target in items]))
-    assert torch.equal(samples.targets()[indices], targets)
+    samples = PatchImages(load_bigearthnet(store, "train"), size=20)
+    images, targets = samples.images(torch.tensor(indices))
+    items = [samples[i] for i in indices]
+    assert torch.equal(images, torch.stack([image for image, _ in items]))
+    assert torch.equal(targets, torch.stack([target for _, target in items]))
+    assert torch.equal(torch.from_numpy(samples.patches.targets())[indices], targets)
+
+
+def test_the_trainers_get_images_of_what_is_read(store: Path) -> None:
+    samples = PatchImages(load_bigearthnet(store, "train", bands=["B04", "B01"]), size=60)
+    stored, _ = samples.read_batch([3])
+    assert (stored.dtype, stored.shape) == (torch.uint16, (1, 120**2 + 20**2))
+    with Loader(Subset(samples, [3, 1, 2]), device=torch.device("cpu"), processes=0) as loader:
+        ((images, targets),) = loader.batches(in_order(range(3), batch_size=3))
+    expected = samples.images([3, 1, 2])
+    assert torch.equal(images, expected[0])  # type: ignore[arg-type]
+    assert torch.equal(targets, expected[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folds", [0, 2])
+def test_training_on_the_file_is_training_on_what_is_in_memory(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folds: int
+) -> None:
+    params = {**bigearthnet.default_for(), "filters": 2}
+    found = []
+    for in_memory_bytes in (0, 2**30):
+        monkeypatch.setattr(bigearthnet, "_IN_MEMORY_BYTES", in_memory_bytes)
+        bigearthnet._part.cache_clear()
+        task = bigearthnet.make_task(data=str(store), epochs=1, batch_size=6, folds=folds)
+        result = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / str(in_memory_bytes)))
+        assert isinstance(result, dict)
+        found.append(
+            {
+                name: value
+                for name, value in result.items()
+                if not name.removesuffix("_deviation").endswith("_s")
+            }
+        )
+    bigearthnet._part.cache_clear()
+    assert found[0]["train_loss"] > 0
+    assert found[0] == found[1]
 
 
 def test_splits_and_some_patches_of_them(store: Path) -> None:
@@ -158,10 +187,10 @@ def test_splits_and_some_patches_of_them(store: Path) -> None:
 
 
 def test_it_pickles_without_its_pixels_and_several_processes_read_it(store: Path) -> None:
-    samples = load_bigearthnet(store, "train", size=20)
-    alone = samples.read_batch(range(len(samples)))
+    samples = PatchImages(load_bigearthnet(store, "train"), size=20)
+    alone = samples.images(range(len(samples)))
     assert len(pickle.dumps(samples)) < 10_000
-    copied = pickle.loads(pickle.dumps(samples)).read_batch(range(len(samples)))
+    copied = pickle.loads(pickle.dumps(samples)).images(range(len(samples)))
     loaded = list(DataLoader(samples, batch_size=5, num_workers=2))
     for position in range(2):
         assert torch.equal(alone[position], copied[position])
@@ -172,9 +201,6 @@ def test_it_pickles_without_its_pixels_and_several_processes_read_it(store: Path
     ("split", "options", "said"),
     [
         ("val", {}, r"split = 'val': must be train, validation, test\."),
-        ("train", {"size": 0}, r"size = 0: must be from 1 to 120 pixels\."),
-        ("train", {"size": 240}, r"size = 240: must be from 1 to 120 pixels\."),
-        ("train", {"upsampling": "cubic"}, r"upsampling = 'cubic': must be nearest or bilinear or bicubic\."),
         ("train", {"bands": ["B02", "B10"]}, r"bands = B02, B10: must be different ones of B01, "),
         ("train", {"bands": ["B02", "B02"]}, r"bands = B02, B02: must be different ones of B01, "),
         ("train", {"bands": []}, r"bands = none: must be different ones of B01, "),
@@ -187,39 +213,67 @@ def test_wrong_choices_are_refused(store: Path, split: str, options: dict[str, A
         load_bigearthnet(store, split, **options)
 
 
-# Reads an epoch in small batches and prints how its resident memory changed from batch to batch, in MB.
-EPOCH = """
-import sys, psutil, torch
-from search_spaces.readers.bigearthnet import load_bigearthnet
-samples = load_bigearthnet(sys.argv[1], "train")
-order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).split(16)
-resident = []
-for indices in order:
-    samples.read_batch(indices)
-    resident.append(psutil.Process().memory_info().rss / 1e6)
-print(len(samples) * 0.16, max(resident) - resident[3], min(resident[3:]) - resident[3])
-"""
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, r"size = 0: must be from 1 to 120 pixels\."),
+        ({"size": 240}, r"size = 240: must be from 1 to 120 pixels\."),
+        ({"upsampling": "cubic"}, r"upsampling = 'cubic': must be nearest or bilinear or bicubic\."),
+    ],
+)
+def test_images_that_cannot_be_are_refused(store: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PatchImages(load_bigearthnet(store, "train"), **options)
 
 
-def test_memory_is_flat_over_an_epoch(tmp_path: Path) -> None:
-    """The file is much larger than what may stay of it in memory."""
-    layout = Layout(version="v2", bands=BANDS)
-    content = np.random.default_rng(0).integers(0, 9000, layout.values, dtype=np.uint16).tobytes()
-    with Writer(tmp_path, layout) as writer:
-        for start in range(0, 1600, 200):
-            part = [
-                (Stored(name=f"S2_{i}", split="train", classes=(i % 19,), checksum=0), content)
-                for i in range(start, start + 200)
-            ]
-            writer.append(part, {})
-        writer.finish()
-    told = subprocess.run(
-        [sys.executable, "-c", EPOCH, tmp_path], capture_output=True, text=True, timeout=100, check=True
+def test_patches_are_read_without_torch(store: Path) -> None:
+    program = (
+        "import sys; from search_spaces.readers.bigearthnet import load_bigearthnet as load\n"
+        "values = load(sys.argv[1], 'train', bands=['B05', 'B01']).read([2, 0]); assert values.shape == (2, 4000)\n"
+        "assert 'torch' not in sys.modules"
     )
-    file_mb, grown_mb, shrunk_mb = map(float, told.stdout.split())
-    assert file_mb == pytest.approx(256)
-    assert grown_mb < 25, told.stdout
-    assert shrunk_mb > -40, told.stdout
+    subprocess.run([sys.executable, "-c", program, store], timeout=60, check=True)
+
+
+def test_what_the_disk_does_not_give_is_an_error_of_one_sentence(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no signal, which would end the process."""
+    samples = load_bigearthnet(own, "train")
+    expected = samples.read([0, 1])
+    preadv = os.preadv
+
+    def a_part(file: int, buffers: list[memoryview], offset: int) -> int:
+        return preadv(file, [buffers[0][:50_001]], offset)
+
+    monkeypatch.setattr(os, "preadv", a_part)
+    assert np.array_equal(samples.read([0, 1]), expected)
+
+    def failing(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(
+        OSError, match=r"pixels.bin cannot be read at byte \d+ \(Input/output error\)\. Bring"
+    ):
+        samples.read([0])
+    monkeypatch.setattr(os, "preadv", preadv)
+    os.truncate(own / "pixels.bin", 100)
+    with pytest.raises(
+        OSError, match=r"ends at byte \d+, and was longer when it was opened\. Remove .* begin"
+    ):
+        samples.read([0])
+
+
+def test_a_patch_that_an_earlier_version_gave_up_is_in_no_part(own: Path) -> None:
+    """Its pixels had been lost, and it kept its place: its split is 255."""
+    with np.load(own / "index.npz", allow_pickle=False) as index:
+        arrays = dict(index)
+    lost = load_bigearthnet(own, "train").names()[2]
+    arrays["splits"][arrays["names"].tolist().index(lost.encode())] = 255
+    np.savez(own / "index.npz", **arrays)
+    assert lost not in load_bigearthnet(own, "train").names()
+    assert len(load_bigearthnet(own, "train")) == PATCHES // 2 - 1
 
 
 # --- how it is made -----------------------------------------------------------------------------------------
@@ -302,7 +356,7 @@ def test_a_killed_command_goes_on_and_leaves_no_process(archive: Path, store: Pa
     assert contents(out) == contents(store)
 
 
-def test_a_repaired_patch_is_added(archive: Path, tmp_path: Path, small_chunks: None) -> None:
+def test_a_patch_that_can_be_read_later_is_added(archive: Path, tmp_path: Path, small_chunks: None) -> None:
     opened = open_archive(archive)
     name = opened.patches[7].name
     (folder,) = (path for path in archive.rglob(name) if path.is_dir())
@@ -356,8 +410,6 @@ def test_some_bands_and_some_patches(archive: Path, tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_is_told_before(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import shutil
-
     usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match=r"needs 0\.0 GB, and 0\.0 GB are free\. Make room"):
@@ -366,13 +418,6 @@ def test_a_disk_that_is_too_small_is_told_before(
 
 
 # --- what became of it --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def own(store: Path, tmp_path: Path) -> Path:
-    import shutil
-
-    return Path(shutil.copytree(store, tmp_path / "own"))
 
 
 def test_a_changed_byte_is_found(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

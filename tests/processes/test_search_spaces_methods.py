@@ -16,7 +16,7 @@ import hpo
 import trainers
 from search_spaces import assignment, autoformer, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
 from search_spaces.building_blocks import methods
-from search_spaces.building_blocks.training import LR_FACTOR
+from search_spaces.building_blocks.recipes import LR_FACTOR
 from search_spaces.folds import Fold
 
 NAMES = get_args(methods.MethodName)

@@ -12,7 +12,7 @@ from stand_ins import cifar_archive
 import hpo
 import trainers
 from search_spaces import assignment, resnet20_study
-from search_spaces.building_blocks.training import Run
+from search_spaces.building_blocks.recipes import Run
 
 EXPERIMENTS = get_args(resnet20_study.Experiment)
 

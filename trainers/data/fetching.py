@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from trainers.data.batches import Batch
 from trainers.data.streams import StreamReader, stream_of
@@ -28,6 +28,17 @@ class ReadsBatches(Protocol):
 
     def read_batch(self, indices: Tensor) -> tuple[object, object]:
         """Inputs and targets of these items, along a first axis."""
+        ...
+
+
+@runtime_checkable
+class FinishesOnDevice(Protocol):
+    """A data set that leaves work for the device: to read bytes and to make floats of them there moves less, and leaves
+    the CPU to reading.
+    """
+
+    def on_device(self, inputs: Any, targets: Any) -> tuple[object, object]:
+        """What the model and the loss get of a batch that has come to the device."""
         ...
 
 
@@ -57,11 +68,17 @@ class Fetched(Dataset[object]):
         self, samples: Dataset[object], *, collate: Collate | None, rank: int, ranks: int, seed: int
     ) -> None:
         stream = stream_of(samples)
+        whole = _undivided(samples)
+        self.on_device = whole.on_device if isinstance(whole, FinishesOnDevice) else None
+        """What the data set does on the device, if anything."""
         self._samples: object = samples if stream is None else stream.samples
+        self._chosen: Tensor | None = None
+        # Not its subclasses, whose items may be others than the tensors'.
+        self._tensors = whole.tensors if type(whole) is TensorDataset and collate is None else None
+        if collate is None and (self._tensors is not None or isinstance(whole, ReadsBatches)):
+            self._samples, self._chosen = whole, _chosen(samples)
         self._stream = None if stream is None else StreamReader(stream, rank=rank, ranks=ranks, seed=seed)
         self._collate = _stacked if collate is None else collate
-        # Not its subclasses, whose items may be others than the tensors'.
-        self._tensors = samples.tensors if type(samples) is TensorDataset and collate is None else None
         self._epoch: int | None = None
 
     @property
@@ -82,8 +99,9 @@ class Fetched(Dataset[object]):
         batch = order.batch
         if order.epoch is not None:
             self.set_epoch(order.epoch)
+        indices = batch.indices if self._chosen is None else self._chosen[batch.indices]
         if self._tensors is not None:
-            return tuple(tensor[batch.indices] for tensor in self._tensors), len(batch.indices)
+            return tuple(tensor[indices] for tensor in self._tensors), len(indices)
         items = None
         if self._stream is not None:
             first, count = int(batch.indices[0]), len(batch.indices)
@@ -94,8 +112,8 @@ class Fetched(Dataset[object]):
             seed_generators(batch.seed)
             if items is None:
                 if isinstance(self._samples, ReadsBatches):
-                    return self._samples.read_batch(batch.indices), len(batch.indices)
-                items = self._items(batch.indices.tolist())
+                    return self._samples.read_batch(indices), len(indices)
+                items = self._items(indices.tolist())
             # Not where the user's default device has numbers become tensors: processes that read ahead have no GPU.
             with torch.device("cpu"):
                 return self._collate(items), len(items)
@@ -138,6 +156,23 @@ def check_reading(name: str, samples: object, *, loader_processes: int, collate:
             "of each rank, so that the order does not depend on their number. Set it to 1 or 0, and use threads in "
             "the data set where reading is slow."
         )
+
+
+def _undivided(samples: object) -> Any:
+    """The data set that ``samples`` is a part of, by torch's Subset, or else itself."""
+    while type(samples) is Subset:
+        samples = samples.dataset
+    return samples
+
+
+def _chosen(samples: object) -> Tensor | None:
+    """Which items of ``_undivided(samples)`` a Subset has; None: all."""
+    chosen: Tensor | None = None
+    while type(samples) is Subset:
+        of_whole = torch.as_tensor(samples.indices, device="cpu")
+        chosen = of_whole if chosen is None else of_whole[chosen]
+        samples = samples.dataset
+    return chosen
 
 
 def _stacked(items: Sequence[object]) -> object:

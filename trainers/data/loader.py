@@ -156,13 +156,17 @@ class Loader:
                     )
                 inputs, targets = parts
                 if self._copying is None:
-                    yield _Copy(
-                        moved(inputs, self._device), moved(targets, self._device), collated.samples, None
-                    )
+                    yield _Copy(*self._on_device(inputs, targets), collated.samples, None)
                     continue
                 with torch.cuda.stream(self._copying):
-                    inputs, targets = moved(inputs, self._device), moved(targets, self._device)
+                    inputs, targets = self._on_device(inputs, targets)
                 yield _Copy(inputs, targets, collated.samples, self._copying.record_event())
+
+    def _on_device(self, inputs: object, targets: object) -> tuple[object, object]:
+        """Both there, as the model and the loss get them, maybe only when the current stream has come so far."""
+        inputs, targets = moved(inputs, self._device), moved(targets, self._device)
+        finish = self._fetched.on_device
+        return (inputs, targets) if finish is None else finish(inputs, targets)
 
     def _arrived(self, copies: Generator[_Copy]) -> Generator[_Copy]:
         # What other processes have read is there already: its copy begins while the batch before it is computed.

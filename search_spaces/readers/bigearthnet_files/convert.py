@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -30,8 +30,7 @@ class Summary:
     """What became of every patch: ``stored`` by split, ``left_out`` by reason, ``skipped`` by name.
 
     ``listed``: how many the lists name, by split. ``beyond``: how many of those stored were not asked for now, but
-    were there. ``lacking``: how many more were asked for than the lists name. ``repaired``: how many of how many
-    damaged ones were read anew; None if none was looked for.
+    were there. ``lacking``: how many more were asked for than the lists name.
     """
 
     directory: Path
@@ -41,14 +40,11 @@ class Summary:
     listed: dict[str, int]
     beyond: int
     lacking: int
-    repaired: tuple[int, int] | None
 
     def __str__(self) -> str:
         counts = ", ".join(f"{self.stored.get(split, 0)} {split}" for split in SPLITS)
         size = (self.directory / PIXELS).stat().st_size
         lines = [f"{self.directory}: {counts} patches, {size / 1e6:.0f} MB"]
-        if self.repaired is not None:
-            lines.append("repaired: {} of {} damaged".format(*self.repaired))
         if self.beyond:
             lines.append(
                 f"among them {self.beyond} that were there already and are more than was asked for; for fewer, name "
@@ -84,15 +80,13 @@ def convert(
     bands: Sequence[str] | None = None,
     patches: int | None = None,
     on_error: str = "refuse",
-    repair: bool = False,
     processes: int | None = None,
     show: bool = True,
 ) -> Summary:
     """Read the archive's patches and store them in ``directory``; goes on if some of them are there.
 
     ``patches``: this many of all splits together, always the same ones (default: all). ``on_error``: "refuse"
-    raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them. ``repair``:
-    what is stored is verified first, and what is damaged is read anew.
+    raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them.
 
     What was read before an error, a signal or a power cut is kept. ValueError for options that contradict what
     ``directory`` holds or the archive's lists, or damaged files; FileNotFoundError; OSError if the disk is full;
@@ -107,12 +101,10 @@ def convert(
     _check_apart(archive, Path(directory))
     wanted = _some(archive.patches, patches)
     layout = Layout(version=archive.reader.version, bands=chosen)
-    with Writer(Path(directory), layout, repair=repair) as writer:
+    with Writer(Path(directory), layout) as writer:
         _check_belongs(writer, archive)
         before = set(writer.stored)
-        damaged = _damaged(writer, show=show) if repair else []
-        writer.drop(damaged)
-        todo = _todo(writer, archive, {patch.name for patch in wanted} | set(damaged))
+        todo = _todo(writer, archive, {patch.name for patch in wanted})
         _check_beforehand(archive, todo, writer, on_error)
         counted = f"{archive.reader.version}'s patches"
         with Shown(counted, len(writer.stored) + len(todo), done=len(writer.stored), show=show) as shown:
@@ -136,27 +128,14 @@ def convert(
             listed=dict(Counter(patch.split for patch in archive.patches)),
             beyond=len(before - {patch.name for patch in wanted}) if patches is not None else 0,
             lacking=max(0, (patches or 0) - len(archive.patches)),
-            repaired=(sum(name in writer.stored for name in damaged), len(damaged)) if repair else None,
         )
 
 
 def verify(directory: str | Path, *, show: bool = True) -> list[str]:
-    """The names of the stored patches that are not what was once read from the archive; empty if all are.
-
-    Changes nothing: ``convert`` with ``repair`` reads them anew.
-    """
-    store = Store(directory)
-    return _named(store.damaged(), len(store), show=show)
-
-
-def _damaged(writer: Writer, *, show: bool) -> list[str]:
-    return _named(writer.damaged(), len(writer.stored), show=show)
-
-
-def _named(verified: Iterable[str | None], count: int, *, show: bool) -> list[str]:
-    names = []
-    with Shown("verified", count, show=show) as shown:
-        for name in verified:
+    """The names of the stored patches that are not what was once read from the archive; empty if all are."""
+    store, names = Store(directory), []
+    with Shown("verified", len(store), show=show) as shown:
+        for name in store.damaged():
             if name is not None:
                 names.append(name)
             shown.advance(1)
@@ -256,8 +235,10 @@ def _check_beforehand(archive: Archive, todo: list[Patch], writer: Writer, on_er
         raise _refused(
             PatchError(first, f"its folder is missing{more}: the archive is not completely extracted.")
         )
-    to_come = writer.new(patch.name for patch in todo if patch.name not in missing)
-    needed, free = to_come * writer.layout.patch_bytes, shutil.disk_usage(writer.directory).free
+    needed, free = (
+        (len(todo) - len(missing)) * writer.layout.patch_bytes,
+        shutil.disk_usage(writer.directory).free,
+    )
     if needed > free:
         raise OSError(
             f"{writer.directory} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free. Make room, choose "

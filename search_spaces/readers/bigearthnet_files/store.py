@@ -1,22 +1,20 @@
-"""BigEarthNet's patches in one memory-mapped file: its form, and how it is read and verified.
+"""BigEarthNet's patches in one flat file, which is read by ``preadv``: its form, and how it is read and verified.
 
 pixels.bin      patch after patch, band after band, each in its own resolution: little-endian uint16
 patches.jsonl   a header, then a line for each patch stored or skipped; appended to, what a resumed run goes by
 index.npz       names, splits, classes and checksums as arrays; there once the file is complete
-
-A patch whose pixels were damaged, and could not be read anew, keeps its place in all three, and has no split.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import mmap
 import os
 import struct
+import weakref
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -38,9 +36,6 @@ from search_spaces.readers.files import content_of, refused_by_system
 
 FORMAT = 1
 PIXELS, JOURNAL, INDEX = "pixels.bin", "patches.jsonl", "index.npz"
-NO_SPLIT = 255
-"""In the index, of a patch whose pixels are lost."""
-REPAIR = "Start the command that made it again, with --repair: what is damaged is read anew."
 
 _AGAIN = "Start the command that makes it again."
 
@@ -68,6 +63,21 @@ class Layout:
     @property
     def patch_bytes(self) -> int:
         return 2 * self.values
+
+    def only(self, bands: Sequence[str]) -> Layout:
+        """Of these bands, in this layout's order."""
+        return Layout(version=self.version, bands=tuple(band for band in self.bands if band in bands))
+
+    def spans(self, bands: Sequence[str]) -> list[slice]:
+        """Where these bands lie among a patch's values, neighbours together, in this layout's order."""
+        found: list[slice] = []
+        for band, column in self.columns.items():
+            if band in bands:
+                if found and found[-1].stop == column.start:
+                    found[-1] = slice(found[-1].start, column.stop)
+                else:
+                    found.append(column)
+        return found
 
     def pack(self, bands: Mapping[str, Pixels]) -> bytes:
         return b"".join(np.ascontiguousarray(bands[band], dtype="<u2").tobytes() for band in self.bands)
@@ -98,28 +108,9 @@ class Stored:
     checksum: int  # zlib.crc32 of its bytes
 
 
-def are_whole(file: int, layout: Layout, checksums: Iterable[int | None]) -> Iterator[bool]:
-    """Of each patch in ``file``, a descriptor, whether it is what its checksum was taken of; None: it has none.
-
-    What the disk does not give counts as damaged: it is not read through a map, where that would kill the process.
-    """
-    for row, expected in enumerate(checksums):
-        if expected is None:
-            yield True
-            continue
-        try:
-            content = os.pread(file, layout.patch_bytes, row * layout.patch_bytes)
-        except OSError:
-            yield False
-            continue
-        yield zlib.crc32(content) == expected
-
-
-def _opened(path: Path) -> io.BufferedReader:
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise refused_by_system(path, "read", error) from error
+def anew(directory: str | Path) -> str:
+    """The remedy for what is damaged in ``directory``."""
+    return f"Remove {directory} and begin anew."
 
 
 class Store:
@@ -138,7 +129,7 @@ class Store:
                 f"{self.directory} holds no BigEarthNet for training. Make it: python -m "
                 f"search_spaces.readers.bigearthnet ARCHIVE {self.directory}"
             )
-        header, self._splits, self._classes = self._read("header", "splits", "classes")
+        header, self._splits, self._classes = self._index("header", "splits", "classes")
         try:
             line = json.loads(header.tobytes())
         except ValueError as error:
@@ -147,18 +138,19 @@ class Store:
         if self._splits.ndim != 1 or self._classes.shape != (len(self._splits), len(CLASSES)):
             raise self._damaged_index(f"{self._splits.shape} splits, {self._classes.shape} classes")
         named = len(self) * self.layout.patch_bytes
-        # Reading past a file's end would kill the process.
         pixels = self.directory / PIXELS
         size = pixels.stat().st_size if pixels.is_file() else 0
         if size < named:
-            raise ValueError(f"{pixels} has {size} bytes, and its index names {named}. {REPAIR}")
-        self._mapped: tuple[mmap.mmap, Pixels] | None = None
+            raise ValueError(
+                f"{pixels} has {size} bytes, and its index names {named}. {anew(self.directory)}"
+            )
+        self._file: int | None = None
 
     def __len__(self) -> int:
         return len(self._splits)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": None}  # a map would be pickled as all that it maps
+        return {**self.__dict__, "_file": None}
 
     def rows(self, split: Split) -> Rows:
         return np.flatnonzero(self._splits == SPLITS.index(split))
@@ -168,36 +160,63 @@ class Store:
         return cast("npt.NDArray[np.uint8]", self._classes[rows])
 
     def names(self, rows: Rows) -> list[str]:
-        (names,) = self._read("names")
+        (names,) = self._index("names")
         return [name.decode() for name in names[rows]]
 
-    def read(self, rows: Rows) -> Pixels:
-        """The values of these patches, (n, values), as a copy.
+    def read(self, rows: Rows, bands: Sequence[str] | None = None) -> Pixels:
+        """The values of these patches as they are stored, (n, values), of ``bands`` in the file's order; None: of all.
 
-        Resident memory stays flat: the pages read are given back, and stay in the system's cache alone.
+        OSError, as a sentence, for what the disk does not give.
         """
-        mapped, pixels = self._map()
-        for row in rows.tolist():
-            # All are asked for before the first is waited for, and no more than them.
-            mapped.madvise(mmap.MADV_WILLNEED, *self._span(row, mmap.PAGESIZE))
-        found: Pixels = pixels[rows]
-        for row in rows.tolist():
-            # With a page come those around it, 64 KiB as Linux is set up.
-            mapped.madvise(mmap.MADV_DONTNEED, *self._span(row, 2**20))
+        file, patch_bytes = self._opened(), self.layout.patch_bytes
+        starts = (rows * patch_bytes).tolist()
+        # All are asked for before the first is waited for.
+        for start in starts:
+            os.posix_fadvise(file, start, patch_bytes, os.POSIX_FADV_WILLNEED)
+        spans = self.layout.spans(self.layout.bands if bands is None else bands)
+        found = np.empty((len(starts), sum(span.stop - span.start for span in spans)), "<u2")
+        for patch, start in zip(found, starts, strict=True):
+            at = 0
+            for span in spans:
+                end = at + span.stop - span.start
+                self._fill(file, memoryview(patch[at:end]).cast("B"), start + 2 * span.start)
+                at = end
         return found
 
     def damaged(self) -> Iterator[str | None]:
         """Reads each patch again: its name if it is not what was written, else None."""
-        checksums, names = self._read("checksums", "names")
-        expected = (
-            None if split == NO_SPLIT else int(checksum)
-            for split, checksum in zip(self._splits, checksums, strict=True)
-        )
-        with _opened(self.directory / PIXELS) as file:
-            for name, whole in zip(names, are_whole(file.fileno(), self.layout, expected), strict=True):
-                yield None if whole else name.decode()
+        checksums, names = self._index("checksums", "names")
+        for row, (name, checksum) in enumerate(zip(names, checksums, strict=True)):
+            try:
+                whole = zlib.crc32(self.read(np.array([row])).tobytes()) == int(checksum)
+            except OSError:  # what the disk does not give
+                whole = False
+            yield None if whole else name.decode()
 
-    def _read(self, *names: str) -> list[npt.NDArray[Any]]:
+    def _fill(self, file: int, part: memoryview, start: int) -> None:
+        while len(part):
+            try:
+                count = os.preadv(file, [part], start)
+            except OSError as error:
+                raise refused_by_system(self.directory / PIXELS, f"read at byte {start}", error) from error
+            if not count:
+                raise OSError(
+                    f"{self.directory / PIXELS} ends at byte {start}, and was longer when it was opened. "
+                    f"{anew(self.directory)}"
+                )
+            part, start = part[count:], start + count
+
+    def _opened(self) -> int:
+        if self._file is None:
+            path = self.directory / PIXELS
+            try:
+                self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise refused_by_system(path, "read", error) from error
+            weakref.finalize(self, os.close, self._file)
+        return self._file
+
+    def _index(self, *names: str) -> list[npt.NDArray[Any]]:
         content = content_of(self.directory / INDEX)
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as index:
@@ -211,19 +230,3 @@ class Store:
 
     def _damaged_index(self, found: object) -> ValueError:
         return ValueError(f"{self.directory / INDEX} is damaged ({found!r}). {_AGAIN}")
-
-    def _span(self, row: int, unit: int) -> tuple[int, int]:
-        """(start, length) of the whole units of ``size`` bytes that hold a patch; the file's end ends them too."""
-        size = self.layout.patch_bytes
-        start, end = row * size // unit * unit, -(-(row + 1) * size // unit) * unit
-        return start, min(end, len(self) * size) - start
-
-    def _map(self) -> tuple[mmap.mmap, Pixels]:
-        if self._mapped is None:
-            with _opened(self.directory / PIXELS) as file:
-                mapped = mmap.mmap(
-                    file.fileno(), len(self) * self.layout.patch_bytes, access=mmap.ACCESS_READ
-                )
-            pixels = np.frombuffer(mapped, dtype="<u2").reshape(len(self), self.layout.values)
-            self._mapped = mapped, pixels
-        return self._mapped

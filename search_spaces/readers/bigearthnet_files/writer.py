@@ -1,11 +1,11 @@
-"""How the file that training reads is written: resumed after any death, and repaired in place."""
+"""How the file that training reads is written, and resumed after any death."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from search_spaces.readers.bigearthnet_files.format import CLASSES, SPLITS
-from search_spaces.readers.bigearthnet_files.store import (
-    INDEX,
-    JOURNAL,
-    NO_SPLIT,
-    PIXELS,
-    REPAIR,
-    Layout,
-    Stored,
-    are_whole,
-)
+from search_spaces.readers.bigearthnet_files.store import INDEX, JOURNAL, PIXELS, Layout, Stored, anew
 from search_spaces.readers.files import made_directory, refused_by_system
 
 
@@ -31,17 +22,14 @@ from search_spaces.readers.files import made_directory, refused_by_system
 class Writer:
     """Appends patches to the file in ``directory``, beginning it or going on where the last run ended.
 
-    A patch that had a place already, and was dropped or skipped since, gets it again. ``repair``: pixels that lack at
-    the end of the file are no error, but damaged. One process a directory: another is refused. ValueError if what is
-    there is another archive's or damaged; OSError, as a sentence, for what cannot be written.
+    One process a directory: another is refused. ValueError if what is there is another archive's or damaged; OSError,
+    as a sentence, for what cannot be written.
     """
 
     directory: Path
     layout: Layout
-    repair: bool = False
-    stored: dict[str, Stored] = field(default_factory=dict, init=False)  # by name
+    stored: dict[str, Stored] = field(default_factory=dict, init=False)  # by name, in the file's order
     skipped: dict[str, str] = field(default_factory=dict, init=False)  # name -> why
-    _rows: dict[str, int] = field(default_factory=dict, init=False)  # places in the file; some are of no use
 
     def __post_init__(self) -> None:
         made_directory(self.directory)
@@ -64,10 +52,8 @@ class Writer:
 
     def append(self, read: Sequence[tuple[Stored, bytes]], skipped: Mapping[str, str]) -> None:
         """Add patches and the reasons of those that are none; when it returns, they are kept whatever happens."""
-        with self._told(PIXELS):
-            for of, content in read:
-                row = self._rows.setdefault(of.name, len(self._rows))
-                self._pixels.seek(row * self.layout.patch_bytes)
+        with self._as_sentence(PIXELS):
+            for _, content in read:
                 self._pixels.write(content)
             self._sync(self._pixels)
         # Only now: what the journal names, the file holds.
@@ -80,69 +66,43 @@ class Writer:
         for of, _ in read:
             self.stored[of.name] = of
             self.skipped.pop(of.name, None)
-        for name, reason in skipped.items():
-            self.stored.pop(name, None)
-            self.skipped[name] = reason
-
-    def damaged(self) -> Iterator[str | None]:
-        """Reads each patch that has a place again: its name if it is stored and not what was written, else None."""
-        stored = (self.stored.get(name) for name in self._rows)
-        checksums = (None if one is None else one.checksum for one in stored)
-        for name, whole in zip(
-            self._rows, are_whole(self._pixels.fileno(), self.layout, checksums), strict=True
-        ):
-            yield None if whole else name
-
-    def drop(self, names: Iterable[str]) -> None:
-        """Hold these to be not stored. Nothing is written: until they are appended again, or skipped, a later run
-        finds them as they were.
-        """
-        for name in names:
-            del self.stored[name]
-
-    def new(self, names: Iterable[str]) -> int:
-        """How many of these have no place yet."""
-        return sum(name not in self._rows for name in names)
+        self.skipped.update(skipped)
 
     def finish(self) -> None:
         """Write the index, at once and whole: from now on the file can be read."""
-        classes = np.zeros((len(self._rows), len(CLASSES)), np.uint8)
-        splits = np.full(len(self._rows), NO_SPLIT, np.uint8)
-        checksums = np.zeros(len(self._rows), np.uint32)
-        for name, row in self._rows.items():
-            patch = self.stored.get(name)
-            if patch is not None:
-                classes[row, list(patch.classes)] = 1
-                splits[row], checksums[row] = SPLITS.index(patch.split), patch.checksum
+        patches = list(self.stored.values())
+        classes = np.zeros((len(patches), len(CLASSES)), np.uint8)
+        for row, patch in enumerate(patches):
+            classes[row, list(patch.classes)] = 1
         partial = self.directory / f".{INDEX}"
-        with self._told(INDEX):
+        with self._as_sentence(INDEX):
             with open(partial, "wb") as file:
                 np.savez(
                     file,
                     header=np.frombuffer(json.dumps(self.layout.line()).encode(), np.uint8),
-                    names=np.array([name.encode() for name in self._rows], dtype=np.bytes_),
-                    splits=splits,
+                    names=np.array([patch.name.encode() for patch in patches], dtype=np.bytes_),
+                    splits=np.array([SPLITS.index(patch.split) for patch in patches], np.uint8),
                     classes=classes,
-                    checksums=checksums,
+                    checksums=np.array([patch.checksum for patch in patches], np.uint32),
                 )
                 self._sync(file)
             os.replace(partial, self.directory / INDEX)
 
     @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _as_sentence(self, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise refused_by_system(self.directory / name, "written", error) from error
 
     def _opened(self, name: str) -> IO[bytes]:
-        with self._told(name):
+        with self._as_sentence(name):
             file = os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             return os.fdopen(file, "r+b")
 
     def _replay(self) -> None:
         path = self.directory / JOURNAL
-        anew = f"Remove {self.directory} and begin anew."
+        remedy = anew(self.directory)
         content = self._journal.read()
         whole = content.rfind(b"\n") + 1  # a torn last line counts for nothing
         lines = content[:whole].split(b"\n")[:-1]
@@ -156,9 +116,9 @@ class Writer:
                 if number > 1:
                     self._take(line)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number} is damaged ({error!r}). {anew}") from error
+                raise ValueError(f"{path}, line {number} is damaged ({error!r}). {remedy}") from error
             if number == 1:
-                found = Layout.from_line(line, path, remedy=anew)
+                found = Layout.from_line(line, path, remedy=remedy)
         assert found is not None
         if found != self.layout:
             raise ValueError(
@@ -173,8 +133,8 @@ class Writer:
         header, pixels = _as_line(self.layout.line()), self.directory / PIXELS
         if not header.startswith(content) or (pixels.is_file() and pixels.stat().st_size):
             raise ValueError(
-                f"{self.directory / JOURNAL} has no whole line: what {self.directory} holds is unknown. Remove "
-                f"{self.directory} and begin anew, or name another directory."
+                f"{self.directory / JOURNAL} has no whole line: what {self.directory} holds is unknown. "
+                f"{anew(self.directory)}"
             )
         self._journal.seek(0)
         self._journal.truncate(0)
@@ -184,8 +144,9 @@ class Writer:
         name = line["patch"]
         if not isinstance(name, str):
             raise TypeError(f"the patch {name!r}")
+        if name in self.stored:
+            raise ValueError(f"{name} for the second time")
         if "skipped" in line:
-            self.stored.pop(name, None)
             self.skipped[name] = str(line["skipped"])
             return
         split, classes, checksum = line["split"], tuple(line["classes"]), line["crc32"]
@@ -195,21 +156,21 @@ class Writer:
             raise ValueError(f"the classes {classes}")
         if type(checksum) is not int or not 0 <= checksum < 2**32:
             raise ValueError(f"the checksum {checksum!r}")
-        self._rows.setdefault(name, len(self._rows))
         self.stored[name] = Stored(name=name, split=split, classes=classes, checksum=checksum)
         self.skipped.pop(name, None)
 
     def _cut(self) -> None:
         """Drop pixels that were written, but not yet named, when the last run died."""
-        size, named = os.fstat(self._pixels.fileno()).st_size, len(self._rows) * self.layout.patch_bytes
-        if size < named and not self.repair:
+        size, named = os.fstat(self._pixels.fileno()).st_size, len(self.stored) * self.layout.patch_bytes
+        if size < named:
             raise ValueError(
-                f"{self.directory / PIXELS} has {size} bytes, and {JOURNAL} names {named}. {REPAIR}"
+                f"{self.directory / PIXELS} has {size} bytes, and {JOURNAL} names {named}. {anew(self.directory)}"
             )
         self._pixels.truncate(named)
+        self._pixels.seek(named)
 
     def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        with self._told(JOURNAL):
+        with self._as_sentence(JOURNAL):
             self._journal.write(b"".join(map(_as_line, lines)))
             self._sync(self._journal)
 
