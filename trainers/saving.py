@@ -22,6 +22,7 @@ from trainers.communication.communicator import Communicator
 from trainers.methods.strategy import Method, State, Strategy
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.moving_average import MovingAverage
+from trainers.other_ranks import OtherRanks
 from trainers.position import Length, Position
 from trainers.settings import Settings
 
@@ -53,12 +54,13 @@ class SavedState:
         average: MovingAverage | None,
         identity: Mapping[str, str],
     ) -> None:
+        self._settings = settings
         self._model = settings.model
         self._communicator = communicator
         self._optimizer = optimizer
         self._strategy = strategy
         self._position = position
-        self._steps_per_epoch = length.steps_per_epoch
+        self._length = length
         self._average = average
         self.best: Best | None = None
         self._best_memory = HostCopy()
@@ -102,8 +104,8 @@ class SavedState:
             shared={
                 "identity": self._identity,
                 "form": self._form,
-                "epoch": position.steps // self._steps_per_epoch,
-                "step": position.steps % self._steps_per_epoch,
+                "epoch": position.steps // self._length.steps_per_epoch,
+                "step": position.steps % self._length.steps_per_epoch,
                 "history": position.history,
                 "reason": position.reason,
                 "best": self.best,
@@ -124,13 +126,30 @@ class SavedState:
         )
 
     def take_up(self) -> None:
-        """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings."""
+        """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings, or of other
+        ranks, and the method cannot go on on these.
+        """
         found = self.checkpoint.load() if self.checkpoint is not None else None
         if self.checkpoint is None or found is None:
             return
+        rank, where = self._communicator.rank, str(self.checkpoint)
+        others = OtherRanks(
+            found=found,
+            where=where,
+            settings=self._settings,
+            communicator=self._communicator,
+            length=self._length,
+        )
         with self.checkpoint.by_all("go on from its part of"):
-            where = str(self.checkpoint)
-            saved = checked({**found[0], **found[1]}, identity=self._identity, form=self._form, where=where)
+            if not others.same:
+                others.refuse_unless_alike(self._strategy)
+        with self.checkpoint.by_all("read its rank-N.pt of"):
+            owns = [found.own(n) for n in ([rank] if others.same else range(found.ranks))]
+        with self.checkpoint.by_all("go on from its part of"):
+            content, settings = {**found.shared, **owns[0]}, self._identity
+            saved = checked(content, identity=settings, form=self._form, where=where, but=others.may_differ)
+            if not others.same:
+                saved = others.go_on(saved, self._strategy, owns)
             self._fill({"model": saved["model"], "strategy": saved["strategy"]})
             fill_optimizer(
                 self._optimizer,
@@ -145,10 +164,12 @@ class SavedState:
         self._communicator.set_counters(saved["counters"])
         self.best = saved["best"]
         position = self._position
-        position.steps = saved["epoch"] * self._steps_per_epoch + saved["step"]
+        position.steps = saved["epoch"] * self._length.steps_per_epoch + saved["step"]
+        if others.same:
+            self.checkpoint.is_saved(position.steps)
         position.reason, position.history = saved["reason"], saved["history"]
         for entry in position.history:  # of earlier versions, in which evaluations were at the ends of epochs
-            entry.setdefault("steps", entry["epoch"] * self._steps_per_epoch)
+            entry.setdefault("steps", entry["epoch"] * self._length.steps_per_epoch)
         position.loss_sums.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
 

@@ -98,7 +98,8 @@ class Writing:
         return sums
 
     def _name(self, shared_sum: int, own_sums: list[int]) -> None:
-        text = named(self._step, shared_sum, own_sums)
+        sums = {f"rank-{rank}.pt": own_sum for rank, own_sum in enumerate(own_sums)}
+        text = named(self._step, {"shared.pt": shared_sum, **sums})
         write(self._directory / "latest", lambda file: file.write(text.encode()))
         self._named = True
         for other in self._directory.glob("step-*"):

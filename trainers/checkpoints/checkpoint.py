@@ -10,14 +10,29 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from trainers.checkpoints.background import Writing
-from trainers.checkpoints.files import NOT_KNOWN, Content, known, read, refused, step_directory
+from trainers.checkpoints.files import Content, Files, latest_text, refused
 from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.communicator import Communicator
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was saved last."""
+
+    files: Files
+    shared: Content
+    ranks: int
+    """That saved it."""
+
+    def own(self, rank: int) -> Content:
+        """What this one of them kept for itself. ValueError if that is damaged or missing."""
+        return self.files.read(f"rank-{rank}.pt")
 
 
 class Checkpoint:
@@ -29,6 +44,8 @@ class Checkpoint:
         self._directory = Path(directory)
         self._communicator = communicator
         self._saved_step: int | None = None
+        self._number = -1
+        """Of the directory in which ``latest`` has what was saved last."""
         self._writing: Writing | None = None
         self._memory = HostCopy()
         self._token = ""
@@ -65,9 +82,11 @@ class Checkpoint:
             first = self._token == ""
             if first:
                 self._token = self._agreed_token()
+            # Never where the files are that count until these do.
+            self._number = step if step > self._number else self._number + 1
             self._writing = Writing(
                 self._directory,
-                step,
+                self._number,
                 self._memory.of(content),
                 rank=communicator.rank,
                 ranks=communicator.size,
@@ -101,38 +120,46 @@ class Checkpoint:
         if writing is not None:
             writing.close()
 
+    def _text_of_first(self, text: str) -> str:
+        """Rank 0's."""
+        content = bytearray(text.encode())
+        device, channel = self._communicator.device, self._communicator.service
+        length = int(channel.broadcast(torch.tensor([len(content)], device=device)).wait().item())
+        if not length:
+            return ""
+        mine = torch.zeros(length, dtype=torch.uint8)
+        if self._communicator.rank == 0:
+            mine = torch.frombuffer(content, dtype=torch.uint8)
+        return bytes(channel.broadcast(mine.to(device)).wait().tolist()).decode()
+
     def _agreed_token(self) -> str:
         """By which the files of this run are known from those that another left; rank 0's."""
         mine = torch.tensor([secrets.randbits(62)], device=self._communicator.device)
         return f"{int(self._communicator.service.broadcast(mine).wait().item()):016x}"
 
-    def load(self) -> tuple[Content, Content] | None:
-        """(shared, own) of the last step that was saved; None if there is none. ValueError if a file is damaged
-        or missing, other ranks wrote it, or another rank could not read it.
+    def load(self) -> Found | None:
+        """What was saved last, None if there is nothing. ValueError if a file is damaged or missing, or another rank
+        could not read it.
         """
-        communicator = self._communicator
         with self.by_all("read its latest of"):
             # Rank 0 decides: another rank may see the directory a moment earlier or later.
-            latest = known(self._directory, communicator.size) if communicator.rank == 0 else None
-        sent = torch.tensor(latest or [NOT_KNOWN] * (2 + communicator.size), device=communicator.device)
-        step, shared_sum, *own_sums = communicator.service.broadcast(sent).wait().tolist()
-        if step == NOT_KNOWN:
+            latest = latest_text(self._directory) if self._communicator.rank == 0 else ""
+        latest = self._text_of_first(latest)
+        if not latest:
             return None
-        place = step_directory(self._directory, step)
+        files = Files(self._directory, latest)
+        self._number = files.number
         with self.by_all("read its shared.pt of"):
-            shared = read(place / "shared.pt", shared_sum)
+            shared = files.read("shared.pt")
             ranks = shared.get("ranks")
             if not isinstance(ranks, int):
-                raise refused(place / "shared.pt", "is of something else than a run")
-            if ranks != communicator.size:
-                raise ValueError(
-                    f"{place} was written by {ranks} ranks and is read by {communicator.size}. "
-                    "Use as many ranks, or name another checkpoint directory to start anew."
-                )
-        with self.by_all("read its rank-N.pt of"):
-            own = read(place / f"rank-{communicator.rank}.pt", own_sums[communicator.rank])
+                raise refused(files.place / "shared.pt", "is of something else than a run")
+        self._number = files.number
+        return Found(files, shared, ranks)
+
+    def is_saved(self, step: int) -> None:
+        """What was loaded is what would be saved after ``step``: then it is not written again."""
         self._saved_step = step
-        return shared, own
 
     @contextmanager
     def by_all(self, what: str) -> Iterator[None]:

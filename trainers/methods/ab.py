@@ -7,7 +7,7 @@ merged (Eq. 5.8), and the whole W is trained by all ranks in common, the *reboun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypedDict, cast
@@ -356,6 +356,17 @@ class _ABTraining(Strategy):
         self._loss_sum.copy_(saved["loss_sum"])
         self._loss_steps, self._merges = saved["loss_steps"], saved["merges"]
         self._work.own_s = saved["decomposition_s"]
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        if not same_steps:
+            return None  # its phases begin and end after steps
+        saved = [cast(_ABState, state) for state in states]
+        merged: _ABState = {
+            **saved[0],
+            "loss_sum": torch.stack([state["loss_sum"] for state in saved]).mean(0),
+            "decomposition_s": max(state["decomposition_s"] for state in saved),
+        }
+        return cast(State, merged)
 
     def close(self) -> None:
         if self._averager is not None:

@@ -4,6 +4,7 @@ the training goes on (Coquelin et al. 2022; dissertation, section 3.2).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict, cast
 
@@ -317,6 +318,10 @@ class _DASOStrategy(Strategy):
             setattr(self._periods, name, value)
         sent = saved["sent"]
         self._sent = None if sent is None else _Sent(member=sent["member"], pending=[], steps=sent["steps"])
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        # Of one node, as these ranks are: nothing is sent between nodes.
+        return states[0]
 
     def close(self) -> None:
         if self._averager is not None:

@@ -237,6 +237,22 @@ class _LowRank(Strategy):
             self._under.parameters_changed()
         self._under.load(saved["under"])
 
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        saved = [cast(_Saved, state) for state in states]
+        under = self._under.state_on_other_ranks(
+            [state["under"] for state in saved], step=step, same_steps=same_steps
+        )
+        if under is None:
+            return None
+        merged: _Saved = {
+            **saved[0],
+            # As many as these ranks would have made, not one a step until there are.
+            "updates": saved[0]["updates"] if same_steps else max(0, (step - 1 - self._delay) // self._every),
+            "decomposition_s": max(state["decomposition_s"] for state in saved),
+            "under": under,
+        }
+        return cast(State, merged)
+
     def close(self) -> None:
         self._under.close()
 

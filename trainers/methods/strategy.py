@@ -16,7 +16,7 @@ for before any step, ``load`` comes before the first. Every hook may communicate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -125,6 +125,18 @@ class Strategy:
 
     def load(self, state: State) -> None:
         """Take up ``state``. Gives model and optimizer the shapes of then, for the loop to fill them next."""
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        """What ``load`` shall take up on each of these ranks to go on at ``step`` where ranks of another number, or on
+        other nodes, had ``states``, in order of rank, and all the same parameters and optimizer state (``replicated``,
+        as it is here before the first step). None, as here, if the method cannot.
+
+        Args:
+            states (sequence of dict): of ``state``, one a rank.
+            step (int): of the run as these ranks count.
+            same_steps (bool): whether they count as those did; else a step has another number of samples.
+        """
+        return None
 
     def close(self) -> None:
         """Take everything off the model that was put there: hooks, wrappers."""
