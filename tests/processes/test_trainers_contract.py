@@ -423,7 +423,9 @@ def test_a_run_of_two_nodes_goes_on_on_one_rank_with_every_method_or_is_refused(
         with pytest.raises(ValueError) as caught:
             train(Everything(), name, 1, checkpoint=tmp_path / name, **keywords)
         expected = (
-            "one rank is no two groups" if name in APART else "2 ranks and is read by 1, and .* Use 2 ranks, or"
+            "one rank is no two groups"
+            if name in APART
+            else "2 ranks and is read by 1, and .* Use 2 ranks, or"
         )
         assert re.search(expected, str(caught.value)), (name, str(caught.value))
 

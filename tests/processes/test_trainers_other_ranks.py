@@ -159,7 +159,9 @@ def part(rank: int, directory: str, stop: int | None) -> tuple[list[int], list[i
     data, result = Noted(), None
     keywords: dict[str, Any] = {"batch_size": 6, "train_set": data, "checkpoint": directory}
     keywords["on_step"] = lambda step, _: taken.append(step)
-    method = trainers.OIALR(delay=0.2, update_every=0.1, sigma_cutoff=0.2)
+    # At this rate nothing is learnt, and the losses of all epochs are about the same.
+    keywords["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=1e-9)
+    method = trainers.OIALR(delay=0.2, update_every=0.1, sigma_cutoff=0.05)
     if stop is None:
         result = train(normalised(), "OIALR", 1, method=method, **keywords).history
     else:
@@ -201,7 +203,9 @@ def test_with_other_samples_per_step_a_run_goes_on_at_the_same_place_of_its_epoc
     assert fourth == list(range(35, 61))
     assert len({*of_epoch, *rest[: 6 * 6]}) == SAMPLES
     assert [(entry["epoch"], entry["steps"]) for entry in history] == [(1, 20), (2, 40), (3, 60)]
-    assert all(0.5 < entry["train_loss"] < 2 for entry in history), history
+    assert [entry["train_loss"] for entry in history] == pytest.approx(
+        [history[0]["train_loss"]] * 3, rel=0.1
+    )
     assert read_alone(tmp_path)["reason"] == "finished"
 
 
