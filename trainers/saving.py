@@ -80,7 +80,10 @@ class SavedState:
         """Keep the model as it is now, and what the strategy needs to give it its shapes."""
         # Not beside what is trained: a GPU has no room to spare for what only the end may need.
         self.best = self._best_memory.of(
-            {"model": plain(self._model.state_dict()), "strategy": self._strategy_state()}
+            {
+                "model": plain(self._model.state_dict()),
+                "strategy": self._strategy_state(self._strategy.state()),
+            }
         )
 
     def restore_best(self) -> None:
@@ -98,7 +101,12 @@ class SavedState:
             "optimizer": self._optimizer.state_dict(),
             **({} if self._average is None else {"ema": self._average.parameters}),
         }
-        replicated = self._strategy.replicated
+        strategy, mine = self._strategy, self._communicator.rank
+        first = mine if strategy.replica is None else min(strategy.replica)
+        shares = not strategy.replicated and strategy.replica is not None and len(strategy.replica) > 1
+        replica: dict[str, object] | None = None
+        if shares and first == mine:
+            replica = {**model_and_optimizer, "strategy": self._strategy_state(strategy.state())}
         self.checkpoint.save(
             position.steps,
             shared={
@@ -109,19 +117,20 @@ class SavedState:
                 "history": position.history,
                 "reason": position.reason,
                 "best": self.best,
-                **(model_and_optimizer if replicated else {}),
+                **(model_and_optimizer if strategy.replicated else {}),
             },
             own={
                 # Running means are each rank's own until the epoch's end, whatever the method.
                 "buffers": plain(dict(self._model.named_buffers())),
                 **({} if self._average is None else {"ema_buffers": self._average.buffers}),
-                "strategy": self._strategy_state(),
+                "strategy": self._strategy_state(strategy.own_state() if shares else strategy.state()),
                 "loss_sum": position.loss_sums,
                 "train_s": position.train_s,
                 "evaluation_s": position.evaluation_s,
                 "counters": self._communicator.counters(),
-                **({} if replicated else model_and_optimizer),
+                **({"replica": first} if shares else {} if strategy.replicated else model_and_optimizer),
             },
+            replica=replica,
             wait=wait,
         )
 
@@ -173,8 +182,8 @@ class SavedState:
         position.loss_sums.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
 
-    def _strategy_state(self) -> State:
-        return cast(State, renamed(dict(self._strategy.state()), plain_name))
+    def _strategy_state(self, state: State) -> State:
+        return cast(State, renamed(dict(state), plain_name))
 
     def _fill(self, saved: Best) -> None:
         # First the strategy: it may have to give the model other shapes.

@@ -31,8 +31,8 @@ class Found:
     """That saved it."""
 
     def own(self, rank: int) -> Content:
-        """What this one of them kept for itself. ValueError if that is damaged or missing."""
-        return self.files.read(f"rank-{rank}.pt")
+        """What this one of them kept, but for what all did. ValueError if that is damaged or missing."""
+        return self.files.of_rank(rank)
 
 
 class Checkpoint:
@@ -65,8 +65,11 @@ class Checkpoint:
                     "see and may write to."
                 ) from error
 
-    def save(self, step: int, *, shared: Content, own: Content, wait: bool) -> None:
-        """Keep ``shared`` (rank 0's counts) and every rank's ``own``; earlier steps are removed. What is given may be
+    def save(
+        self, step: int, *, shared: Content, own: Content, replica: Content | None = None, wait: bool
+    ) -> None:
+        """Keep ``shared`` (rank 0's counts), every rank's ``own``, and ``replica`` of those that give one; "replica" in
+        the ``own`` of the ranks that it is of is the one that gives it. Earlier steps are removed. What is given may be
         changed afterwards. The first time, and with ``wait``, this returns when all is on the disk.
 
         Raises:
@@ -76,9 +79,11 @@ class Checkpoint:
         if step != self._saved_step:
             self.finish()
             communicator = self._communicator
-            content = {"own": dict(own)}
+            content: dict[str, object] = {"own": dict(own)}
             if communicator.rank == 0:
                 content["shared"] = {"ranks": communicator.size, **shared}
+            if replica is not None:
+                content["replica"] = dict(replica)
             first = self._token == ""
             if first:
                 self._token = self._agreed_token()
@@ -110,7 +115,7 @@ class Checkpoint:
             # Where a method lets ranks run ahead, one could be writing the next step while others are removed.
             with self.by_all("name the last step of"):
                 if self._communicator.rank == 0:
-                    writing.name(of_all[0][0], [own_sum for _, own_sum in of_all])
+                    writing.name(of_all)
         finally:
             writing.close()
 

@@ -1,10 +1,11 @@
 """The files of a checkpoint, and what ``latest`` says of them.
 
-``DIRECTORY/step-000000123/`` holds ``shared.pt``, written by rank 0, and a file a rank; ``DIRECTORY/latest``
-names the step, with the CRC-32 of each of these files on a line of its own, and is replaced last: at every
-moment it is of files that are there. Without checksums, as it once was, nothing is compared. Files are read with
-torch's ``weights_only``: tensors and plain data, no code. The number is that of the step, or larger, where a run on
-another number of ranks went on at a smaller one.
+``DIRECTORY/step-000000123/`` holds ``shared.pt``, written by rank 0, ``rank-N.pt`` of each rank, and ``replica-N.pt``
+of several ranks with the same model and optimizer, the first of which is rank N. ``DIRECTORY/latest`` names the step,
+with the CRC-32 of each of these files on a line of its own, and is replaced last: at every moment it is of files that
+are there. Without checksums, as it once was, nothing is compared; earlier versions also kept in each ``rank-N.pt`` what
+``replica-N.pt`` has. Files are read with torch's ``weights_only``: tensors and plain data, no code. The number is that
+of the step, or larger, where a run on another number of ranks went on at a smaller one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def read_alone(directory: str | Path) -> Content:
     if not latest:
         raise FileNotFoundError(f"{directory} holds no checkpoint. Name the directory that the run saved in.")
     files = Files(directory, latest)
-    return {**files.read("shared.pt"), **files.read("rank-0.pt")}
+    return {**files.read("shared.pt"), **files.of_rank(0)}
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -77,6 +78,22 @@ class Files:
     def read(self, name: str) -> Content:
         """What the file of this name holds. ValueError if it is damaged or missing."""
         return read(self.place / name, self._sums.get(name, NOT_KNOWN))
+
+    def of_rank(self, rank: int) -> Content:
+        """What this rank kept, for itself or together with others. ValueError if a file of it is damaged or missing."""
+        own = self.read(f"rank-{rank}.pt")
+        first = own.get("replica")
+        return own if first is None else _joined(self.read(f"replica-{first}.pt"), own)
+
+
+def _joined(content: Content, other: Content) -> Content:
+    """Both, where they are dictionaries their entries, too; the ``other`` counts."""
+    joined = {**content, **other}
+    for name in content.keys() & other.keys():
+        ours, theirs = content[name], other[name]
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            joined[name] = _joined(ours, theirs)
+    return joined
 
 
 class _Summing:

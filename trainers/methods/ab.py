@@ -20,6 +20,7 @@ from trainers.arguments import check_kinds, is_integer
 from trainers.communication.averager import GradientAverager, gradient_of
 from trainers.communication.buckets import average_tensors, broadcast_tensors, buffers_of, reconcile_buffers
 from trainers.communication.channel import Channel
+from trainers.communication.topology import Ranks
 from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank.layers import (
     SMALLEST_SIDE,
@@ -224,6 +225,10 @@ class _ABTraining(Strategy):
     def replicated(self) -> bool:
         return not self._factored or self._exchange is None
 
+    @property
+    def replica(self) -> Ranks | None:
+        return self._channel.ranks
+
     def learning_rate(self, step: int, scheduled: float) -> float:
         # The decomposition comes with the first pass, after this.
         changed_at = step if self._to_decompose(step) else self._changed_at
@@ -334,6 +339,9 @@ class _ABTraining(Strategy):
             "decomposition_s": self._work.own_s,
         }
         return cast(State, state)
+
+    def own_state(self) -> State:
+        return {"loss_sum": self._loss_sum.clone(), "decomposition_s": self._work.own_s}
 
     def load(self, state: State) -> None:
         saved = cast(_ABState, state)

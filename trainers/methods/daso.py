@@ -15,6 +15,7 @@ from trainers.arguments import check_kinds
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import Bucket, buckets, reconcile_buffers
 from trainers.communication.channel import Pending
+from trainers.communication.topology import Ranks
 from trainers.methods.strategy import Setup, State, Strategy, refuse_synchronised_norms
 
 _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -205,6 +206,10 @@ class _DASOStrategy(Strategy):
         # Between nodes the optimizer's moments differ even where parameters agree.
         return self._across.size == 1
 
+    @property
+    def replica(self) -> Ranks:
+        return self._node.ranks
+
     def parameters_changed(self) -> None:
         """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
         self._receive()
@@ -281,7 +286,6 @@ class _DASOStrategy(Strategy):
         }
 
     def state(self) -> State:
-        self._receive()
         sent, periods = self._sent, self._periods
         saved: _Saved = {
             "base": [base.flat.clone() for base in self._base],
@@ -291,13 +295,12 @@ class _DASOStrategy(Strategy):
             "used": list(self._used),
             "periods": dict(vars(periods)),
             "sent": None if sent is None else {"member": sent.member, "steps": sent.steps},
-            "sums": [
-                bucket.flat.clone()
-                for bucket in self._wire
-                if sent is not None and sent.member == self._node.rank
-            ],
+            "sums": self._sums(),
         }
         return cast(State, saved)
+
+    def own_state(self) -> State:
+        return {"sums": self._sums()}
 
     @torch.no_grad()
     def load(self, state: State) -> None:
@@ -345,6 +348,16 @@ class _DASOStrategy(Strategy):
         self._sent = sent
         self._synchronisations += 1
         self._since_sync = 0
+
+    def _sums(self) -> list[Tensor]:
+        """Those under way that this rank asked for, once they are there."""
+        self._receive()
+        sent = self._sent
+        return [
+            bucket.flat.clone()
+            for bucket in self._wire
+            if sent is not None and sent.member == self._node.rank
+        ]
 
     def _receive(self) -> None:
         """Wait for the sums that this rank asked for."""

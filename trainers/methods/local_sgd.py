@@ -212,6 +212,11 @@ class _LocalSGDStrategy(Strategy):
     def replicated(self) -> bool:
         return self._gradients_over(self._start) == self._top or self._local_steps == 0
 
+    @property
+    def replica(self) -> Ranks | None:
+        # One that averages parameters only has an optimizer state of its own.
+        return self._household_channel.ranks if self._method.household_every == 1 else None
+
     def parameters_changed(self) -> None:
         """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
         self.close()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainers.arguments import check_kinds, is_integer
 from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.topology import Ranks
 from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank.layers import (
     LARGEST_ASPECT,
@@ -173,6 +174,13 @@ class _LowRank(Strategy):
     @property
     def replicated(self) -> bool:
         return self._under.replicated
+
+    @property
+    def replica(self) -> Ranks | None:
+        return self._under.replica
+
+    def own_state(self) -> State:
+        return {"decomposition_s": self._work.own_s, "under": dict(self._under.own_state())}
 
     def before_pass(self, step: int, *, last: bool) -> None:
         # Here and not after a step: so a run never ends with a truncation that nothing was trained after.

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from trainers.arguments import is_integer, is_number
 from trainers.communication.communicator import Communicator
+from trainers.communication.topology import Ranks
 
 State = Mapping[str, object]
 """Tensors, numbers, strings and lists and dictionaries of them."""
@@ -75,6 +76,13 @@ class Strategy:
         return False
 
     @property
+    def replica(self) -> Ranks | None:
+        """Where not all ranks are, the ones, with this one, that are the same in this way, and in what ``state`` has
+        beyond ``own_state``: saved once then. None: this rank alone.
+        """
+        return None
+
+    @property
     def reparametrises(self) -> bool:
         """Whether it replaces parameters, or their coordinates, during a run, so that they have no average of steps."""
         return False
@@ -122,6 +130,10 @@ class Strategy:
     def state(self) -> State:
         """This rank's state, for ``load`` to go on from bit for bit."""
         return {}
+
+    def own_state(self) -> State:
+        """Of ``state`` the entries, also in dictionaries in it, that are not the same on all ranks of ``replica``."""
+        return self.state()
 
     def load(self, state: State) -> None:
         """Take up ``state``. Gives model and optimizer the shapes of then, for the loop to fill them next."""
