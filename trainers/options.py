@@ -137,7 +137,9 @@ class Checkpointing:
 
     Args:
         checkpoint (path; default None): a directory that all ranks see. The run continues from what it finds there,
-            on the CPU bit for bit. It saves when interrupted, at its end and as ``checkpoint_every`` says.
+            on the CPU bit for bit, and on another number of ranks where the method allows it: ``batch_size`` and
+            ``accumulate`` may then be others, such that a step has the same samples. It saves when interrupted, at its
+            end and as ``checkpoint_every`` says.
         checkpoint_every (int, steps, or timedelta; default None): how often it saves, between evaluations, too; by the
             clock of rank 0, after a step near that time. None: after each evaluation.
         interrupt (callable; default None): ``interrupt()``, called on every rank before each step; must answer alike

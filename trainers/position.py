@@ -58,3 +58,11 @@ class Position:
     def evaluated_at(self) -> int:
         """Steps that had been taken at the last evaluation."""
         return int(self.history[-1]["steps"]) if self.history else 0
+
+
+def same_place(done: int, *, samples: int, was: int, now: int) -> int:
+    """In an epoch of ``now`` steps, the one that holds the sample which came next after ``done`` of ``was`` steps,
+    where both deal the same order of ``samples`` evenly: fewer than a step's samples come twice, none is left out.
+    """
+    taken = done * samples // was
+    return ((taken + 1) * now - 1) // samples

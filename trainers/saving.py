@@ -22,6 +22,7 @@ from trainers.communication.communicator import Communicator
 from trainers.methods.strategy import Method, State, Strategy
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.moving_average import MovingAverage
+from trainers.other_ranks import OtherRanks
 from trainers.position import Length, Position
 from trainers.settings import Settings
 
@@ -53,12 +54,13 @@ class SavedState:
         average: MovingAverage | None,
         identity: Mapping[str, str],
     ) -> None:
+        self._settings = settings
         self._model = settings.model
         self._communicator = communicator
         self._optimizer = optimizer
         self._strategy = strategy
         self._position = position
-        self._steps_per_epoch = length.steps_per_epoch
+        self._length = length
         self._average = average
         self.best: Best | None = None
         self._best_memory = HostCopy()
@@ -78,7 +80,10 @@ class SavedState:
         """Keep the model as it is now, and what the strategy needs to give it its shapes."""
         # Not beside what is trained: a GPU has no room to spare for what only the end may need.
         self.best = self._best_memory.of(
-            {"model": plain(self._model.state_dict()), "strategy": self._strategy_state()}
+            {
+                "model": plain(self._model.state_dict()),
+                "strategy": self._strategy_state(self._strategy.state()),
+            }
         )
 
     def restore_best(self) -> None:
@@ -96,41 +101,64 @@ class SavedState:
             "optimizer": self._optimizer.state_dict(),
             **({} if self._average is None else {"ema": self._average.parameters}),
         }
-        replicated = self._strategy.replicated
+        strategy, mine = self._strategy, self._communicator.rank
+        first = mine if strategy.replica is None else min(strategy.replica)
+        shares = not strategy.replicated and strategy.replica is not None and len(strategy.replica) > 1
+        replica: dict[str, object] | None = None
+        if shares and first == mine:
+            replica = {**model_and_optimizer, "strategy": self._strategy_state(strategy.state())}
         self.checkpoint.save(
             position.steps,
             shared={
                 "identity": self._identity,
                 "form": self._form,
-                "epoch": position.steps // self._steps_per_epoch,
-                "step": position.steps % self._steps_per_epoch,
+                "epoch": position.steps // self._length.steps_per_epoch,
+                "step": position.steps % self._length.steps_per_epoch,
                 "history": position.history,
                 "reason": position.reason,
                 "best": self.best,
-                **(model_and_optimizer if replicated else {}),
+                **(model_and_optimizer if strategy.replicated else {}),
             },
             own={
                 # Running means are each rank's own until the epoch's end, whatever the method.
                 "buffers": plain(dict(self._model.named_buffers())),
                 **({} if self._average is None else {"ema_buffers": self._average.buffers}),
-                "strategy": self._strategy_state(),
+                "strategy": self._strategy_state(strategy.own_state() if shares else strategy.state()),
                 "loss_sum": position.loss_sums,
                 "train_s": position.train_s,
                 "evaluation_s": position.evaluation_s,
                 "counters": self._communicator.counters(),
-                **({} if replicated else model_and_optimizer),
+                **({"replica": first} if shares else {} if strategy.replicated else model_and_optimizer),
             },
+            replica=replica,
             wait=wait,
         )
 
     def take_up(self) -> None:
-        """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings."""
+        """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings, or of other
+        ranks, and the method cannot go on on these.
+        """
         found = self.checkpoint.load() if self.checkpoint is not None else None
         if self.checkpoint is None or found is None:
             return
+        rank, where = self._communicator.rank, str(self.checkpoint)
+        others = OtherRanks(
+            found=found,
+            where=where,
+            settings=self._settings,
+            communicator=self._communicator,
+            length=self._length,
+        )
         with self.checkpoint.by_all("go on from its part of"):
-            where = str(self.checkpoint)
-            saved = checked({**found[0], **found[1]}, identity=self._identity, form=self._form, where=where)
+            if not others.same:
+                others.refuse_unless_alike(self._strategy)
+        with self.checkpoint.by_all("read its rank-N.pt of"):
+            owns = [found.own(n) for n in ([rank] if others.same else range(found.ranks))]
+        with self.checkpoint.by_all("go on from its part of"):
+            content, settings = {**found.shared, **owns[0]}, self._identity
+            saved = checked(content, identity=settings, form=self._form, where=where, but=others.may_differ)
+            if not others.same:
+                saved = others.go_on(saved, self._strategy, owns)
             self._fill({"model": saved["model"], "strategy": saved["strategy"]})
             fill_optimizer(
                 self._optimizer,
@@ -145,15 +173,17 @@ class SavedState:
         self._communicator.set_counters(saved["counters"])
         self.best = saved["best"]
         position = self._position
-        position.steps = saved["epoch"] * self._steps_per_epoch + saved["step"]
+        position.steps = saved["epoch"] * self._length.steps_per_epoch + saved["step"]
+        if others.same:
+            self.checkpoint.is_saved(position.steps)
         position.reason, position.history = saved["reason"], saved["history"]
         for entry in position.history:  # of earlier versions, in which evaluations were at the ends of epochs
-            entry.setdefault("steps", entry["epoch"] * self._steps_per_epoch)
+            entry.setdefault("steps", entry["epoch"] * self._length.steps_per_epoch)
         position.loss_sums.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
 
-    def _strategy_state(self) -> State:
-        return cast(State, renamed(dict(self._strategy.state()), plain_name))
+    def _strategy_state(self, state: State) -> State:
+        return cast(State, renamed(dict(state), plain_name))
 
     def _fill(self, saved: Best) -> None:
         # First the strategy: it may have to give the model other shapes.

@@ -303,8 +303,8 @@ class Trial:
         """Keywords for ``trainers.train`` by which the campaign stops, resumes and prunes a training:
         ``trainers.train(…, **trial.training(value="accuracy"))``.
 
-        They are ``seed``, ``checkpoint`` (a directory in ``directory`` for this number of ranks, as another number
-        cannot go on from it), ``interrupt``, by which a stop takes effect within about a second or two steps, and
+        They are ``seed``, ``checkpoint`` (a directory in ``directory`` for this number of ranks, as not every method
+        goes on on another number), ``interrupt``, by which a stop takes effect within about a second or two steps, and
         ``report``. The ranks do not wait for one another to ask whether to stop, as ``should_checkpoint`` would have
         them do before each step.
 

@@ -514,3 +514,64 @@ def test_copies_in_the_host_s_memory_are_taken_where_the_last_one_was() -> None:
     assert second["a"][0].data_ptr() == where and second["a"][0].tolist() == [7.0] * 6
     grown = memory.of({**state, "a": [torch.zeros(9), state["a"][1]]})
     assert grown["a"][0].tolist() == [0.0] * 9 and grown["b"]["again"].tolist() == [7.0] * 6
+
+
+# One copy of what ranks have in common
+
+NODES = trainers.DASO(warmup_epochs=0, cooldown_epochs=0, sync_every=2, sync_delay=1)
+REPLICAS: dict[str, tuple[trainers.Method, list[str]]] = {
+    "a node's": (NODES, ["replica-0.pt", "replica-2.pt"]),
+    "a household's": (trainers.LocalSGD(households=2, world_every=3), ["replica-0.pt", "replica-2.pt"]),
+    "a group's": (trainers.AB(warmup_steps=1, ab_steps=8, group_size=2), ["replica-0.pt", "replica-2.pt"]),
+    "none": (trainers.LocalSGD(households=1, world_every=3), []),
+    "all": (trainers.DDP(), []),
+}
+
+
+def in_replicas(rank: int, directory: str) -> None:
+    for name, (method, _) in REPLICAS.items():
+        options: dict[str, Any] = {
+            "method": method,
+            "batch_size": 2,
+            "epochs": 4,
+            "topology": trainers.Topology(ranks_per_node=2),
+        }
+        whole, pieces = model(64), model(64)
+        train(whole, f"{directory}/whole", **options)
+        if rank == 0:
+            shutil.rmtree(f"{directory}/whole")
+        torch.distributed.barrier()
+        with pytest.raises(trainers.Interrupted):
+            train(model(64), f"{directory}/{name}", interrupt=After(3), **options)
+        torch.distributed.barrier()
+        if rank == 0:
+            # The run goes on in it, and what is to be looked at stays.
+            shutil.copytree(f"{directory}/{name}", f"{directory}/kept/{name}")
+        torch.distributed.barrier()
+        train(pieces, f"{directory}/{name}", **options)
+        assert_identical(state_of(whole), state_of(pieces))
+        if method is NODES:
+            # Earlier versions wrote all of each rank.
+            strategy, earlier = trainers.methods.daso._DASOStrategy, model(64)
+            with pytest.MonkeyPatch.context() as patched, pytest.raises(trainers.Interrupted):
+                patched.setattr(strategy, "replica", None)
+                train(model(64), f"{directory}/earlier", interrupt=After(3), **options)
+            assert not list(Path(directory, "earlier").glob("*/replica-*"))
+            train(earlier, f"{directory}/earlier", **options)
+            assert_identical(state_of(whole), state_of(earlier))
+
+
+def test_what_ranks_have_in_common_is_written_once(tmp_path: Path) -> None:
+    run_ranks(4, in_replicas, str(tmp_path))
+    sizes = {}
+    for name, (_, expected) in REPLICAS.items():
+        (place,) = (tmp_path / "kept" / name).glob("step-*")
+        assert sorted(path.name for path in place.glob("replica-*")) == expected, name
+        named = {line.split()[0] for line in (place.parent / "latest").read_text().splitlines()[1:]}
+        assert named == {path.name for path in place.iterdir()}
+        sizes[name] = sum(path.stat().st_size for path in place.iterdir())
+        weights = read_alone(tmp_path / "kept" / name)["model"]
+        assert isinstance(weights, dict) and "0.bias" in weights
+    # Model and AdamW's two moments of four ranks, of two nodes, and once.
+    assert sizes["a household's"] < 0.7 * sizes["none"]
+    assert sizes["all"] < 0.7 * sizes["a household's"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -400,6 +401,41 @@ def test_a_run_in_pieces_of_so_many_steps_ends_with_the_same_bits(
     for whole, expected, pieces, found in of(ranks, interrupted, *arguments):
         assert found == expected
         assert_identical(whole, pieces)
+
+
+# On other ranks
+
+
+ONE_MODEL = {"DDP", "DDP bf16", "DDP PowerSGD", "OIALR", "OIALR from the start", "AB without groups"}
+"""Methods whose ranks have the same model and optimizer after any step."""
+
+
+def begun(rank: int, directory: str) -> None:
+    for name in METHODS:
+        with pytest.raises(trainers.Interrupted):
+            train(Everything(), name, 1, checkpoint=f"{directory}/{name}", interrupt=After(9))
+
+
+def test_a_run_of_two_nodes_goes_on_on_one_rank_with_every_method_or_is_refused(tmp_path: Path) -> None:
+    """With as many samples per step; tests/processes/test_trainers_other_ranks.py compares the weights."""
+    of(2, begun, str(tmp_path))
+    keywords: dict[str, Any] = {
+        "train_set": tokens(STEPS_PER_EPOCH * BATCH_SIZE * 2),
+        "batch_size": 2 * BATCH_SIZE,
+    }
+    for name in METHODS:
+        if name in ONE_MODEL:
+            result = train(Everything(), name, 1, checkpoint=tmp_path / name, **keywords)
+            assert [entry["steps"] for entry in result.history] == [5, 10, 15], name
+            continue
+        with pytest.raises(ValueError) as caught:
+            train(Everything(), name, 1, checkpoint=tmp_path / name, **keywords)
+        expected = (
+            "one rank is no two groups"
+            if name in APART
+            else "2 ranks and is read by 1, and .* Use 2 ranks, or"
+        )
+        assert re.search(expected, str(caught.value)), (name, str(caught.value))
 
 
 # Options of the loop, each with every method

@@ -14,7 +14,8 @@ _LOOK_S = 0.2
 
 
 class Writing:
-    """Writes ``content`` ("own", and on rank 0 "shared") of one step of a run, which has this ``token``.
+    """Writes ``content`` ("own", on rank 0 "shared", and on the first rank of a replica "replica") of one step of a
+    run, which has this ``token``.
 
     Each rank leaves the checksums of its files in ``rank-N.sum`` beside them. When rank 0 finds those of all it names
     the step in ``latest``, without any communication; where a shared file system shows them late, ``name`` does so.
@@ -30,7 +31,7 @@ class Writing:
         self._rank = rank
         self._ranks = ranks
         self._token = token
-        self._sums = [NOT_KNOWN, NOT_KNOWN]
+        self._sums = dict.fromkeys(("shared", "own", "replica"), NOT_KNOWN)
         self._error: Exception | None = None
         self._written = threading.Event()
         self._given_up = threading.Event()
@@ -39,20 +40,22 @@ class Writing:
         self._thread.start()
 
     def parts(self) -> list[int]:
-        """The checksums of ``shared.pt``, if it is this rank's, and of its own file, once they are on the disk."""
+        """The checksums of ``shared.pt``, its own file and ``replica-N.pt``, where this rank writes them, once they are
+        on the disk.
+        """
         # As long as the disk takes: ranks that wait for this one have their own time-outs.
         self._written.wait()
         if self._error is not None:
             raise self._error
-        return self._sums
+        return list(self._sums.values())
 
-    def name(self, shared_sum: int, own_sums: list[int]) -> None:
-        """Have ``latest`` name the step, if it does not yet; on rank 0, when all ranks have written."""
+    def name(self, parts: list[list[int]]) -> None:
+        """Have ``latest`` name the step, if it does not yet; on rank 0, with the ``parts`` of all ranks."""
         self.close()
         if self._error is not None:
             raise self._error
         if not self._named:
-            self._name(shared_sum, own_sums)
+            self._name(parts)
 
     def close(self) -> None:
         """Return when this rank's files are written; look for those of others no more."""
@@ -62,10 +65,9 @@ class Writing:
     def _run(self) -> None:
         try:
             self._place.mkdir(parents=True, exist_ok=True)
-            if self._rank == 0:
-                self._sums[0] = write_tensors(self._place / "shared.pt", self._content["shared"])
-            self._sums[1] = write_tensors(self._place / f"rank-{self._rank}.pt", self._content["own"])
-            text = f"{self._token} {self._sums[0]} {self._sums[1]}\n"
+            for part, content in self._content.items():
+                self._sums[part] = write_tensors(self._place / _names(self._rank)[part], content)
+            text = f"{self._token} {' '.join(map(str, self._sums.values()))}\n"
             write(self._sum_of(self._rank), lambda file: file.write(text.encode()))
         except Exception as error:  # raised where the run next looks
             self._error = error
@@ -82,23 +84,29 @@ class Writing:
         while (found := self._found()) is None:
             if self._given_up.wait(_LOOK_S):
                 return
-        self._name(self._sums[0], found)
+        self._name(found)
 
-    def _found(self) -> list[int] | None:
-        """The checksums of all ranks' own files, None before the last has left its."""
-        sums = []
+    def _found(self) -> list[list[int]] | None:
+        """The ``parts`` of all ranks, None before the last has left its."""
+        parts = []
         for rank in range(self._ranks):
             try:
-                token, _, own = self._sum_of(rank).read_text("ascii").split()
+                token, *sums = self._sum_of(rank).read_text("ascii").split()
+                parts.append([int(checksum) for checksum in sums])
             except (OSError, ValueError):
                 return None
-            if token != self._token or not own.isdigit():
+            if token != self._token or len(sums) != len(self._sums):
                 return None
-            sums.append(int(own))
-        return sums
+        return parts
 
-    def _name(self, shared_sum: int, own_sums: list[int]) -> None:
-        text = named(self._step, shared_sum, own_sums)
+    def _name(self, parts: list[list[int]]) -> None:
+        sums = {
+            name: checksum
+            for rank, of_rank in enumerate(parts)
+            for name, checksum in zip(_names(rank).values(), of_rank, strict=True)
+            if checksum != NOT_KNOWN
+        }
+        text = named(self._step, sums)
         write(self._directory / "latest", lambda file: file.write(text.encode()))
         self._named = True
         for other in self._directory.glob("step-*"):
@@ -109,3 +117,8 @@ class Writing:
 
     def _sum_of(self, rank: int) -> Path:
         return self._place / f"rank-{rank}.sum"
+
+
+def _names(rank: int) -> dict[str, str]:
+    """Of the files that this rank writes, or may write."""
+    return {"shared": "shared.pt", "own": f"rank-{rank}.pt", "replica": f"replica-{rank}.pt"}

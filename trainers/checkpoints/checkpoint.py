@@ -10,14 +10,29 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from trainers.checkpoints.background import Writing
-from trainers.checkpoints.files import NOT_KNOWN, Content, known, read, refused, step_directory
+from trainers.checkpoints.files import Content, Files, latest_text, refused
 from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.communicator import Communicator
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was saved last."""
+
+    files: Files
+    shared: Content
+    ranks: int
+    """That saved it."""
+
+    def own(self, rank: int) -> Content:
+        """What this one of them kept, but for what all did. ValueError if that is damaged or missing."""
+        return self.files.of_rank(rank)
 
 
 class Checkpoint:
@@ -29,6 +44,8 @@ class Checkpoint:
         self._directory = Path(directory)
         self._communicator = communicator
         self._saved_step: int | None = None
+        self._number = -1
+        """Of the directory in which ``latest`` has what was saved last."""
         self._writing: Writing | None = None
         self._memory = HostCopy()
         self._token = ""
@@ -48,8 +65,11 @@ class Checkpoint:
                     "see and may write to."
                 ) from error
 
-    def save(self, step: int, *, shared: Content, own: Content, wait: bool) -> None:
-        """Keep ``shared`` (rank 0's counts) and every rank's ``own``; earlier steps are removed. What is given may be
+    def save(
+        self, step: int, *, shared: Content, own: Content, replica: Content | None = None, wait: bool
+    ) -> None:
+        """Keep ``shared`` (rank 0's counts), every rank's ``own``, and ``replica`` of those that give one; "replica" in
+        the ``own`` of the ranks that it is of is the one that gives it. Earlier steps are removed. What is given may be
         changed afterwards. The first time, and with ``wait``, this returns when all is on the disk.
 
         Raises:
@@ -59,15 +79,19 @@ class Checkpoint:
         if step != self._saved_step:
             self.finish()
             communicator = self._communicator
-            content = {"own": dict(own)}
+            content: dict[str, object] = {"own": dict(own)}
             if communicator.rank == 0:
                 content["shared"] = {"ranks": communicator.size, **shared}
+            if replica is not None:
+                content["replica"] = dict(replica)
             first = self._token == ""
             if first:
                 self._token = self._agreed_token()
+            # Never where the files are that count until these do.
+            self._number = step if step > self._number else self._number + 1
             self._writing = Writing(
                 self._directory,
-                step,
+                self._number,
                 self._memory.of(content),
                 rank=communicator.rank,
                 ranks=communicator.size,
@@ -91,7 +115,7 @@ class Checkpoint:
             # Where a method lets ranks run ahead, one could be writing the next step while others are removed.
             with self.by_all("name the last step of"):
                 if self._communicator.rank == 0:
-                    writing.name(of_all[0][0], [own_sum for _, own_sum in of_all])
+                    writing.name(of_all)
         finally:
             writing.close()
 
@@ -101,38 +125,46 @@ class Checkpoint:
         if writing is not None:
             writing.close()
 
+    def _text_of_first(self, text: str) -> str:
+        """Rank 0's."""
+        content = bytearray(text.encode())
+        device, channel = self._communicator.device, self._communicator.service
+        length = int(channel.broadcast(torch.tensor([len(content)], device=device)).wait().item())
+        if not length:
+            return ""
+        mine = torch.zeros(length, dtype=torch.uint8)
+        if self._communicator.rank == 0:
+            mine = torch.frombuffer(content, dtype=torch.uint8)
+        return bytes(channel.broadcast(mine.to(device)).wait().tolist()).decode()
+
     def _agreed_token(self) -> str:
         """By which the files of this run are known from those that another left; rank 0's."""
         mine = torch.tensor([secrets.randbits(62)], device=self._communicator.device)
         return f"{int(self._communicator.service.broadcast(mine).wait().item()):016x}"
 
-    def load(self) -> tuple[Content, Content] | None:
-        """(shared, own) of the last step that was saved; None if there is none. ValueError if a file is damaged
-        or missing, other ranks wrote it, or another rank could not read it.
+    def load(self) -> Found | None:
+        """What was saved last, None if there is nothing. ValueError if a file is damaged or missing, or another rank
+        could not read it.
         """
-        communicator = self._communicator
         with self.by_all("read its latest of"):
             # Rank 0 decides: another rank may see the directory a moment earlier or later.
-            latest = known(self._directory, communicator.size) if communicator.rank == 0 else None
-        sent = torch.tensor(latest or [NOT_KNOWN] * (2 + communicator.size), device=communicator.device)
-        step, shared_sum, *own_sums = communicator.service.broadcast(sent).wait().tolist()
-        if step == NOT_KNOWN:
+            latest = latest_text(self._directory) if self._communicator.rank == 0 else ""
+        latest = self._text_of_first(latest)
+        if not latest:
             return None
-        place = step_directory(self._directory, step)
+        files = Files(self._directory, latest)
+        self._number = files.number
         with self.by_all("read its shared.pt of"):
-            shared = read(place / "shared.pt", shared_sum)
+            shared = files.read("shared.pt")
             ranks = shared.get("ranks")
             if not isinstance(ranks, int):
-                raise refused(place / "shared.pt", "is of something else than a run")
-            if ranks != communicator.size:
-                raise ValueError(
-                    f"{place} was written by {ranks} ranks and is read by {communicator.size}. "
-                    "Use as many ranks, or name another checkpoint directory to start anew."
-                )
-        with self.by_all("read its rank-N.pt of"):
-            own = read(place / f"rank-{communicator.rank}.pt", own_sums[communicator.rank])
+                raise refused(files.place / "shared.pt", "is of something else than a run")
+        self._number = files.number
+        return Found(files, shared, ranks)
+
+    def is_saved(self, step: int) -> None:
+        """What was loaded is what would be saved after ``step``: then it is not written again."""
         self._saved_step = step
-        return shared, own
 
     @contextmanager
     def by_all(self, what: str) -> Iterator[None]:

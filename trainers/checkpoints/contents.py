@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypedDict, cast
 
 import torch
@@ -52,10 +52,15 @@ class Saved(_Always, total=False):
 
 
 def checked(
-    found: Mapping[str, object], *, identity: Mapping[str, str], form: Mapping[str, str], where: str
+    found: Mapping[str, object],
+    *,
+    identity: Mapping[str, str],
+    form: Mapping[str, str],
+    where: str,
+    but: Collection[str] = (),
 ) -> Saved:
-    """``found`` in ``where``; ValueError unless it is of a run with this ``identity`` on a model of this
-    ``form``.
+    """``found`` in ``where``; ValueError unless it is of a run with this ``identity``, ``but`` for these names in it,
+    on a model of this ``form``.
     """
     missing = sorted(Saved.__required_keys__ - found.keys())
     if missing:
@@ -66,7 +71,7 @@ def checked(
     differing = [
         f"{name} was {was}, is {identity.get(name)}"
         for name, was in saved["identity"].items()
-        if was != identity.get(name)
+        if was != identity.get(name) and name not in but
     ]
     if differing:
         raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {_REMEDY}")

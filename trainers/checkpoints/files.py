@@ -1,9 +1,11 @@
 """The files of a checkpoint, and what ``latest`` says of them.
 
-``DIRECTORY/step-000000123/`` holds ``shared.pt``, written by rank 0, and a file a rank; ``DIRECTORY/latest``
-names the step, with the CRC-32 of each of these files on a line of its own, and is replaced last: at every
-moment it is of files that are there. Without checksums, as it once was, nothing is compared. Files are read with
-torch's ``weights_only``: tensors and plain data, no code.
+``DIRECTORY/step-000000123/`` holds ``shared.pt``, written by rank 0, ``rank-N.pt`` of each rank, and ``replica-N.pt``
+of several ranks with the same model and optimizer, the first of which is rank N. ``DIRECTORY/latest`` names the step,
+with the CRC-32 of each of these files on a line of its own, and is replaced last: at every moment it is of files that
+are there. Without checksums, as it once was, nothing is compared; earlier versions also kept in each ``rank-N.pt`` what
+``replica-N.pt`` has. Files are read with torch's ``weights_only``: tensors and plain data, no code. The number is that
+of the step, or larger, where a run on another number of ranks went on at a smaller one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 Content = Mapping[str, object]
 
 NOT_KNOWN = -1
-"""In the place of a step that is not there, or of a checksum that was not kept."""
+"""In the place of a checksum that was not kept, or of a file that a rank does not write."""
 
 
 def read_alone(directory: str | Path) -> Content:
@@ -27,45 +29,71 @@ def read_alone(directory: str | Path) -> Content:
     run. FileNotFoundError if nothing is there, ValueError if it is damaged.
     """
     directory = Path(directory)
-    latest = known(directory, 1)
-    if latest is None:
+    latest = latest_text(directory)
+    if not latest:
         raise FileNotFoundError(f"{directory} holds no checkpoint. Name the directory that the run saved in.")
-    step, shared_sum, own_sum = latest
-    place = step_directory(directory, step)
-    return {**read(place / "shared.pt", shared_sum), **read(place / "rank-0.pt", own_sum)}
+    files = Files(directory, latest)
+    return {**files.read("shared.pt"), **files.of_rank(0)}
 
 
 def step_directory(directory: Path, step: int) -> Path:
     return directory / f"step-{step:09d}"
 
 
-def named(step: int, shared_sum: int, own_sums: list[int]) -> str:
-    """What ``latest`` says."""
-    sums = zip(_files(len(own_sums)), [shared_sum, *own_sums], strict=True)
-    return "".join([f"{step}\n", *(f"{name} {checksum:08x}\n" for name, checksum in sums)])
+def named(step: int, sums: Mapping[str, int]) -> str:
+    """What ``latest`` says; ``sums`` are the checksums of the step's files by name."""
+    return "".join([f"{step}\n", *(f"{name} {checksum:08x}\n" for name, checksum in sums.items())])
 
 
-def known(directory: Path, ranks: int) -> list[int] | None:
-    """What ``latest`` says: the step, and the checksums of ``shared.pt`` and of each rank's file. None if
-    it is not there.
-    """
+def latest_text(directory: Path) -> str:
+    """What ``latest`` says, empty if it is not there. ValueError if it cannot be read, or is damaged."""
     latest = directory / "latest"
     try:
-        first, *lines = latest.read_bytes().decode("ascii").splitlines()
-        sums = {name: int(checksum, 16) for name, checksum in (line.split() for line in lines)}
-        if not first.isdigit():
-            raise ValueError(first)
+        text = latest.read_bytes().decode("ascii")
+        _parsed(text)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return ""
     except OSError as error:
         raise refused(latest, f"cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise refused(latest, "is damaged: it names no step") from error
-    return [int(first), *(sums.get(name, NOT_KNOWN) for name in _files(ranks))]
+    return text
 
 
-def _files(ranks: int) -> list[str]:
-    return ["shared.pt", *(f"rank-{rank}.pt" for rank in range(ranks))]
+def _parsed(text: str) -> tuple[int, dict[str, int]]:
+    """The step that ``latest`` names, and the checksums of its files."""
+    first, *lines = text.splitlines() or [""]
+    if not first.isdigit():
+        raise ValueError(first)
+    return int(first), {name: int(checksum, 16) for name, checksum in (line.split() for line in lines)}
+
+
+class Files:
+    """The files of the step that ``latest``, whose text is given, names in ``directory``."""
+
+    def __init__(self, directory: Path, latest: str) -> None:
+        self.number, self._sums = _parsed(latest)
+        self.place = step_directory(directory, self.number)
+
+    def read(self, name: str) -> Content:
+        """What the file of this name holds. ValueError if it is damaged or missing."""
+        return read(self.place / name, self._sums.get(name, NOT_KNOWN))
+
+    def of_rank(self, rank: int) -> Content:
+        """What this rank kept, for itself or together with others. ValueError if a file of it is damaged or missing."""
+        own = self.read(f"rank-{rank}.pt")
+        first = own.get("replica")
+        return own if first is None else _joined(self.read(f"replica-{first}.pt"), own)
+
+
+def _joined(content: Content, other: Content) -> Content:
+    """Both, where they are dictionaries their entries, too; the ``other`` counts."""
+    joined = {**content, **other}
+    for name in content.keys() & other.keys():
+        ours, theirs = content[name], other[name]
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            joined[name] = _joined(ours, theirs)
+    return joined
 
 
 class _Summing:

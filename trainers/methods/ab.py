@@ -7,7 +7,7 @@ merged (Eq. 5.8), and the whole W is trained by all ranks in common, the *reboun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypedDict, cast
@@ -20,6 +20,7 @@ from trainers.arguments import check_kinds, is_integer
 from trainers.communication.averager import GradientAverager, gradient_of
 from trainers.communication.buckets import average_tensors, broadcast_tensors, buffers_of, reconcile_buffers
 from trainers.communication.channel import Channel
+from trainers.communication.topology import Ranks
 from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank.layers import (
     SMALLEST_SIDE,
@@ -224,6 +225,10 @@ class _ABTraining(Strategy):
     def replicated(self) -> bool:
         return not self._factored or self._exchange is None
 
+    @property
+    def replica(self) -> Ranks | None:
+        return self._channel.ranks
+
     def learning_rate(self, step: int, scheduled: float) -> float:
         # The decomposition comes with the first pass, after this.
         changed_at = step if self._to_decompose(step) else self._changed_at
@@ -335,6 +340,9 @@ class _ABTraining(Strategy):
         }
         return cast(State, state)
 
+    def own_state(self) -> State:
+        return {"loss_sum": self._loss_sum.clone(), "decomposition_s": self._work.own_s}
+
     def load(self, state: State) -> None:
         saved = cast(_ABState, state)
         if self._factored:
@@ -356,6 +364,17 @@ class _ABTraining(Strategy):
         self._loss_sum.copy_(saved["loss_sum"])
         self._loss_steps, self._merges = saved["loss_steps"], saved["merges"]
         self._work.own_s = saved["decomposition_s"]
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        if not same_steps:
+            return None  # its phases begin and end after steps
+        saved = [cast(_ABState, state) for state in states]
+        merged: _ABState = {
+            **saved[0],
+            "loss_sum": torch.stack([state["loss_sum"] for state in saved]).mean(0),
+            "decomposition_s": max(state["decomposition_s"] for state in saved),
+        }
+        return cast(State, merged)
 
     def close(self) -> None:
         if self._averager is not None:

@@ -4,6 +4,7 @@ the training goes on (Coquelin et al. 2022; dissertation, section 3.2).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict, cast
 
@@ -14,6 +15,7 @@ from trainers.arguments import check_kinds
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import Bucket, buckets, reconcile_buffers
 from trainers.communication.channel import Pending
+from trainers.communication.topology import Ranks
 from trainers.methods.strategy import Setup, State, Strategy, refuse_synchronised_norms
 
 _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -204,6 +206,10 @@ class _DASOStrategy(Strategy):
         # Between nodes the optimizer's moments differ even where parameters agree.
         return self._across.size == 1
 
+    @property
+    def replica(self) -> Ranks:
+        return self._node.ranks
+
     def parameters_changed(self) -> None:
         """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
         self._receive()
@@ -280,7 +286,6 @@ class _DASOStrategy(Strategy):
         }
 
     def state(self) -> State:
-        self._receive()
         sent, periods = self._sent, self._periods
         saved: _Saved = {
             "base": [base.flat.clone() for base in self._base],
@@ -290,13 +295,12 @@ class _DASOStrategy(Strategy):
             "used": list(self._used),
             "periods": dict(vars(periods)),
             "sent": None if sent is None else {"member": sent.member, "steps": sent.steps},
-            "sums": [
-                bucket.flat.clone()
-                for bucket in self._wire
-                if sent is not None and sent.member == self._node.rank
-            ],
+            "sums": self._sums(),
         }
         return cast(State, saved)
+
+    def own_state(self) -> State:
+        return {"sums": self._sums()}
 
     @torch.no_grad()
     def load(self, state: State) -> None:
@@ -317,6 +321,10 @@ class _DASOStrategy(Strategy):
             setattr(self._periods, name, value)
         sent = saved["sent"]
         self._sent = None if sent is None else _Sent(member=sent["member"], pending=[], steps=sent["steps"])
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        # Of one node, as these ranks are: nothing is sent between nodes.
+        return states[0]
 
     def close(self) -> None:
         if self._averager is not None:
@@ -340,6 +348,16 @@ class _DASOStrategy(Strategy):
         self._sent = sent
         self._synchronisations += 1
         self._since_sync = 0
+
+    def _sums(self) -> list[Tensor]:
+        """Those under way that this rank asked for, once they are there."""
+        self._receive()
+        sent = self._sent
+        return [
+            bucket.flat.clone()
+            for bucket in self._wire
+            if sent is not None and sent.member == self._node.rank
+        ]
 
     def _receive(self) -> None:
         """Wait for the sums that this rank asked for."""

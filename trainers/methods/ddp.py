@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
-from trainers.methods.powersgd import PowerSGDAverager
+from trainers.methods.powersgd import PowerSGDAverager, merged_states
 from trainers.methods.strategy import Setup, State, Strategy
 
 
@@ -21,9 +22,9 @@ class DDP:
 
     Args:
         compression (str; default None): of gradients on the wire: None, "bf16" (half the bytes) or "powersgd" (Vogels
-            et al. 2019), which sends two factors of each matrix and adds what they miss to the next step's gradient.
+            et al. 2019), which sends two factors of each matrix and adds what they miss to the next step's gradient; on
+            one rank nothing is sent.
         powersgd_rank (int, from 1; default 4): columns of PowerSGD's factors.
-
 
     Raises:
         ValueError: a setting is not allowed.
@@ -97,6 +98,9 @@ class _Averaging(Strategy):
     def load(self, state: State) -> None:
         if self._averager is not None:
             self._averager.load(state)
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        return merged_states(states) if self._method.compression == "powersgd" else {}
 
     def close(self) -> None:
         if self._averager is not None:

@@ -7,6 +7,7 @@ arXiv 1810.08313 (AdaComm), and for households and neighbourhoods the study of d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypedDict, cast
@@ -211,6 +212,11 @@ class _LocalSGDStrategy(Strategy):
     def replicated(self) -> bool:
         return self._gradients_over(self._start) == self._top or self._local_steps == 0
 
+    @property
+    def replica(self) -> Ranks | None:
+        # One that averages parameters only has an optimizer state of its own.
+        return self._household_channel.ranks if self._method.household_every == 1 else None
+
     def parameters_changed(self) -> None:
         """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
         self.close()
@@ -296,6 +302,10 @@ class _LocalSGDStrategy(Strategy):
         self._since_world, self._agreed = saved["since_world"], saved["agreed"]
         self._local_steps, self._synchronisations = saved["local_steps"], saved["synchronisations"]
         self._used = saved["world_every"]
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        # Levels are numbered by the nodes.
+        return {**states[0], "agreed": self._top, "since_world": 0}
 
     def close(self) -> None:
         if self._averager is not None:

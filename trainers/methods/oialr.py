@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainers.arguments import check_kinds, is_integer
 from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.topology import Ranks
 from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank.layers import (
     LARGEST_ASPECT,
@@ -174,6 +175,13 @@ class _LowRank(Strategy):
     def replicated(self) -> bool:
         return self._under.replicated
 
+    @property
+    def replica(self) -> Ranks | None:
+        return self._under.replica
+
+    def own_state(self) -> State:
+        return {"decomposition_s": self._work.own_s, "under": dict(self._under.own_state())}
+
     def before_pass(self, step: int, *, last: bool) -> None:
         # Here and not after a step: so a run never ends with a truncation that nothing was trained after.
         if not self._ranks and step >= (self._delay if self._method.full_rank_warmup else 0):
@@ -236,6 +244,22 @@ class _LowRank(Strategy):
         if any(changed):
             self._under.parameters_changed()
         self._under.load(saved["under"])
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        saved = [cast(_Saved, state) for state in states]
+        under = self._under.state_on_other_ranks(
+            [state["under"] for state in saved], step=step, same_steps=same_steps
+        )
+        if under is None:
+            return None
+        merged: _Saved = {
+            **saved[0],
+            # As many as these ranks would have made, not one a step until there are.
+            "updates": saved[0]["updates"] if same_steps else max(0, (step - 1 - self._delay) // self._every),
+            "decomposition_s": max(state["decomposition_s"] for state in saved),
+            "under": under,
+        }
+        return cast(State, merged)
 
     def close(self) -> None:
         self._under.close()

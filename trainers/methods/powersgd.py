@@ -4,7 +4,8 @@ algorithms 1, 2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,8 @@ class PowerSGDAverager:
         return {"errors": self._errors, "qs": self._qs}
 
     def load(self, state: State) -> None:
+        if not state:  # of one rank, which sent nothing
+            return
         errors, qs = state["errors"], state["qs"]
         if not isinstance(errors, list) or not isinstance(qs, list) or len(errors) != len(self._matrices):
             raise ValueError(
@@ -76,6 +79,19 @@ class PowerSGDAverager:
     def _averaged(self, factors: list[Tensor]) -> list[Tensor]:
         average_summands(self._channel, factors)
         return factors
+
+
+def merged_states(states: Sequence[State]) -> State:
+    """What any number of ranks goes on with after those of ``states``: each with the mean of what their factors missed.
+    The factors that are sent depend on the sum over ranks only, and that stays, but for one rank, which sends none.
+    """
+    if not states[0]:
+        return {}
+    errors = [cast("list[Tensor]", state["errors"]) for state in states]
+    return {
+        "errors": [torch.stack(of_ranks).mean(0) for of_ranks in zip(*errors, strict=True)],
+        "qs": states[0]["qs"],
+    }
 
 
 def _orthonormal(ps: list[Tensor]) -> list[Tensor]:

@@ -16,7 +16,7 @@ for before any step, ``load`` comes before the first. Every hook may communicate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from trainers.arguments import is_integer, is_number
 from trainers.communication.communicator import Communicator
+from trainers.communication.topology import Ranks
 
 State = Mapping[str, object]
 """Tensors, numbers, strings and lists and dictionaries of them."""
@@ -73,6 +74,13 @@ class Strategy:
     def replicated(self) -> bool:
         """Whether, between steps, parameters and optimizer state are the same on all ranks: saved once then."""
         return False
+
+    @property
+    def replica(self) -> Ranks | None:
+        """Where not all ranks are, the ones, with this one, that are the same in this way, and in what ``state`` has
+        beyond ``own_state``: saved once then. None: this rank alone.
+        """
+        return None
 
     @property
     def reparametrises(self) -> bool:
@@ -123,8 +131,24 @@ class Strategy:
         """This rank's state, for ``load`` to go on from bit for bit."""
         return {}
 
+    def own_state(self) -> State:
+        """Of ``state`` the entries, also in dictionaries in it, that are not the same on all ranks of ``replica``."""
+        return self.state()
+
     def load(self, state: State) -> None:
         """Take up ``state``. Gives model and optimizer the shapes of then, for the loop to fill them next."""
+
+    def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
+        """What ``load`` shall take up on each of these ranks to go on at ``step`` where ranks of another number, or on
+        other nodes, had ``states``, in order of rank, and all the same parameters and optimizer state (``replicated``,
+        as it is here before the first step). None, as here, if the method cannot.
+
+        Args:
+            states (sequence of dict): of ``state``, one a rank.
+            step (int): of the run as these ranks count.
+            same_steps (bool): whether they count as those did; else a step has another number of samples.
+        """
+        return None
 
     def close(self) -> None:
         """Take everything off the model that was put there: hooks, wrappers."""
