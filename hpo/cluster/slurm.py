@@ -317,11 +317,11 @@ def command(
         raise UsageError(
             "--nodes is missing: how many nodes is the job to have? Write for example: --nodes 4"
         )
+    path = str(Path(sys.executable).parent)
+    text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
     remark = advice(options)
     if remark is not None:
         write(f"hpo: {remark}.", sys.stderr)
-    path = str(Path(sys.executable).parent)
-    text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
     if dry_run:
         print(text, end="")
         return 0

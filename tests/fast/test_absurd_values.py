@@ -257,7 +257,8 @@ def options() -> Iterator[tuple[str, ...]]:
     yield "best", "run", "--top"
     yield "best", "run", "--json", "--top"
     for name in ("nodes", "gpus-per-node", "time", *slurm._COUNTS):
-        yield ("slurm", "c.toml", "--dry-run", *(["--nodes=2"] * (name != "nodes")), f"--{name}")
+        nodes, cpus = ["--nodes=2"] * (name != "nodes"), ["--cpus-per-task=4"] * name.startswith("gpus")
+        yield "slurm", "c.toml", "--dry-run", *nodes, *cpus, f"--{name}"
 
 
 @pytest.mark.parametrize("line", list(options()), ids=lambda line: f"{line[0]} {line[-1]}")
