@@ -165,23 +165,28 @@ class Run:
             )
         planned = planned[done : done + length.steps - position.steps]
         batches = self.train_loader.batches([batch for passes in planned for batch in passes], epoch=epoch)
+        # The same numbers for dropout whether the run was interrupted before or not. All at once takes a tenth of the
+        # time that one between two steps does.
+        seeds = [
+            derive(self.settings.seed, "step", step, self.communicator.rank)
+            for step in range(position.steps, position.steps + len(planned))
+        ]
         self.model.train()
         with closing(batches):
-            for passes in planned:
+            for seed, passes in zip(seeds, planned, strict=True):
                 self._stop_if_asked()
-                self._take_step(passes, batches)
+                self._take_step(passes, batches, seed)
                 if not length.ends_epoch(position.steps):
                     self._between_steps()
                     if position.reason:
                         return
         self._end_epoch(epoch)
 
-    def _take_step(self, passes: list[Batch], batches: Iterator[tuple[object, object]]) -> None:
+    def _take_step(self, passes: list[Batch], batches: Iterator[tuple[object, object]], seed: int) -> None:
         position, step = self.position, self.position.steps
         begin = time.perf_counter()
         self._set_learning_rate(step)
-        # The same numbers for dropout whether the run was interrupted before or not.
-        seed_generators(derive(self.settings.seed, "step", step, self.communicator.rank))
+        seed_generators(seed)
         taken = self.training_step.take(step, passes, batches)
         position.loss_sums += taken["loss"]
         position.steps += 1

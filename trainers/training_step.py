@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.communication.averager import refuse_sparse
@@ -28,6 +28,7 @@ class TrainingStep:
         average: MovingAverage | None,
     ) -> None:
         self._settings = settings
+        self._forward = settings.forward
         self._optimizer = optimizer
         self._strategy = strategy
         self._average = average
@@ -39,15 +40,20 @@ class TrainingStep:
         settings, strategy = self._settings, self._strategy
         options = settings.optimisation
         self._optimizer.zero_grad(set_to_none=True)
-        local_loss = torch.zeros((), dtype=torch.float64, device=settings.device)
+        local_loss: Tensor | None = None
         for index, batch in enumerate(passes):
             inputs, targets = next(batches)
             strategy.before_pass(step, last=index == len(passes) - 1)
             with autocast(settings.device, options.precision):
-                value = settings.forward.training_loss(settings.model, inputs, targets)
-            value = value * (batch.weight / len(passes))
+                value = self._forward.training_loss(settings.model, inputs, targets)
+            weight = batch.weight / len(passes)
+            if weight != 1:  # each operation on a tensor takes as long as some of a small model's own
+                value = value * weight
             torch.autograd.backward(value)
-            local_loss += value.detach()
+            # A copy, as the loss may be a tensor that the optimizer changes.
+            part = value.detach().to(settings.device, torch.float64, copy=True)
+            local_loss = part if local_loss is None else local_loss + part
+        assert local_loss is not None
         strategy.reduce_gradients(step)
         taken: StepMetrics = {"loss": local_loss, "lr": float(self._optimizer.param_groups[0]["lr"])}
         trained = []

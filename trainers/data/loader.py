@@ -18,7 +18,7 @@ from trainers.structures import moved, tensors_in
 
 
 class _Plan:
-    """The batches that DataLoader is to fetch next."""
+    """The batches that are to be read next; DataLoader iterates over it anew for each epoch."""
 
     def __init__(self) -> None:
         self.orders: Iterable[Order] = ()
@@ -118,6 +118,14 @@ class Loader:
         self.close()
 
     def _read(self) -> Generator[Collated]:
+        if self._processes:
+            yield from self._read_ahead()
+            return
+        for order in self._plan.orders:
+            collated = Collated.of(self._fetched.__getitems__(order))
+            yield collated.pin_memory() if self._device.type == "cuda" else collated
+
+    def _read_ahead(self) -> Generator[Collated]:
         if self._loader is None:
             self._loader = DataLoader(
                 self._fetched,
@@ -125,7 +133,7 @@ class Loader:
                 batch_sampler=self._plan,  # type: ignore[arg-type]
                 collate_fn=Collated.of,  # type: ignore[arg-type]
                 num_workers=self._processes,
-                persistent_workers=self._processes > 0,
+                persistent_workers=True,
                 pin_memory=self._device.type == "cuda",
                 # A generator of its own: iterating would otherwise draw from the global one.
                 generator=torch.Generator(),
