@@ -31,7 +31,7 @@ class Writing:
         self._rank = rank
         self._ranks = ranks
         self._token = token
-        self._sums = dict.fromkeys(("shared", "own", "replica"), NOT_KNOWN)
+        self._sums = dict.fromkeys(_names(rank), NOT_KNOWN)
         self._error: Exception | None = None
         self._written = threading.Event()
         self._given_up = threading.Event()
@@ -40,8 +40,8 @@ class Writing:
         self._thread.start()
 
     def parts(self) -> list[int]:
-        """The checksums of ``shared.pt``, its own file and ``replica-N.pt``, where this rank writes them, once they are
-        on the disk.
+        """The checksums of this rank's files, in the order of ``_names``, once they are on the disk; NOT_KNOWN for those
+        that it does not write.
         """
         # As long as the disk takes: ranks that wait for this one have their own time-outs.
         self._written.wait()
@@ -65,8 +65,9 @@ class Writing:
     def _run(self) -> None:
         try:
             self._place.mkdir(parents=True, exist_ok=True)
-            for part, content in self._content.items():
-                self._sums[part] = write_tensors(self._place / _names(self._rank)[part], content)
+            for part, name in _names(self._rank).items():
+                if part in self._content:
+                    self._sums[part] = write_tensors(self._place / name, self._content[part])
             text = f"{self._token} {' '.join(map(str, self._sums.values()))}\n"
             write(self._sum_of(self._rank), lambda file: file.write(text.encode()))
         except Exception as error:  # raised where the run next looks
@@ -120,5 +121,7 @@ class Writing:
 
 
 def _names(rank: int) -> dict[str, str]:
-    """Of the files that this rank writes, or may write."""
-    return {"shared": "shared.pt", "own": f"rank-{rank}.pt", "replica": f"replica-{rank}.pt"}
+    """Of the files that this rank writes, or may write. Last is the one that each rank has: where what is common cannot
+    be saved, nothing is left.
+    """
+    return {"shared": "shared.pt", "replica": f"replica-{rank}.pt", "own": f"rank-{rank}.pt"}
