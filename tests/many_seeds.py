@@ -33,7 +33,7 @@ from simulation.whole_campaigns import run_whole
 
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
-from hpo.islands.resume import fold
+from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Pause, Stop, Unpause
 from hpo.journal.records import Finished, Header, Record, Started
 

@@ -35,10 +35,15 @@ from hpo.evaluation.cores import read_host
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
-from hpo.islands import resume, snapshot
 from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
+from hpo.islands.resume import snapshot
+from hpo.islands.resume.fold import fold_directory
+from hpo.islands.resume.individuals import located
+from hpo.islands.resume.known import enter
+from hpo.islands.resume.start import start_messages
+from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.commands import clear_stop, stop_pending
@@ -297,7 +302,7 @@ class Campaign:
                     found[-1].source = entry.recorded_as or found[-1].source
         return found
 
-    def _enter_known(self, earlier: resume.ResumeState, islands: int) -> list[Record]:
+    def _enter_known(self, earlier: ResumeState, islands: int) -> list[Record]:
         """Have ``earlier`` know the new known points; what is to go on record."""
         records: list[Record] = []
         for known in self._known:
@@ -314,7 +319,7 @@ class Campaign:
                 )
                 for number, point in enumerate(fresh, start=earlier.known + 1)
             ]
-            resume.enter(earlier, points, space=self.task.space, islands=islands, losses=self.task.losses)
+            enter(earlier, points, space=self.task.space, islands=islands, losses=self.task.losses)
             records += points
             if known.source != BY_HAND:
                 records.append(Entered(source=known.source, told=str(fresh), time=time.time()))
@@ -470,8 +475,8 @@ class Campaign:
                 launch = last_launch(settings.directory) + 1
                 if lock.contested:
                     self._fence(launch - 1)
-                with resume.located(settings.directory):
-                    earlier = resume.fold_directory(
+                with located(settings.directory):
+                    earlier = fold_directory(
                         settings.directory,
                         space=self.task.space,
                         islands=layout.islands,
@@ -488,7 +493,7 @@ class Campaign:
                     transport.send(rank, encode(End("refused", error.exit_code, str(error))))
                 transport.flush(10.0)
                 raise
-            starts = resume.start_messages(
+            starts = start_messages(
                 layout,
                 earlier,
                 launch,
@@ -603,7 +608,7 @@ class Campaign:
         signals: Signals,
         start: Start,
         lock: Lock | None,
-        earlier: resume.ResumeState | None,
+        earlier: ResumeState | None,
         known: Sequence[Record] = (),
         sinks: SinkProcesses | None = None,
     ) -> End:
@@ -671,7 +676,7 @@ class Campaign:
             lambda sentence: write(f"hpo: {one_line(sentence)}.", sys.stderr, flush=True),
         )
 
-    def _cleanup(self, layout: Layout, start: Start, earlier: resume.ResumeState) -> Cleanup | None:
+    def _cleanup(self, layout: Layout, start: Start, earlier: ResumeState) -> Cleanup | None:
         """What lets go of what the leaders of earlier launches kept; None where there is nothing, or no more."""
         settings = self.settings
         inherits = any(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import FINAL
-from hpo.islands.resume import KEPT, ResumeState
+from hpo.islands.resume.fold import KEPT
+from hpo.islands.resume.state import ResumeState
 from hpo.results.analysis import pareto as fronts
 from hpo.results.record import load
 

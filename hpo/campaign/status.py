@@ -15,7 +15,7 @@ from hpo.errors import CampaignError
 from hpo.individual import Scalar
 from hpo.islands.coordinator import tally
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.resume import ResumeState
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Launched, Left
 from hpo.results import overview

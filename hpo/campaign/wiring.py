@@ -31,7 +31,6 @@ from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
-from hpo.islands import resume
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
@@ -43,6 +42,10 @@ from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.leader.storage import StorageWait, storage_sentence
 from hpo.islands.messages import End, Start, Surroundings
+from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
+from hpo.islands.resume.fold import fold_directory
+from hpo.islands.resume.individuals import failures, located
+from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
 from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.commands import Inbox
@@ -154,7 +157,7 @@ class Assembly:
     def coordinator(
         self,
         start: Start,
-        earlier: resume.ResumeState,
+        earlier: ResumeState,
         points: Sequence[Mapping[str, Scalar]],
         known: Sequence[Record],
     ) -> Coordinator:
@@ -223,7 +226,7 @@ class Assembly:
 
         registry = WorkerRegistry(layout.workers)
 
-        def dead_leader_record(place: WorkerPlacement) -> resume.DeadLeaderRecord:
+        def read_dead_leader(place: WorkerPlacement) -> DeadLeaderRecord:
             records = worker_records(
                 settings.directory,
                 launch=start.launch,
@@ -231,14 +234,14 @@ class Assembly:
                 worker=place.worker,
                 given_up=place.leader in registry.hung,
             )
-            with resume.located(settings.directory):
-                return resume.dead_leader_record(
+            with located(settings.directory):
+                return dead_leader_record(
                     records, space=space, islands=layout.islands, losses=self.task.losses
                 )
 
-        def journal_totals() -> resume.ResumeState:
-            with at_work(settings.directory), resume.located(settings.directory):
-                found = resume.fold_directory(
+        def journal_totals() -> ResumeState:
+            with at_work(settings.directory), located(settings.directory):
+                found = fold_directory(
                     settings.directory, space=space, islands=layout.islands, losses=self.task.losses
                 )
             found.avoid(EvaluationDirectories(settings.directory).taken())
@@ -257,7 +260,7 @@ class Assembly:
             transport=transport,
             registry=registry,
             everyone=range(transport.size),
-            dead_leader_record=dead_leader_record,
+            dead_leader_record=read_dead_leader,
             journal_totals=journal_totals,
             evaluations=evaluations,
             deadline=None if deadline_s is None else began + deadline_s,
@@ -282,7 +285,7 @@ class Assembly:
                 began=began,
                 validated=validated,
                 key=space.key,
-                failures=lambda: resume.failures(read_directory(settings.directory), space=space),
+                failures=lambda: failures(read_directory(settings.directory), space=space),
                 now=time.time,
             ),
             checkpoints=earlier.saves if checkpoints is None else checkpoints,
@@ -314,7 +317,7 @@ class Assembly:
         blind = evaluation.isolation == "inline" and not self.transport.any_thread
         return math.inf if blind else evaluation.hang_timeout_s
 
-    def status(self, lock: Lock, coordinator: Coordinator, earlier: resume.ResumeState) -> Status:
+    def status(self, lock: Lock, coordinator: Coordinator, earlier: ResumeState) -> Status:
         """What rank 0 keeps for ``hpo status``."""
         settings, standing = self.settings, earlier.commands
         assert self.log is not None

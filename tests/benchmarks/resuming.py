@@ -23,7 +23,8 @@ from pathlib import Path
 from launching import single_threaded
 
 import hpo
-from hpo.islands import resume, snapshot
+from hpo.islands.resume import snapshot
+from hpo.islands.resume.fold import fold_directory
 from hpo.journal.files import JournalWriter, journal_files, journal_path
 from hpo.journal.records import Finished, Header, Launched, Migrated, Started
 
@@ -94,7 +95,7 @@ def start(directory: Path, *, take_snapshot: bool) -> dict[str, float]:
     """As rank 0 of a launch does it."""
     before = memory_mib("VmRSS")
     begun, cpu = time.perf_counter(), time.process_time()
-    state = resume.fold_directory(
+    state = fold_directory(
         directory, space=SPACE, islands=ISLANDS, losses=losses, take_snapshot=take_snapshot
     )
     row = {"s": time.perf_counter() - begun, "cpu_s": time.process_time() - cpu}

@@ -18,7 +18,7 @@ import pytest
 from places import ROOT
 
 import hpo
-from hpo.islands import resume
+from hpo.islands.resume.fold import fold
 from hpo.journal import directory
 from hpo.journal.code_copies import change, copy_path, keep_copy, read_copy
 from hpo.journal.files import read_directory
@@ -378,7 +378,7 @@ def test_the_best_of_the_code_of_the_last_launch_is_as_it_is(home: Path) -> None
 def test_a_launch_compares_with_the_last_that_has_a_hash(home: Path) -> None:
     for number, code in enumerate([OLD.hash, NEW.hash, ""], start=1):
         launch(home, number, code)
-    state = resume.fold(read_directory(home), space=SPACE, islands=1, losses=Task(SPACE, constant).losses)
+    state = fold(read_directory(home), space=SPACE, islands=1, losses=Task(SPACE, constant).losses)
     assert state.code == NEW.hash
 
 

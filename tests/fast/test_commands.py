@@ -24,7 +24,8 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
-from hpo.islands.resume import ResumeState, fold
+from hpo.islands.resume.fold import fold
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import (
     MOST_BYTES,
     RETRIED,

@@ -21,7 +21,7 @@ from hpo.evaluation.cores import (
     read_list,
     running_on,
 )
-from hpo.islands.resume import surroundings
+from hpo.islands.resume.start import surroundings
 
 
 def machine(

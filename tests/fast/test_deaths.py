@@ -14,7 +14,8 @@ from hpo.islands.coordinator.ending import DONE
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import Claim, EvaluationEnd, Want
-from hpo.islands.resume import DeadLeaderRecord, ResumeState
+from hpo.islands.resume.dead_leader import DeadLeaderRecord
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Started
 
 

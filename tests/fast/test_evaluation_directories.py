@@ -13,7 +13,7 @@ from hpo.campaign.cleanup import Cleanup
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import Individual
-from hpo.islands import resume
+from hpo.islands.resume.fold import fold
 from hpo.journal.files import read_directory
 from hpo.journal.records import Reopened
 from hpo.task.trial import Job
@@ -133,7 +133,7 @@ def test_of_what_earlier_launches_saved_the_best_and_what_is_evaluated_again_sta
     mine.parent.mkdir()
     mine.write_text("mine")
     space = hpo.SearchSpace(x=hpo.Float(-5, 5))
-    earlier = resume.fold(
+    earlier = fold(
         read_directory(home), space=space, islands=1, losses=lambda objectives: tuple(objectives.values())
     )
     earlier.resting = {ordered[7]}

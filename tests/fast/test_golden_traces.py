@@ -21,7 +21,7 @@ from simulation.campaigns import SPACE, disturb, losses, make, make_repeating, r
 from simulation.pruned import pruned_campaign
 
 from hpo.config.settings import SearchSettings
-from hpo.islands.resume import fold
+from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 

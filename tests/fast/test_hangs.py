@@ -25,7 +25,8 @@ from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, Lost, encode
-from hpo.islands.resume import DeadLeaderRecord, ResumeState
+from hpo.islands.resume.dead_leader import DeadLeaderRecord
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.files import JournalWriter, fence, fence_launch, read_file
 from hpo.journal.records import Finished, Header, Stopping
 from hpo.search.protocols import Candidate

@@ -17,7 +17,8 @@ from hpo.config.layout import Layout
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, is_known
-from hpo.islands import resume
+from hpo.islands.resume.fold import fold
+from hpo.islands.resume.start import start_messages
 from hpo.journal.inspection import check
 from hpo.journal.records import Known, decode, encode
 from hpo.prior_results.points import KnownPoints, known_points, read_points
@@ -365,10 +366,10 @@ def test_every_island_knows_them_from_the_start_and_nobody_owns_them():
     decoded = [decode(encode(one)) for one in records]
     assert decoded == records
     layout = Layout.plan(ranks=4, islands=2, ranks_per_worker=1)
-    earlier = resume.fold(decoded, space=SPACE, islands=2, losses=TASK.losses)
+    earlier = fold(decoded, space=SPACE, islands=2, losses=TASK.losses)
     assert earlier.known == 1000 and len(earlier.keys) == 1000 and earlier.tally.final == 0
     assert earlier.tally.best is not None and earlier.tally.best[:2] == ((1.0,), "known-1")
-    for start in resume.start_messages(layout, earlier, 1, ["a"] * 4):
+    for start in start_messages(layout, earlier, 1, ["a"] * 4):
         members = [one.member() for one in start.population]
         assert start.owned == [] and len({one.id for one in members}) == len(members)
         population = Population()

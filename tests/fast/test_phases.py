@@ -13,7 +13,7 @@ from hpo.config import reader as config
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator.ending import STOPPED
-from hpo.islands.resume import fold
+from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished, Record
 from hpo.search.phases import InheritingBreeder, Phases, searched
 from hpo.search.population import Member, Population

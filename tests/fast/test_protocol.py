@@ -22,7 +22,7 @@ from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import REEVALUATION
 from hpo.islands.coordinator.ending import DONE, EXHAUSTED, STOPPED, UNFIT
 from hpo.islands.messages import BeforeServing, Claim, Hello, Start, StopRequest, check_handlers, encode
-from hpo.islands.resume import fold
+from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished, Migrated, Started
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 

@@ -19,7 +19,8 @@ from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED
 from hpo.islands.coordinator.ending import DONE
-from hpo.islands.resume import fold, start_messages
+from hpo.islands.resume.fold import fold
+from hpo.islands.resume.start import start_messages
 from hpo.journal.records import Finished, Reported, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population

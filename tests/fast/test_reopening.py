@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 import hpo
-from hpo.islands import resume
+from hpo.islands.resume.fold import fold as fold_all
+from hpo.islands.resume.individuals import failures
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import Finished, Header, Left, Record, Reopened, Started
 from hpo.results.record import Fold
@@ -51,8 +53,8 @@ def begun(reopened: int) -> Started:
     return Started(**IDENTITY, reopened=reopened, time=10.0 * reopened)
 
 
-def fold(records: list[Record]) -> resume.ResumeState:
-    return resume.fold([HEADER, *records], space=SPACE, islands=1, losses=lambda found: (found["value"],))
+def fold(records: list[Record]) -> ResumeState:
+    return fold_all([HEADER, *records], space=SPACE, islands=1, losses=lambda found: (found["value"],))
 
 
 STORIES: list[tuple[list[Record], str]] = [
@@ -93,11 +95,9 @@ def test_in_whatever_order_the_journals_are_read_the_last_run_counts(
 
 
 def test_only_failures_that_stand_may_be_reopened() -> None:
-    assert resume.failures([HEADER, ended("completed")], space=SPACE) == []
-    assert resume.failures([HEADER, ended("failed"), reopened(1)], space=SPACE) == []
-    ((status, again),) = resume.failures(
-        [HEADER, ended("failed"), reopened(1), ended("timeout", 1)], space=SPACE
-    )
+    assert failures([HEADER, ended("completed")], space=SPACE) == []
+    assert failures([HEADER, ended("failed"), reopened(1)], space=SPACE) == []
+    ((status, again),) = failures([HEADER, ended("failed"), reopened(1), ended("timeout", 1)], space=SPACE)
     assert (status, again.id, again.params, again.reopened) == ("timeout", "0-3-7", {"x": 0.25}, 2)
     assert again.admitted and not again.resumed
 

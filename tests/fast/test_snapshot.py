@@ -17,7 +17,10 @@ from simulation.pruned import pruned_campaign
 
 import hpo
 from hpo.errors import CampaignError
-from hpo.islands import resume, snapshot
+from hpo.islands.resume import snapshot
+from hpo.islands.resume.fold import _Fold, fold, fold_directory
+from hpo.islands.resume.individuals import failures
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import Stop
 from hpo.journal.directory import write_identity
 from hpo.journal.evaluations import CurrentEvaluations
@@ -45,20 +48,18 @@ def larger(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def folded(directory: Path, islands: int, *, take_snapshot: bool = False) -> resume.ResumeState:
-    return resume.fold_directory(
-        directory, space=SPACE, islands=islands, losses=losses, take_snapshot=take_snapshot
-    )
+def folded(directory: Path, islands: int, *, take_snapshot: bool = False) -> ResumeState:
+    return fold_directory(directory, space=SPACE, islands=islands, losses=losses, take_snapshot=take_snapshot)
 
 
-def folded_anew(directory: Path, islands: int) -> resume.ResumeState:
+def folded_anew(directory: Path, islands: int) -> ResumeState:
     torn: list[Path] = []
-    state = resume.fold(read_directory(directory, torn), space=SPACE, islands=islands, losses=losses)
+    state = fold(read_directory(directory, torn), space=SPACE, islands=islands, losses=losses)
     state.torn = [path.name for path in torn]
     return state
 
 
-def described(state: resume.ResumeState) -> str:
+def described(state: ResumeState) -> str:
     """All of it, with types: 1 is not 1.0."""
 
     state.snapshot = b""
@@ -76,10 +77,10 @@ def plain(value: object) -> object:
 def check_that_all_is_kept(directory: Path, islands: int) -> None:
     """Each attribute of what folds is in its state, also those that are new."""
     of = {"space": SPACE, "islands": islands, "losses": losses}
-    folding = resume._Fold(**of)
+    folding = _Fold(**of)
     folding.add(read_directory(directory, []))
     data = msgspec.msgpack.encode(folding.state)
-    restored = resume._Fold(**of, state=msgspec.msgpack.decode(data, type=snapshot.FoldState))
+    restored = _Fold(**of, state=msgspec.msgpack.decode(data, type=snapshot.FoldState))
     for name, value in vars(folding).items():
         if name not in ("_space", "_losses"):
             pair = [
@@ -103,7 +104,7 @@ def write(directory: Path, place: tuple[int, int, int], records: list[Record], p
 
 
 def run_launch(
-    directory: Path, launch: int, earlier: resume.ResumeState, islands: int, seed: int, inbox: MemoryInbox
+    directory: Path, launch: int, earlier: ResumeState, islands: int, seed: int, inbox: MemoryInbox
 ) -> None:
     rng = random.Random(f"snapshot/{seed}/{launch}")
     workers, budget = rng.randint(islands, 6), 8 * launch
@@ -132,7 +133,7 @@ def run_launch(
     )
     reopened = [
         Reopened(id=again.id, number=again.reopened, reason="r", time=10.0 * launch)
-        for _, again in resume.failures(recorded, space=SPACE)
+        for _, again in failures(recorded, space=SPACE)
         if again.id and rng.random() < 0.3
     ]
     points = [
@@ -217,7 +218,7 @@ def test_a_launch_goes_on_with_the_same_whether_there_is_a_snapshot_or_not(seed:
 
 def three_launches(directory: Path) -> None:
     write_identity(directory, {"task": "a:b", "objectives": {"value": "minimize"}, "seed": 0})
-    state, inbox = resume.ResumeState(), MemoryInbox()
+    state, inbox = ResumeState(), MemoryInbox()
     for launch in (1, 2):
         run_launch(directory, launch, state, 2, 1, inbox)
         state = folded(directory, 2)

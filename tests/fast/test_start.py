@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hpo.cluster.mpi_startup import raise_file_limit
 from hpo.config.layout import Layout
 from hpo.islands.messages import encode
-from hpo.islands.resume import ResumeState, start_messages, surroundings
+from hpo.islands.resume.start import start_messages, surroundings
+from hpo.islands.resume.state import ResumeState
 
 
 def test_start_messages_of_10_000_ranks_take_less_than_10_mb() -> None:

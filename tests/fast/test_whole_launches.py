@@ -15,7 +15,8 @@ from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
 from hpo.errors import LockLost
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.islands.resume import ResumeState, fold
+from hpo.islands.resume.fold import fold
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.lock import STALE_S, acquire
 from hpo.journal.records import Header, Launched, Started
 from hpo.search.protocols import Candidate

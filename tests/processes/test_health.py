@@ -25,7 +25,8 @@ from hpo.islands.messages import (
     StopRequest,
     encode,
 )
-from hpo.islands.resume import ResumeState, fold
+from hpo.islands.resume.fold import fold
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.evolution import RandomBreeder

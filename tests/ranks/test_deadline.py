@@ -11,7 +11,7 @@ from terminal import Terminal
 
 import hpo
 from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
-from hpo.islands.resume import fold
+from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished
 from hpo.search.kinds.evolution import RandomBreeder
 

@@ -39,14 +39,11 @@ from hpo.islands.messages import (
     decode,
     encode,
 )
-from hpo.islands.resume import (
-    DeadLeaderRecord,
-    ResumeState,
-    dead_leader_record,
-    failures,
-    fold,
-    start_messages,
-)
+from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
+from hpo.islands.resume.fold import fold
+from hpo.islands.resume.individuals import failures
+from hpo.islands.resume.start import start_messages
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import Look, Request
 from hpo.journal.records import Record, Reopened
 from hpo.prior_results.points import wanted

@@ -10,7 +10,7 @@ import hpo
 from hpo.individual import COMPLETED, FAILED, FINAL, PRUNED, STATUSES
 from hpo.islands.coordinator.tally import order
 from hpo.islands.messages import StopRequest, encode
-from hpo.islands.resume import fold
+from hpo.islands.resume.fold import fold
 from hpo.journal.commands import RETRIED, Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
 from hpo.journal.records import Finished, Migrated, Reopened, Started
 from hpo.results.record import Fold as ResultsFold

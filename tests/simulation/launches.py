@@ -27,7 +27,10 @@ from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import Start, WorkerMessage, encode
-from hpo.islands.resume import DeadLeaderRecord, ResumeState, dead_leader_record, fold, start_messages
+from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
+from hpo.islands.resume.fold import fold
+from hpo.islands.resume.start import start_messages
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.lock import REFRESH_S, Lock
 from hpo.journal.records import Launched, Record, Reopened
 from hpo.search.kinds.evolution import EvolutionBreeder

@@ -13,7 +13,7 @@ from hpo.config.settings import EvaluationSettings
 from hpo.errors import CampaignError
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator.ending import DONE, IN_VAIN
-from hpo.islands.resume import fold
+from hpo.islands.resume.fold import fold
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Finished, Header, Record, Started
 from simulation.campaigns import SPACE, losses, objective, standing

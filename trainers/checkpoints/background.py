@@ -40,8 +40,8 @@ class Writing:
         self._thread.start()
 
     def parts(self) -> list[int]:
-        """The checksums of this rank's files, in the order of ``_names``, once they are on the disk; NOT_KNOWN for those
-        that it does not write.
+        """The checksums of this rank's files, in the order of ``_names``, once they are on the disk; NOT_KNOWN
+        for those that it does not write.
         """
         # As long as the disk takes: ranks that wait for this one have their own time-outs.
         self._written.wait()

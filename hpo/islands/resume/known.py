@@ -1,0 +1,51 @@
+"""Results from elsewhere, which the islands know from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from hpo.individual import known_id
+from hpo.islands.coordinator.tally import Best
+from hpo.islands.resume.individuals import loss_of, validated
+from hpo.islands.resume.state import ResumeState
+from hpo.journal.records import Known
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Codec
+
+_MOST_KNOWN = 256
+"""Known points that each island gets: half of them the best, the others from all over the rest."""
+
+
+def enter(
+    state: ResumeState,
+    known: Iterable[Known],
+    *,
+    space: Codec,
+    islands: int,
+    losses: Callable[[dict[str, float]], tuple[float, ...]],
+) -> None:
+    """Have each island know the results in ``known``. They are no individuals of this campaign: they are in no tally,
+    are not evaluated again, and as they are on every island, they do not migrate."""
+    completed: list[Member] = []
+    failed: list[Member] = []
+    for record in known:
+        identity = known_id(record.number)
+        state.known = max(state.known, record.number)
+        state.keys.add(space.key(record.params))
+        loss = loss_of(record, losses)
+        params = validated(space, identity, record.params)
+        member = Member(identity, space.encode(params), loss, record.status)
+        member.history = tuple(range(islands))
+        (failed if loss is None else completed).append(member)
+        if loss is not None:
+            state.tally.enter(Best(loss, identity, 0.0, params, dict(record.objectives or {})))
+    completed.sort(key=lambda member: member.losses or ())
+    if len(completed) > _MOST_KNOWN:
+        best, rest = completed[: _MOST_KNOWN // 2], completed[_MOST_KNOWN // 2 :]
+        left = _MOST_KNOWN - len(best)
+        completed = best + [rest[index * len(rest) // left] for index in range(left)]
+    for island in range(islands) if completed or failed else ():
+        population = state.populations.setdefault(island, Population())
+        for member in (*failed, *reversed(completed)):
+            population.enter(replace(member))

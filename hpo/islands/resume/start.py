@@ -1,0 +1,84 @@
+"""The first message to each rank of a launch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+
+from hpo.config.layout import Layout
+from hpo.individual import is_known
+from hpo.islands.messages import Evaluated, Start, Surroundings, rung_reports
+from hpo.islands.resume.state import ResumeState
+
+
+def start_messages(
+    layout: Layout,
+    state: ResumeState,
+    launch: int,
+    hosts: Sequence[str],
+    *,
+    cores: Sequence[str] = (),
+    lineages: Container[int] = (),
+    holds: Callable[[str], bool] = lambda identity: True,
+) -> list[Start]:
+    """The first message to each rank; only leaders get a population. ``hosts`` and ``cores``: by world rank, as of
+    ``surroundings``; ``lineages``: islands whose individuals go on from each other; ``holds``: whether what an
+    individual saved is still there, without which none goes on."""
+    starts = [Start(launch, where, 0, [], [], []) for where in surroundings(layout, hosts, cores)]
+    for island in range(layout.islands):
+        places = layout.of_island(island)
+        population = state.populations.get(island)
+        members: list[Evaluated] = []
+        owned: dict[int, list[str]] = {}
+        if population is not None:
+            leaders = [place.leader for place in places]
+            paused = [one.id for one in population.pruned if one.id in state.resting and holds(one.id)]
+            resting = share(paused, leaders)
+            completed = list(reversed(list(population)))  # worst first: what comes last counts as most recent
+            if island in lineages:
+                recent = population.recent
+                completed = [one for one in completed if one not in recent] + recent
+                ends = [one.id for one in recent if not one.history and one.id not in state.continued]
+                owned = share([identity for identity in ends if holds(identity)], leaders)
+            else:
+                owned = share([one.id for one in population.best if not is_known(one.id)], leaders)
+            owned = {leader: owned[leader] + resting[leader] for leader in leaders}
+            everyone = (*population.failures, *population.pruned, *completed)
+            members += [Evaluated.of(one) for one in everyone]
+        reports = rung_reports(state.reports.get(island, ()))
+        for place in places:
+            starts[place.leader] = Start(
+                launch,
+                starts[place.leader].surroundings,
+                state.sequence(place.island, place.worker),
+                members,
+                owned.get(place.leader, []),
+                reports,
+            )
+    return starts
+
+
+def surroundings(layout: Layout, hosts: Sequence[str], cores: Sequence[str] = ()) -> list[Surroundings]:
+    """Where each rank runs. By world rank: ``hosts``; and ``cores``, equal for ranks that see the same of a host."""
+    seen: dict[str, set[str]] = {}
+    for host, one in zip(hosts, cores):
+        seen.setdefault(host, set()).add(one)
+    sizes = Counter(hosts)
+    leaders = Counter(hosts[place.leader] for place in layout.workers)
+    before: Counter[str] = Counter()
+    found = []
+    for rank, host in enumerate(hosts):
+        own = tuple(hosts[member] for member in layout.place_of(rank)[0].ranks)
+        found.append(
+            Surroundings(own, before[host], sizes[host], leaders[host], len(seen.get(host, ())) == 1)
+        )
+        before[host] += 1
+    return found
+
+
+def share(identities: Sequence[str], leaders: Sequence[int]) -> dict[int, list[str]]:
+    """Who owns which of an island's individuals from now on: dealt to its leaders in turn."""
+    owned: dict[int, list[str]] = {leader: [] for leader in leaders}
+    for index, identity in enumerate(identities):
+        owned[leaders[index % len(leaders)]].append(identity)
+    return owned
