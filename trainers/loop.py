@@ -66,6 +66,9 @@ def train(
 ) -> Result:
     """Train ``model``, in place and on its device, with the ranks of the initialised group, or alone.
 
+    Compile a model's blocks one by one: each block's gradients are sent while those before it compute theirs. With
+    ``torch.compile(model)`` hardly any of the sending overlaps with the backward pass.
+
     What belongs together can be given as one value, or by keywords, or partly as each: ``clip_norm=1.0`` is
     ``optimisation=trainers.Optimisation(clip_norm=1.0)``.
 

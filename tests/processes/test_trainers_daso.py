@@ -4,7 +4,7 @@ sent as they are, where only roundings may differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint
+from trainers.methods import daso
 from trainers.methods.strategy import Method, Setup, Strategy
 
 SHORT = {"warmup_epochs": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtype": None}
@@ -600,3 +601,28 @@ def uneven(rank: int) -> None:
 
 def test_nodes_of_different_size_are_refused() -> None:
     run_ranks(3, uneven)
+
+
+def sharded(rank: int) -> list[tuple[Tensor, dict[str, float]]]:
+    """What one sender a node and, as on NCCL, one a rank leave, in messages that do not divide by their number."""
+    found = []
+    one = daso.link_over
+    for link in (one, lambda backend: replace(one(backend), sharded=True)):
+        daso.link_over = link  # type: ignore[attr-defined]
+        for wire_dtype in (None, "bf16"):
+            method = trainers.DASO(
+                sync_every=3, sync_delay=2, bucket_bytes=32, **{**SHORT, "wire_dtype": wire_dtype}
+            )
+            net = model()
+            result = train(net, method, ranks=4, per_node=2)
+            found.append((flat(net), result.metrics))
+    return found
+
+
+def test_a_share_sent_by_each_rank_is_what_one_rank_sends_for_all() -> None:
+    (*single, exact, rounded), *others = run_ranks(4, sharded)
+    for (parameters, metrics), (expected, before) in zip((exact, rounded), single, strict=True):
+        assert torch.equal(parameters, expected)
+        assert metrics["bytes_between_nodes"] == pytest.approx(before["bytes_between_nodes"], rel=0.2)
+    for other in others:
+        assert torch.equal(other[2][0], exact[0])

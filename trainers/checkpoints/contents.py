@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict, cast
 
@@ -14,6 +15,7 @@ from trainers.methods.strategy import State
 from trainers.names import plain, plain_name
 
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
+_MESSAGES = re.compile(r", bucket_bytes=\w+")
 _REMEDY = "Name another directory, or remove it to start anew."
 
 
@@ -71,12 +73,17 @@ def checked(
     differing = [
         f"{name} was {was}, is {identity.get(name)}"
         for name, was in saved["identity"].items()
-        if was != identity.get(name) and name not in but
+        if name not in but and _compared(was) != _compared(identity.get(name))
     ]
     if differing:
         raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {_REMEDY}")
     _refuse_other_model(saved.get("form", form), form, where)
     return saved
+
+
+def _compared(setting: object) -> str:
+    """``setting`` without what results do not depend on: sizes of messages, whose default depends on the backend."""
+    return _MESSAGES.sub("", str(setting))
 
 
 def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:

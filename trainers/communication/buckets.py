@@ -23,18 +23,23 @@ class Bucket:
     tensors: list[Tensor]
     wire_dtype: torch.dtype
     with_flags: bool = False
-    """Whether the buffer ends in one more number a tensor, for its owner to fill in before sending."""
+    """Whether one more number a tensor follows them in the buffer, for its owner to fill in before sending."""
+    multiple_of: int = 1
+    """Of which the buffer's length is one; zeros fill it up."""
     flat: Tensor = field(init=False)
     views: list[Tensor] = field(init=False)
     """Parts of ``flat`` in the shapes of ``tensors``, and in their memory format, which is the same on all ranks."""
     flags: Tensor = field(init=False)
-    """The end of ``flat``, one number a tensor; empty without ``with_flags``."""
+    """Behind the tensors in ``flat``, one number each; empty without ``with_flags``."""
 
     def __post_init__(self) -> None:
         sizes = [tensor.numel() for tensor in self.tensors]
         flags = len(sizes) if self.with_flags else 0
-        self.flat = torch.empty(sum(sizes) + flags, dtype=self.wire_dtype, device=self.tensors[0].device)
-        *parts, self.flags = torch.split(self.flat, [*sizes, flags])
+        filling = -(sum(sizes) + flags) % self.multiple_of
+        length = sum(sizes) + flags + filling
+        self.flat = torch.empty(length, dtype=self.wire_dtype, device=self.tensors[0].device)
+        *parts, self.flags, rest = torch.split(self.flat, [*sizes, flags, filling])
+        rest.zero_()
         self.views = [
             part.view(tensor.shape)
             if format_of(tensor) is torch.contiguous_format
@@ -59,13 +64,23 @@ def buckets(
     wire_dtype: torch.dtype | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     with_flags: bool = False,
+    multiple_of: int = 1,
 ) -> list[Bucket]:
     """Group ``tensors``, in order, into buckets of one dtype that close when they reach ``bucket_bytes``.
 
     ``wire_dtype`` replaces the dtype of floating-point tensors on the wire, where bytes are counted.
-    ``with_flags`` adds one number a tensor to each buffer: see ``Bucket.flags``.
+    ``with_flags`` adds one number a tensor to each buffer: see ``Bucket.flags``. ``multiple_of`` is a number that its
+    length is to be divisible by.
     """
-    return list(_one_by_one(tensors, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, with_flags=with_flags))
+    return list(
+        _one_by_one(
+            tensors,
+            wire_dtype=wire_dtype,
+            bucket_bytes=bucket_bytes,
+            with_flags=with_flags,
+            multiple_of=multiple_of,
+        )
+    )
 
 
 def _one_by_one(
@@ -74,6 +89,7 @@ def _one_by_one(
     wire_dtype: torch.dtype | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     with_flags: bool = False,
+    multiple_of: int = 1,
 ) -> Iterator[Bucket]:
     """As ``buckets``, each made when it is asked for: large models need memory for just one of them."""
     groups: dict[torch.dtype, list[list[Tensor]]] = {}
@@ -89,7 +105,7 @@ def _one_by_one(
     for dtype, parts in groups.items():
         for group in parts:
             wire = wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype
-            yield Bucket(group, wire, with_flags)
+            yield Bucket(group, wire, with_flags, multiple_of)
 
 
 @torch.no_grad()

@@ -112,6 +112,17 @@ class Channel:
             lambda: dist.broadcast(_sendable(tensor), group=self.group, async_op=True, group_src=source),
         )
 
+    def all_gather_parts(self, tensor: Tensor) -> Pending:
+        """Start to fill ``tensor``, which has an equal part a rank, one after the other, with each rank's own part."""
+        self._count(tensor.nbytes * (self.size - 1) / self.size)
+        whole = _sendable(tensor)
+        own = whole.chunk(self.size)[self.rank]
+        return self._start(
+            tensor,
+            "all-gather",
+            lambda: dist.all_gather_into_tensor(whole, own, group=self.group, async_op=True),
+        )
+
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have the same shape, in order of rank."""
         if self.size == 1:

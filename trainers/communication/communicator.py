@@ -46,6 +46,8 @@ class Communicator:
         self._apart = among is not None
         self._members = dist.get_process_group_ranks(among or dist.group.WORLD) if joined else [0]
         self.device = device
+        self.backend = ""
+        """The name of torch.distributed's, "gloo" or "nccl"; empty for one rank."""
         self._timeout = timeout
         self._own_groups: list[dist.ProcessGroup | None] = []
         self._channels: dict[str, Channel] = {}
@@ -60,7 +62,7 @@ class Communicator:
         )
         self._finding = finding
         if finding.group is not None and self.size > 1:
-            _refuse_other_device(finding.group, device)
+            self.backend = _backend_for(finding.group, device)
             # A group has the time-out that it was made with, the caller's half an hour by default: so long would gloo's
             # threads stay in an operation whose peer hangs, and NCCL's watchdog wait.
             finding.group = self._made([everyone])
@@ -209,14 +211,15 @@ class Communicator:
         return self._channels[name]
 
 
-def _refuse_other_device(group: dist.ProcessGroup, device: torch.device) -> None:
-    """ValueError if ``group`` has no backend that sends tensors on ``device``."""
+def _backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The name of that which sends tensors on ``device``. ValueError if ``group`` has none."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     if device.type not in backends:
         raise ValueError(
             f"The process group has a backend for {' and '.join(backends)}, and the model is on {device.type}. Move "
             'the model there, or name a backend for each: init_process_group("cpu:gloo,cuda:nccl"), say.'
         )
+    return backends[device.type]
 
 
 def _hosts(channel: Channel, device: torch.device) -> list[int]:

@@ -5,7 +5,7 @@ the training goes on (Coquelin et al. 2022; dissertation, section 3.2).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict, cast
 
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from trainers.arguments import check_kinds
 from trainers.communication.averager import GradientAverager
-from trainers.communication.buckets import Bucket, buckets, reconcile_buffers
+from trainers.communication.buckets import reconcile_buffers
 from trainers.communication.channel import Pending
+from trainers.communication.links import link_over
 from trainers.communication.topology import Ranks
+from trainers.methods.daso_exchange import NodeExchange
 from trainers.methods.strategy import Setup, State, Strategy, refuse_synchronised_norms
 
 _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -26,7 +28,8 @@ class DASO:
     """Distributed, asynchronous and selective optimization.
 
     After each backward pass gradients are averaged inside the node. Every ``sync_every`` steps (B) one rank of each
-    node, in turn, sends the parameters to its counterparts on the other nodes and trains on; ``sync_delay`` steps
+    node, in turn, sends the parameters to its counterparts on the other nodes (on NCCL each rank sends a share of them,
+    so that all network cards work) and trains on; ``sync_delay`` steps
     later (S, at most B) their sum goes to all ranks of the node and is merged by Eq. 3.2, w ← (2S w + Σ_p w_p,sent) /
     (2S + P_g), with P_g the number of nodes. w are the parameters when S optimizer steps have been taken since the
     sending, the S-th included: the step that is printed as t+S is the first to start from the result. S = 0 waits for
@@ -51,8 +54,9 @@ class DASO:
         plateau_patience (int, from 1; default 2): the loss stalls if this many cycling epochs in a row have not
             fallen below its best by more than ``plateau_threshold``. Defaults are the published implementation's.
         plateau_threshold (float, 0 to below 1; default 0.05): a fraction of the loss.
-        bucket_bytes (int, bytes on the wire; default 2 * 2**20): size of a message. Of several, one crosses between
-            nodes while the one before goes round inside them and the one before that is merged.
+        bucket_bytes (int, bytes on the wire; default None): size of a message. Of several, one crosses between nodes
+            while the one before goes round inside them and the one before that is merged. None: 2 MiB, or 25 MiB on
+            NCCL.
 
     Raises:
         ValueError: a setting is not allowed; in the run: nodes have different numbers of ranks, or warm-up and
@@ -67,7 +71,7 @@ class DASO:
     wire_dtype: str | None = "bf16"
     plateau_patience: int = 2
     plateau_threshold: float = 0.05
-    bucket_bytes: int = 2 * 2**20
+    bucket_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -77,6 +81,8 @@ class DASO:
             ("bucket_bytes", 1),
         ):
             value = getattr(self, name)
+            if value is None and name == "bucket_bytes":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(
                     f"DASO({name}={value!r}): {name} must be a whole number of at least {least}. Correct it."
@@ -150,10 +156,8 @@ class _Periods:
 class _Sent:
     """A synchronisation under way."""
 
-    member: int
-    """Place in its node of the rank that sent."""
-    pending: list[Pending]
-    """One a bucket on ranks that sent; none on others, and where the results are in the buckets already."""
+    turn: int
+    """How many were sent before, by which the ranks of a node take turns."""
     steps: int = 0
     """Optimizer steps since the sending."""
 
@@ -195,10 +199,8 @@ class _DASOStrategy(Strategy):
         self._agreed = True
         """Whether parameters are the same on all ranks."""
         self._sent: _Sent | None = None
-        self._wire: list[Bucket] = []
-        self._base: list[Bucket] = []
-        """The last average of all nodes, with the same bits on all ranks, in buckets like those on the wire."""
         self._averager: GradientAverager | None = None
+        self._exchange: NodeExchange
         self.parameters_changed()
 
     @property
@@ -212,22 +214,23 @@ class _DASOStrategy(Strategy):
 
     def parameters_changed(self) -> None:
         """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
-        self._receive()
+        if self._sent is not None:
+            self._exchange.receive()
         self._sent, self._agreed, self._since_sync = None, True, 0
         self.close()
         trained = [parameter for parameter in self._setup.model.parameters() if parameter.requires_grad]
         if self._node.size > 1:
             self._averager = GradientAverager(trained, self._node)
-        if self._across.size > 1:
-            self._wire = buckets(
-                trained,
+        link = link_over(self._setup.communicator.backend)
+        if self._method.bucket_bytes is not None:
+            link = replace(link, bucket_bytes=self._method.bucket_bytes)
+        with torch.no_grad():
+            self._exchange = NodeExchange(
+                trained if self._across.size > 1 else [],
+                self._setup.communicator,
+                link=link,
                 wire_dtype=_WIRE_DTYPES[self._method.wire_dtype],
-                bucket_bytes=self._method.bucket_bytes,
             )
-            self._base = [Bucket(bucket.tensors, bucket.tensors[0].dtype) for bucket in self._wire]
-            with torch.no_grad():
-                for base in self._base:
-                    base.pack(base.tensors)
 
     def before_pass(self, step: int, *, last: bool) -> None:
         if last and self._averager is not None:
@@ -288,13 +291,13 @@ class _DASOStrategy(Strategy):
     def state(self) -> State:
         sent, periods = self._sent, self._periods
         saved: _Saved = {
-            "base": [base.flat.clone() for base in self._base],
+            "base": self._exchange.base(),
             "agreed": self._agreed,
             "since_sync": self._since_sync,
             "synchronisations": self._synchronisations,
             "used": list(self._used),
             "periods": dict(vars(periods)),
-            "sent": None if sent is None else {"member": sent.member, "steps": sent.steps},
+            "sent": None if sent is None else {"member": sent.turn, "steps": sent.steps},
             "sums": self._sums(),
         }
         return cast(State, saved)
@@ -305,22 +308,21 @@ class _DASOStrategy(Strategy):
     @torch.no_grad()
     def load(self, state: State) -> None:
         saved = cast(_Saved, state)
-        if [base.flat.shape for base in self._base] != [flat.shape for flat in saved["base"]]:
+        sent = saved["sent"]
+        self._sent = None if sent is None else _Sent(turn=sent["member"], steps=sent["steps"])
+        fits = self._exchange.load_base(saved["base"])
+        if self._sent is not None:
+            fits = fits and self._exchange.load_sums(self._sent.turn, saved["sums"])
+        if not fits:
             raise ValueError(
-                "The saved state is of DASO on another model or other nodes. Start with an empty checkpoint "
-                "directory."
+                "The saved state is of DASO on another model, other nodes or another backend of torch.distributed. "
+                "Start with an empty checkpoint directory."
             )
-        for base, flat in zip(self._base, saved["base"], strict=True):
-            base.flat.copy_(flat)
-        for bucket, flat in zip(self._wire, saved["sums"], strict=False):
-            bucket.flat.copy_(flat)
         self._agreed, self._since_sync = saved["agreed"], saved["since_sync"]
         self._synchronisations = saved["synchronisations"]
         self._used = (saved["used"][0], saved["used"][1])
         for name, value in saved["periods"].items():
             setattr(self._periods, name, value)
-        sent = saved["sent"]
-        self._sent = None if sent is None else _Sent(member=sent["member"], pending=[], steps=sent["steps"])
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         # Of one node, as these ranks are: nothing is sent between nodes.
@@ -338,33 +340,15 @@ class _DASOStrategy(Strategy):
 
     @torch.no_grad()
     def _send(self) -> None:
-        """Start the sum over all nodes of the differences to the base; one rank of each node sends."""
-        sent = _Sent(member=self._synchronisations % self._node.size, pending=[])
-        if sent.member == self._node.rank:
-            for bucket, base in zip(self._wire, self._base, strict=True):
-                for tensor, own, view in zip(bucket.tensors, base.views, bucket.views, strict=True):
-                    torch.sub(tensor, own, out=view)
-                sent.pending.append(self._across.all_reduce(bucket.flat))
-        self._sent = sent
+        """Start the sum over all nodes of the differences to the base."""
+        self._sent = _Sent(turn=self._synchronisations)
+        self._exchange.send(self._sent.turn)
         self._synchronisations += 1
         self._since_sync = 0
 
     def _sums(self) -> list[Tensor]:
         """Those under way that this rank asked for, once they are there."""
-        self._receive()
-        sent = self._sent
-        return [
-            bucket.flat.clone()
-            for bucket in self._wire
-            if sent is not None and sent.member == self._node.rank
-        ]
-
-    def _receive(self) -> None:
-        """Wait for the sums that this rank asked for."""
-        if self._sent is not None:
-            for pending in self._sent.pending:
-                pending.wait()
-            self._sent.pending = []
+        return [] if self._sent is None else self._exchange.sums(self._sent.turn)
 
     @torch.no_grad()
     def _merge(self) -> None:
@@ -372,26 +356,18 @@ class _DASOStrategy(Strategy):
         parameters.
         """
         assert self._sent is not None
-        sent, nodes = self._sent, self._across.size
+        sent, nodes, exchange = self._sent, self._across.size, self._exchange
+        # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
         weight = nodes / (2 * sent.steps + nodes)
         inside: Pending | None = None
-        for index, bucket in enumerate(self._wire):
-            if sent.pending:
-                sent.pending[index].wait()
-            following = self._node.broadcast(bucket.flat, source=sent.member)
+        for index in range(len(exchange)):
+            following = exchange.hand_round(index, sent.turn)
             # While that is under way, and the next bucket between the nodes, the one before is merged.
             if inside is not None:
-                self._merge_bucket(index - 1, inside, weight)
+                exchange.merge(index - 1, inside, weight)
             inside = following
         if inside is not None:
-            self._merge_bucket(len(self._wire) - 1, inside, weight)
+            exchange.merge(len(exchange) - 1, inside, weight)
+        exchange.receive()
         self._agreed = sent.steps == 0
         self._sent = None
-
-    def _merge_bucket(self, index: int, inside: Pending, weight: float) -> None:
-        bucket, base = self._wire[index], self._base[index]
-        inside.wait()
-        # Cast as a whole: adding another type to it takes twice as long on the CPU.
-        base.flat.add_(bucket.flat.to(base.flat.dtype), alpha=1 / self._across.size)
-        # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
-        torch._foreach_lerp_(bucket.tensors, base.views, weight)
