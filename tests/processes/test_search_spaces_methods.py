@@ -195,17 +195,11 @@ def test_folds_of_a_series_are_stretches_that_share_no_point(tmp_path: Path) -> 
     for index in range(3):
         parts = chosen.of_fold(whole, Fold(index=index, folds=3))
         points = [
-            {
-                begin + offset
-                for begin in (place * 4 for place in part._places.tolist())
-                for offset in range(12)
-            }
+            {begin + offset for begin in (place * 4 for place in part.indices) for offset in range(12)}
             for part in (parts.train, parts.validation)
         ]
         assert not points[0] & points[1]
-        held += parts.validation._places.tolist()
-        inputs, _ = parts.validation.read_batch(torch.arange(2))
-        assert torch.equal(inputs["past_values"][1], parts.validation[1][0]["past_values"])
+        held += parts.validation.indices
         assert parts.test is whole.test
     assert held == [*range(len(whole.train))]
     with pytest.raises(hpo.UsageError, match="Use fewer folds, or more samples"):
