@@ -227,3 +227,15 @@ def test_every_campaign_has_the_common_options(name: str) -> None:
     assert all(
         one.make_task.options.describe(option) for option in ("folds", "init", "method", "data", "epochs")
     )
+
+
+def test_what_a_training_costs_may_be_the_second_objective(tmp_path: Path) -> None:
+    task = vit_oialr.make_task(second_objective="trainable_fraction", epochs=1, train_samples=64)
+    assert task.objectives == {"trainable_fraction": "minimize", "accuracy": "maximize"}
+    found = task.evaluate(hpo.Trial.alone(task.default, directory=tmp_path))
+    assert isinstance(found, dict)
+    assert "value" not in found
+    assert 0 < found["trainable_fraction"] <= 1
+    assert 0 <= found["accuracy"] <= 1
+    with pytest.raises(hpo.UsageError, match=r"second_objective = .*: there are steps and accuracy already"):
+        daso_intervals.make_task(steps_on_link=8.0, second_objective="bytes_between_nodes")
