@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import trainers
     from hpo.individual import Scalar
-    from search_spaces.readers.ett import FoldParts, Parts
+    from search_spaces.building_blocks.windows import Parts
     from trainers.metrics import Metric
 
 EPOCHS, STEPS = 20, 20 * 1075
@@ -130,17 +130,17 @@ class Options(TrainingOptions):
         sources.check_series(self.data)
 
     def parts(self) -> Parts:
-        from search_spaces.readers.ett import load_parts
+        from search_spaces.building_blocks.windows import load_parts
 
         with check.as_usage():
             return load_parts(self.data, context=self.context, horizon=self.horizon, stride=self.stride)
 
-    def of_fold(self, parts: Parts, fold: Fold) -> FoldParts:
+    def of_fold(self, parts: Parts, fold: Fold) -> Parts:
         # Windows that share points with those held back would give these away.
         gap = -(-(self.context + self.horizon) // self.stride) - 1
         return parts.divided(*fold.block(len(parts.train), gap=gap))
 
-    def network_facts(self, parts: Parts | FoldParts) -> dict[str, int]:
+    def network_facts(self, parts: Parts) -> dict[str, int]:
         return {"features": parts.features, "time_features": parts.time_features}
 
 

@@ -127,6 +127,14 @@ def campaign(
             searched = deepened(searched, chosen.deep)
             if (both := chosen.objectives(task.score, task.direction)) is not None:
                 judged, directions = _by_score(task.score, judged), both
+        if chosen.second_objective != "none":
+            if directions is not None:
+                raise hpo.UsageError(
+                    f"second_objective = {chosen.second_objective!r}: there are {' and '.join(directions)} already. "
+                    "Leave it out, or the options that add the other."
+                )
+            judged = _with(chosen.second_objective, _by_score(task.score, judged))
+            directions = {chosen.second_objective: "minimize", task.score: task.direction}
         return task(
             searched,
             recipe,
@@ -153,6 +161,11 @@ def _by_score(score: str, judge: Judge | None) -> Judge:
         return {**{name: one for name, one in found.items() if name != "value"}, score: result.metrics[score]}
 
     return judged
+
+
+def _with(metric: str, judge: Judge) -> Judge:
+    """As ``judge``, with a metric of the trainer."""
+    return lambda result, steps: {metric: result.metrics[metric], **judge(result, steps)}
 
 
 def _for(value: T | Callable[[O], T], options: O) -> T:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import hpo
 from search_spaces.building_blocks import methods
@@ -58,6 +58,11 @@ class TrainingOptions(Options, ABC):
     """How ranks train together: ddp, daso, local-sgd, oialr, ab or ab-no-groups."""
     init: str = ""
     """A safetensors file: weights that agree in name and shape are those that a training begins with."""
+
+    second_objective: Literal["none", "trainable_fraction", "bytes_between_nodes"] = "none"
+    """What is minimised beside the score, for campaigns with one objective: none; trainable_fraction, the part of the
+    full-rank parameters that is trained at the end; or bytes_between_nodes, what a rank has sent to other nodes.
+    """
 
     @property
     def most_epochs(self) -> int:

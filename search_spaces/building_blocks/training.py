@@ -137,7 +137,7 @@ class TrainedTask(hpo.Task):
         objectives = {**self.judge(result, self.optimizer_steps(parts)), **self.options.costs(model)}
         if result.reason == "diverged" and not self.keeps_best_of_diverged:
             objectives = dict.fromkeys(objectives, math.nan)
-        return {**objectives, **{name: result.metrics[name] for name in self.recorded}}
+        return {**{name: result.metrics[name] for name in self.recorded}, **objectives}
 
     def optimizer_steps(self, parts: Parts) -> int:
         """Of a whole run."""

@@ -1,9 +1,7 @@
 """CIFAR-10 and CIFAR-100 as they are published, in the binary or the python form, and other sets written so.
 
-    python -m search_spaces.readers.cifar check data/cifar-10-binary.tar.gz     what is there, and is it whole?
-    python -m search_spaces.readers.cifar write fashion-mnist data/fashion      a set that a package ships, as CIFAR-10
-
-Importing this module imports torch.
+python -m search_spaces.readers.cifar check data/cifar-10-binary.tar.gz     what is there, and is it whole?
+python -m search_spaces.readers.cifar write fashion-mnist data/fashion      a set that a package ships, as CIFAR-10
 """
 
 from __future__ import annotations
@@ -14,15 +12,12 @@ import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from search_spaces.readers.files import content_of, refused_by_system, write_new
 from search_spaces.readers.pickled_data import read_pickled
@@ -51,20 +46,11 @@ ARCHIVES = {
 class Images:
     """Pixels (N, 3, 32, 32), bytes from 0 to 255 in the order red, green, blue; classes (N), int64."""
 
-    pixels: Tensor
-    classes: Tensor
+    pixels: npt.NDArray[np.uint8]
+    classes: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.classes)
-
-    def at(self, places: Tensor | Sequence[int]) -> Images:
-        """Those at these places."""
-        chosen = torch.as_tensor(places)
-        return Images(pixels=self.pixels[chosen], classes=self.classes[chosen])
-
-    def normalised(self, mean: Tensor, deviation: Tensor) -> TensorDataset:
-        """As numbers, of which ``mean`` is subtracted, in units of ``deviation``; both (3, 1, 1)."""
-        return TensorDataset((self.pixels.float() - mean) / deviation, self.classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,71 +60,6 @@ class Cifar:
     train: Images
     test: Images
     classes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """A set ready for use. ``train`` holds bytes, which augmentation works on; ``validation`` (None: nothing is set
-    apart) and ``test`` are normalised by ``mean`` and ``deviation`` (3, 1, 1), those of the bytes in ``train``.
-    """
-
-    train: Images
-    validation: TensorDataset | None
-    test: TensorDataset
-    mean: Tensor
-    deviation: Tensor
-    classes: int
-
-    def divided(self, training: Sequence[int], held: Sequence[int]) -> Parts:
-        """Of ``train`` the images of these places to train with, and of those to validate with; all normalised as
-        before.
-        """
-        return replace(
-            self,
-            train=self.train.at(training),
-            validation=self.train.at(held).normalised(self.mean, self.deviation),
-        )
-
-
-@lru_cache(maxsize=1)
-def load_parts(
-    source: str, *, validation_part: float | None = 0.1, train_samples: int | None = None
-) -> Parts:
-    """The set at ``source``, see ``read_cifar``; ``validation_part`` of its training images, always the same
-    ones, are set apart: none if it is None. ``train_samples`` keeps this many of the first of the others.
-
-    ValueError for numbers that leave a part empty.
-    """
-    cifar = read_cifar(source)
-    held = round((validation_part or 0.0) * len(cifar.train))
-    left = len(cifar.train) - held
-    if validation_part is not None and not 0 < held < len(cifar.train):
-        raise ValueError(
-            f"validation_part = {validation_part}: must leave some of the {len(cifar.train)} training images of "
-            f"{source} on either side. Choose 0.1, say."
-        )
-    if train_samples is not None and not 1 <= train_samples <= left:
-        raise ValueError(
-            f"train_samples = {train_samples}: {source} has {left} to train with. Name fewer, or none."
-        )
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(cifar.train)))
-    train, validation = order[held:][:train_samples], order[:held]
-    images = cifar.train.at(train)
-    # By counting bytes: as floats the set would take four times its size.
-    counts = torch.stack([torch.bincount(images.pixels[:, c].flatten(), minlength=256) for c in range(3)])
-    shares, values = counts.double() / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64)
-    mean = (shares * values).sum(1, keepdim=True)
-    deviation = (shares * (values - mean) ** 2).sum(1).sqrt()
-    mean, deviation = mean.view(3, 1, 1).float(), deviation.view(3, 1, 1).clamp(min=1.0).float()
-
-    return Parts(
-        train=images,
-        validation=cifar.train.at(validation).normalised(mean, deviation) if held else None,
-        test=cifar.test.normalised(mean, deviation),
-        mean=mean,
-        deviation=deviation,
-        classes=cifar.classes,
-    )
 
 
 @lru_cache(maxsize=1)
@@ -288,8 +209,8 @@ def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar
                 "something else. Extract it again."
             )
         parts[name] = Images(
-            pixels=torch.from_numpy(pixels.reshape(-1, 3, SIDE, SIDE).copy()),
-            classes=torch.from_numpy(classes),
+            pixels=pixels.reshape(-1, 3, SIDE, SIDE).copy(),
+            classes=classes,
         )
     lengths = {name: len(parts[name]) for name in form.names.train}
     usual = Counter(lengths.values()).most_common(1)[0][0]
@@ -301,8 +222,8 @@ def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar
     trained = [parts[name] for name in form.names.train]
     return Cifar(
         train=Images(
-            pixels=torch.cat([part.pixels for part in trained]),
-            classes=torch.cat([part.classes for part in trained]),
+            pixels=np.concatenate([part.pixels for part in trained]),
+            classes=np.concatenate([part.classes for part in trained]),
         ),
         test=parts[form.names.test],
         classes=form.classes,

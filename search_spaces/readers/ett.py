@@ -3,8 +3,6 @@ series written so: a csv with a date and a column a feature, all rows the same t
 
     python -m search_spaces.readers.ett check data/ETTm2.csv              what is there, and is it whole?
     python -m search_spaces.readers.ett write elecdemand data/elec.csv    a series that a package ships, in this form
-
-Importing this module imports torch.
 """
 
 from __future__ import annotations
@@ -16,14 +14,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from search_spaces.readers.files import content_of, write_new
 from search_spaces.readers.published import PACKAGED_SERIES
@@ -65,162 +59,6 @@ class Series:
         months = 20 * _MONTH // self.spacing
         used = months if self.features == FEATURES and len(self) >= months else len(self)
         return used * 3 // 5, used * 4 // 5, used
-
-
-class Windows(Dataset[tuple[dict[str, Tensor], Tensor]]):
-    """Every stretch of ``context`` points to forecast from and ``horizon`` points to forecast of a part of a series.
-
-    Of ``values`` (points, features) and ``time_features`` (points, features of the time), which are shared and not
-    copied, it takes the points from ``first`` to before ``end``; windows begin ``stride`` points apart. An item is
-    a pair of views: the inputs, by the names that transformers' time-series models have for them, and the target:
-
-    - ``past_values`` (context, features), ``past_time_features`` (context, …), ``future_time_features`` (horizon, …);
-    - the values (horizon, features).
-
-    Nothing is missing in a ``Series``, so there is no mask.
-    """
-
-    def __init__(
-        self,
-        values: Tensor,
-        time_features: Tensor,
-        *,
-        first: int,
-        end: int,
-        context: int,
-        horizon: int,
-        stride: int = 1,
-    ) -> None:
-        self.values, self.time_features = values, time_features
-        self.first, self.context, self.horizon, self.stride = first, context, horizon, stride
-        self._length = max(0, -(-(end - first - context - horizon + 1) // stride))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
-        if not 0 <= index < self._length:
-            raise IndexError(index)
-        begin = self.first + index * self.stride
-        now, end = begin + self.context, begin + self.context + self.horizon
-        inputs = {
-            "past_values": self.values[begin:now],
-            "past_time_features": self.time_features[begin:now],
-            "future_time_features": self.time_features[now:end],
-        }
-        return inputs, self.values[now:end]
-
-    def read_batch(self, indices: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The items of ``indices`` along a first axis; faster than one by one."""
-        points = self.first + indices[:, None] * self.stride + torch.arange(self.context + self.horizon)
-        past, future = points[:, : self.context], points[:, self.context :]
-        inputs = {
-            "past_values": self.values[past],
-            "past_time_features": self.time_features[past],
-            "future_time_features": self.time_features[future],
-        }
-        return inputs, self.values[future]
-
-
-class ChosenWindows(Dataset[tuple[dict[str, Tensor], Tensor]]):
-    """The items of ``windows`` at these places."""
-
-    def __init__(self, windows: Windows, places: Sequence[int]) -> None:
-        self._windows, self._places = windows, torch.tensor(places, dtype=torch.int64)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
-        return self._windows[int(self._places[index])]
-
-    def read_batch(self, indices: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """As ``Windows.read_batch``."""
-        return self._windows.read_batch(self._places[indices])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """A series ready for use, standardised by ``mean`` and ``deviation`` (features), those of the training part."""
-
-    train: Windows
-    validation: Windows
-    test: Windows
-    mean: npt.NDArray[np.float64]
-    deviation: npt.NDArray[np.float64]
-
-    def divided(self, training: Sequence[int], held: Sequence[int]) -> FoldParts:
-        """Of ``train`` the windows of these places to train with, and of those to validate with."""
-        return FoldParts(
-            train=ChosenWindows(self.train, training),
-            validation=ChosenWindows(self.train, held),
-            whole=self,
-        )
-
-    @property
-    def features(self) -> int:
-        """How many values a point has."""
-        return self.train.values.shape[1]
-
-    @property
-    def time_features(self) -> int:
-        """How many numbers give a point's time."""
-        return self.train.time_features.shape[1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoldParts:
-    """A fold of ``whole``."""
-
-    train: ChosenWindows
-    validation: ChosenWindows
-    whole: Parts
-
-    @property
-    def test(self) -> Windows:
-        """That of ``whole``."""
-        return self.whole.test
-
-    @property
-    def features(self) -> int:
-        """As of ``whole``."""
-        return self.whole.features
-
-    @property
-    def time_features(self) -> int:
-        """As of ``whole``."""
-        return self.whole.time_features
-
-
-@lru_cache(maxsize=1)
-def load_parts(source: str, *, context: int = 96, horizon: int = 96, stride: int = 1) -> Parts:
-    """The series at ``source``, see ``read_series``, in three parts (``Series.ends``).
-
-    The first forecast of the validation and test part is of its first point: its context lies in the part before.
-    ``stride`` thins out the windows of all parts. ValueError for numbers that leave a part without a window.
-    """
-    for name, value in (("context", context), ("horizon", horizon), ("stride", stride)):
-        if value < 1:
-            raise ValueError(f"{name} = {value}: must be a number of points of at least 1. Correct it.")
-    series = read_series(source)
-    ends = series.ends()
-    trained = series.values[: ends[0]]
-    mean, deviation = trained.mean(axis=0), trained.std(axis=0)
-    # What never changed while it was trained with says nothing, in any unit.
-    deviation = np.where(deviation > 0, deviation, 1.0)
-    values = torch.from_numpy(((series.values - mean) / deviation).astype(np.float32))
-    times = torch.from_numpy(time_features(series.times, series.spacing))
-    firsts = (0, ends[0] - context, ends[1] - context)
-    parts = []
-    for name, first, end in zip(("training", "validation", "test"), firsts, ends):
-        part = Windows(values, times, first=first, end=end, context=context, horizon=horizon, stride=stride)
-        if first < 0 or not len(part):
-            raise ValueError(
-                f"{source} has {len(series)} points, and its {name} part no window of context = {context} and "
-                f"horizon = {horizon}. Lower these, or bring a longer series."
-            )
-        parts.append(part)
-    return Parts(train=parts[0], validation=parts[1], test=parts[2], mean=mean, deviation=deviation)
 
 
 def time_features(times: npt.NDArray[np.datetime64], spacing: timedelta) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Small image data sets that packages ship: nothing is downloaded. Importing this module imports torch."""
+"""Small image data sets that packages ship: nothing is downloaded. torch is imported by ``load_images``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import TensorDataset
 
 from search_spaces.readers.files import content_of
 from search_spaces.readers.published import FASHION_MNIST, PACKAGED_IMAGES
+
+if TYPE_CHECKING:
+    from torch.utils.data import TensorDataset
 
 SETS = tuple(PACKAGED_IMAGES)
 
@@ -39,11 +41,16 @@ class ImageData:
         """With the validation part in the training part."""
         if self.validation is None:
             return self
+        import torch
+        from torch.utils.data import TensorDataset
+
         pairs = zip(self.train.tensors, self.validation.tensors, strict=True)
         return replace(self, train=TensorDataset(*(torch.cat(pair) for pair in pairs)), validation=None)
 
     def divided(self, training: Sequence[int], held: Sequence[int]) -> ImageData:
         """Of ``train`` the images of these places to train with, and of those to validate with."""
+        from torch.utils.data import TensorDataset
+
         parts = [
             TensorDataset(*(tensor[list(places)] for tensor in self.train.tensors))
             for places in (training, held)
@@ -63,6 +70,9 @@ def load_images(name: str, *, train_samples: int | None = None) -> ImageData:
 
     ValueError for another name or number, FileNotFoundError if the package is not there.
     """
+    import torch
+    from torch.utils.data import TensorDataset
+
     if name == "digits":
         images, classes = read_digits()
         order = np.random.default_rng(0).permutation(len(images))

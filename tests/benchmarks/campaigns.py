@@ -1,14 +1,18 @@
-"""What a campaign of jobs/ finds, with several seeds: the best beside the default configuration, on held-out data.
+"""What the small campaigns of jobs/ find: the best beside the default configuration, on held-out data.
 
-    python tests/benchmarks/campaigns.py jobs/bigearthnet_small.toml --seeds 0 1 2
+    python tests/benchmarks/campaigns.py                                        # the table of search_spaces/README.md
+    python tests/benchmarks/campaigns.py --campaigns vit_ab vgg_ab --searches 3
+    python tests/benchmarks/campaigns.py --campaigns vit_ab --budget 8 --searches 2     # a glance
 
-Each seed is a campaign of its own in DIRECTORY-seed-N, which goes on where it was. The best is chosen by its value on
+Each search is a campaign of its own in DIRECTORY-seed-N, which goes on where it was. The best is chosen by its value on
 the validation part alone; then best and default are trained anew, three times each (--test-seeds), and measured on the
-test part: the default once for all campaigns, as its trainings are the same.
-Of several objectives the first is a cost and the last the accuracy: the best is then the most accurate of the front's
-points that dominate the default on the validation part, which cost less and are no less accurate. What it costs of the
-default's cost is as the campaign recorded it, what it is more accurate by is measured on the test part. Ends in a line
-of JSON.
+test part: the default once for all searches, as its trainings are the same.
+Of several objectives the first is a cost and the last the score: the best is then the one with the best score of the
+front's points that dominate the default on the validation part, which cost less and are no worse. What it costs of the
+default's cost is as the campaign recorded it, what it is better by is measured on the test part.
+
+After ± stands the standard error of the difference: of the means over the searches and over the default's trainings.
+The last column says whether the difference is larger than that. Ends in a line of JSON.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import math
 import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,71 +36,97 @@ from hpo.individual import COMPLETED
 sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
 import compare
 
+JOBS = Path(compare.__file__).parent
 _CAMPAIGN_S = 7_200.0
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    names = sorted(path.stem.removesuffix("_small") for path in JOBS.glob("*_small.toml"))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="a campaign each (default: 0 1 2)"
+        "--campaigns", nargs="+", choices=names, default=names, help="of jobs/NAME_small.toml (default: all)"
     )
-    parser.add_argument("--evaluations", type=int, help="of each campaign (default: as in the file)")
+    parser.add_argument(
+        "--searches", type=int, default=3, help="of each campaign, with seeds from 0 on (default: 3)"
+    )
+    parser.add_argument("--budget", type=int, help="evaluations of each search (default: as in the file)")
     parser.add_argument(
         "--test-seeds", type=int, default=3, help="trainings of the best and of the default (default: 3)"
     )
-    told = parser.parse_args(arguments)
-    rows: list[dict[str, Any]] = []
-    for seed in told.seeds:
-        measured = rows[0]["test_default"] if rows else None
-        rows.append(found(told.file, seed, told.evaluations, told.test_seeds, measured))
-    objectives = hpo.Campaign.from_file(told.file).task.objectives
-    (cost, *others), direction = objectives, compare.tested(objectives)[1]
-    what = compare.measure(str(config.read_file(told.file).task).split(":")[0], objectives)
-    for row in rows:
-        best, default, test_best, test_default = (
-            compare.reached(row[name], what) for name in ("best", "default", "test_best", "test_default")
-        )
-        print(
-            f"seed {row['seed']}: {row['statuses']}; validation {what} {best} (default {default}), test {test_best} "
-            f"(default {test_default})"
-        )
-        if others:
-            print(
-                f"        {row['params']}; {cost} {row['best_cost']:.4g} (default {row['default_cost']:.4g}); "
-                f"of the front's {row['front']} points {row['dominating']} dominate the default on the validation part"
-            )
-    unit = "points" if what in compare.SHARES else "hundredths"
-    sign = 100 if direction == "maximize" else -100
-    gains = [sign * (row["test_best"] - row["test_default"]) for row in rows]
-    deviation = statistics.stdev(gains) if len(gains) > 1 else 0.0
-    if others:
-        ratios = [row["best_cost"] / row["default_cost"] for row in rows]
-        print(
-            f"The best takes {statistics.fmean(ratios):.2f} of the default's {cost} "
-            f"({', '.join(f'{ratio:.2f}' for ratio in ratios)})."
-        )
-    print(
-        f"The best is better than the default by {statistics.fmean(gains):.1f} ± {deviation:.1f} {unit} on the "
-        f"test part (worst seed {min(gains):.1f})."
-    )
-    print(json.dumps({"file": str(told.file), f"gain_{unit}": gains, "campaigns": rows}))
+    given = parser.parse_args(arguments)
+    for name in ("searches", "budget", "test_seeds"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} {value}: must be at least 1.")
+    print("| small campaign | best found, test part | default | difference | more than a standard error |")
+    print("|-|-|-|-|-|", flush=True)
+    rows = []
+    for name in given.campaigns:
+        rows.append(measured(name, given.searches, given.budget, given.test_seeds))
+        print(line(rows[-1]), flush=True)
+    print(json.dumps({"benchmark": "campaigns", "campaigns": rows}))
     return 0
 
 
-def found(
-    file: Path, seed: int, evaluations: int | None, test_seeds: int, test_default: float | None
+def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> dict[str, Any]:
+    """A campaign's row of the table."""
+    file = JOBS / f"{name}_small.toml"
+    settings, objectives = config.read_file(file), hpo.Campaign.from_file(file).task.objectives
+    default: list[float] = []
+    found = []
+    for seed in range(searches):
+        one = search(file, seed, budget, test_seeds, default)
+        default = one.pop("default_tests")
+        found.append(one)
+    sign = 1 if compare.tested(objectives)[1] == "maximize" else -1
+    best = [one["best_test"] for one in found]
+    variances = [
+        statistics.variance(each) / len(each) if len(each) > 1 else math.nan for each in (best, default)
+    ]
+    return {
+        "name": name,
+        "evaluations": budget or settings.evaluations,
+        "measure": compare.measure(str(settings.task).split(":")[0], objectives),
+        "costs": None if len(objectives) == 1 else next(iter(objectives)),
+        "best": best,
+        "default": statistics.fmean(default),
+        "difference": statistics.fmean(best) - statistics.fmean(default),
+        "standard_error": math.sqrt(sum(variances)),
+        "better": sign * (statistics.fmean(best) - statistics.fmean(default)) > math.sqrt(sum(variances)),
+        "searches": found,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """``row`` as a line of the table."""
+    share = row["measure"] in compare.SHARES
+    best = ", ".join(f"{100 * one:.1f}" if share else f"{one:.3f}" for one in row["best"]) + (
+        " %" if share else ""
+    )
+    scale, digits, unit = (100, 1, " points") if share else (1, 3, "")
+    difference = f"{scale * row['difference']:+.{digits}f} ± {scale * row['standard_error']:.{digits}f}{unit}"
+    if row["costs"] is not None:
+        ratios = ", ".join(f"{one['cost_ratio']:.2f}" for one in row["searches"])
+        best += f" for {ratios} of `{row['costs']}`"
+    return (
+        f"| `{row['name']}`, {row['evaluations']} evaluations, {row['measure']} | {best} "
+        f"| {compare.reached(row['default'], row['measure'])} | {difference} | {'yes' if row['better'] else 'no'} |"
+    )
+
+
+def search(
+    file: Path, seed: int, budget: int | None, test_seeds: int, default_tests: list[float]
 ) -> dict[str, Any]:
-    """Run the campaign with ``seed`` and measure what it found, and the default unless that was done."""
+    """Run the campaign with ``seed`` and measure what it found, and the default unless ``default_tests`` are there."""
     settings = config.read_file(file)
     directory = settings.directory.with_name(f"{settings.directory.name}-seed-{seed}")
     directory.parent.mkdir(parents=True, exist_ok=True)
     text = _with(file.read_text(), "directory", json.dumps(str(directory)))
     text = _with(text, "seed", str(seed))
-    if evaluations is not None:
-        text = _with(text, "evaluations", str(evaluations))
+    if budget is not None:
+        text = _with(text, "evaluations", str(budget))
     own = directory.with_suffix(".toml")
     own.write_text(text)
     program = Path(sys.executable).with_name("hpo")
@@ -107,31 +139,27 @@ def found(
     best = compare.best_beside(result, default, objectives)
     module = str(settings.task).split(":")[0]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.task_options.items()]
-    ranks = settings.layout.ranks_per_worker
-    test_best = compare.test_value(module, directory, best, ranks, flags, test_seeds)
-    if test_default is None:
-        test_default = compare.test_value(module, directory, default, ranks, flags, test_seeds)
-    statuses = collections.Counter(one.status for one in result.individuals)
-    row = {
+    place = compare.Place(ranks=settings.layout.ranks_per_worker)
+
+    def tests(one: Any) -> list[float]:
+        found = compare.trained_anew(module, directory, one, place, flags, test_seeds)
+        return [float(each["test"]) for each in found["tests"]]
+
+    best_tests = tests(best)
+    found = {
         "seed": seed,
-        "statuses": ", ".join(f"{count} {status}" for status, count in statuses.most_common()),
-        "completed": statuses[COMPLETED],
-        "test_best": test_best,
-        "test_default": test_default,
+        "statuses": dict(collections.Counter(one.status for one in result.individuals)),
         "params": best.params,
+        "best_test": statistics.fmean(best_tests),
+        "default_tests": default_tests or tests(default),
     }
-    if len(objectives) == 1:
-        return {**row, "best": best.value, "default": default.value}
-    cost, judged = next(iter(objectives)), compare.tested(objectives)[0]
-    return {
-        **row,
-        "best": best.objectives[judged],
-        "default": default.objectives[judged],
-        "best_cost": best.objectives[cost],
-        "default_cost": default.objectives[cost],
-        "dominating": sum(compare.dominates(one, default, objectives) for one in result.front),
-        "front": len(result.front),
-    }
+    if len(objectives) > 1:
+        cost = next(iter(objectives))
+        spent, before = (one.objectives[cost] for one in (best, default))
+        found["cost_ratio"] = spent / before if before else math.nan
+        found["dominating"] = sum(compare.dominates(one, default, objectives) for one in result.front)
+        found["front"] = len(result.front)
+    return found
 
 
 def _with(text: str, key: str, value: str) -> str:

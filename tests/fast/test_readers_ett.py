@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from search_spaces.building_blocks.windows import Parts, Windows, load_parts
 from search_spaces.readers import ett
-from search_spaces.readers.ett import FEATURES, Series, Windows, load_parts, main, read_series, time_features
+from search_spaces.readers.ett import FEATURES, Series, main, read_series, time_features
 
 START = datetime(2016, 7, 1)
 QUARTER = timedelta(minutes=15)
@@ -68,7 +69,7 @@ def test_another_series_is_divided_whole() -> None:
     assert made_series(20_000, timedelta(hours=1), ("load",)).ends() == (12_000, 16_000, 20_000)
 
 
-def row_numbers(values: torch.Tensor, parts: ett.Parts) -> list[int]:
+def row_numbers(values: torch.Tensor, parts: Parts) -> list[int]:
     """Of values (points, features) the rows that they were, from each of their columns."""
     raw = values.double().numpy() * parts.deviation + parts.mean - 1000.0 * np.arange(values.shape[1])
     assert np.abs(raw - raw[:, :1]).max() < 1e-3

@@ -16,9 +16,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from search_spaces.readers import imagenet
-from search_spaces.readers.imagenet_files import listing
-from search_spaces.readers.imagenet_files.dataset import (
+from search_spaces.building_blocks.imagenet_images import (
     AUGMENTATIONS,
     DEVIATION,
     MEAN,
@@ -27,6 +25,8 @@ from search_spaces.readers.imagenet_files.dataset import (
     cropped,
     decoded,
 )
+from search_spaces.readers import imagenet
+from search_spaces.readers.imagenet_files import listing
 
 Listing = imagenet.Listing
 

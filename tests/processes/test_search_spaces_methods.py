@@ -195,17 +195,11 @@ def test_folds_of_a_series_are_stretches_that_share_no_point(tmp_path: Path) -> 
     for index in range(3):
         parts = chosen.of_fold(whole, Fold(index=index, folds=3))
         points = [
-            {
-                begin + offset
-                for begin in (place * 4 for place in part._places.tolist())
-                for offset in range(12)
-            }
+            {begin + offset for begin in (place * 4 for place in part.indices) for offset in range(12)}
             for part in (parts.train, parts.validation)
         ]
         assert not points[0] & points[1]
-        held += parts.validation._places.tolist()
-        inputs, _ = parts.validation.read_batch(torch.arange(2))
-        assert torch.equal(inputs["past_values"][1], parts.validation[1][0]["past_values"])
+        held += parts.validation.indices
         assert parts.test is whole.test
     assert held == [*range(len(whole.train))]
     with pytest.raises(hpo.UsageError, match="Use fewer folds, or more samples"):
@@ -237,3 +231,15 @@ def test_every_campaign_has_the_common_options(name: str) -> None:
     assert all(
         one.make_task.options.describe(option) for option in ("folds", "init", "method", "data", "epochs")
     )
+
+
+def test_what_a_training_costs_may_be_the_second_objective(tmp_path: Path) -> None:
+    task = vit_oialr.make_task(second_objective="trainable_fraction", epochs=1, train_samples=64)
+    assert task.objectives == {"trainable_fraction": "minimize", "accuracy": "maximize"}
+    found = task.evaluate(hpo.Trial.alone(task.default, directory=tmp_path))
+    assert isinstance(found, dict)
+    assert "value" not in found
+    assert 0 < found["trainable_fraction"] <= 1
+    assert 0 <= found["accuracy"] <= 1
+    with pytest.raises(hpo.UsageError, match=r"second_objective = .*: there are steps and accuracy already"):
+        daso_intervals.make_task(steps_on_link=8.0, second_objective="bytes_between_nodes")

@@ -126,7 +126,7 @@ def test_images_of_one_s_own_are_written_and_trained_with(folder):
     # As they were written: read back with the shapes and the order that the document gives.
     code = "from own_images import *; from search_spaces.readers.cifar import read_cifar; "
     code += "train = read_cifar('data/own_images').train; "
-    code += "assert (train.pixels.numpy() == images.transpose(0, 3, 1, 2)[:100]).all(); "
+    code += "assert (train.pixels == images.transpose(0, 3, 1, 2)[:100]).all(); "
     code += "assert (train.classes.numpy() == classes[:100]).all()"
     run(folder, sys.executable, "-c", code)
     (check, train) = (line for line in COMMANDS if "data/own_images" in line)

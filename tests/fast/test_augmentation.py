@@ -11,9 +11,9 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 import trainers
-from search_spaces.readers import augmentation as augment
-from search_spaces.readers.augmentation import AUGMENTATIONS, Augmentation, Augmented, RandAugment
-from search_spaces.readers.cifar import Images
+from search_spaces.building_blocks import augmentation as augment
+from search_spaces.building_blocks.augmentation import AUGMENTATIONS, Augmentation, Augmented, RandAugment
+from search_spaces.building_blocks.image_parts import Images
 
 FILL = torch.tensor([120, 110, 100], dtype=torch.uint8).view(3, 1, 1)
 
