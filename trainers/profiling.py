@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -46,7 +47,14 @@ class Profiler:
                 self._profile.stop()
 
     def close(self) -> None:
-        """The run is over: what has been traced so far is written."""
+        """The run is over: what has been traced so far is written. RuntimeWarning where it was too short for any."""
         if self._open:
             self._open = False
             self._profile.stop()
+            if self._steps < TRACED[0]:
+                warnings.warn(
+                    f"profile = {str(self._path.parent)!r}: nothing was traced. Steps {TRACED[0]} to {TRACED[1]} are, "
+                    f"and this run took {self._steps}: train for more steps",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
