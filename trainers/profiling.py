@@ -33,7 +33,7 @@ class Profiler:
         # The step before the first is profiled and thrown away: starting the profiler takes time.
         self._profile = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=first - 2, warmup=1, active=last - first + 1, repeat=1),
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(self._path)),
+            on_trace_ready=self._write,
         )
         self._profile.start()
 
@@ -45,6 +45,10 @@ class Profiler:
             if self._steps == TRACED[1]:
                 self._open = False
                 self._profile.stop()
+
+    def _write(self, profile: torch.profiler.profile) -> None:
+        if self._steps >= TRACED[0]:  # it is also called where the run ends while the profiler warms up
+            profile.export_chrome_trace(str(self._path))
 
     def close(self) -> None:
         """The run is over: what has been traced so far is written. RuntimeWarning where it was too short for any."""
