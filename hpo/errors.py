@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
 EXIT_REPORTED = 64
@@ -77,3 +80,12 @@ class Pruned(Exception):
 
 class Interrupted(Exception):
     """A task raises it once it has saved its state, after ``trial.should_checkpoint()`` was true."""
+
+
+@contextmanager
+def noted(problems: dict[str, None]) -> Iterator[None]:
+    """Put what a check finds wrong with the rest, so that all is reported together."""
+    try:
+        yield
+    except UsageError as error:
+        problems.update(dict.fromkeys(str(error).splitlines()))

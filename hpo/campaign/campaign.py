@@ -7,22 +7,21 @@ barrier."""
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import random
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from hpo.arguments import checked_arguments
 from hpo.campaign import handed_on
 from hpo.campaign.cleanup import Cleanup, keep_only_best
+from hpo.campaign.greeting import greet, greeting_s, own_hello
+from hpo.campaign.known_points import enter_points, new_points
 from hpo.campaign.progress import Display
 from hpo.campaign.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
@@ -30,18 +29,16 @@ from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.reader import tolerates_deaths
-from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, RanksDied, StorageFailed, UsageError
-from hpo.evaluation.cores import read_host
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, UsageError, noted
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
 from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
-from hpo.islands.messages import End, Hello, Start, decode, encode
+from hpo.islands.messages import End, Start, decode, encode
 from hpo.islands.resume import snapshot
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.individuals import located
-from hpo.islands.resume.known import enter
 from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
@@ -49,16 +46,13 @@ from hpo.journal import directory
 from hpo.journal.commands import clear_stop, stop_pending
 from hpo.journal.files import (
     fence_launch,
-    journal_files,
-    journal_name,
     last_launch,
-    read_file,
 )
 from hpo.journal.lock import Lock, acquire
-from hpo.journal.records import Entered, Known, Record
+from hpo.journal.records import Record
 from hpo.loggers import registry
 from hpo.loggers.processes import SinkProcesses
-from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry, read_points
+from hpo.prior_results.points import KnownPoints, read_points
 from hpo.results.result import Result
 from hpo.search import phases
 from hpo.search import stopping_rules as pruning
@@ -69,8 +63,6 @@ from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, quoted, write
 from hpo.text import excerpt
 
-_GREETING_S = 120.0
-_GREETING_OF_A_RANK_S = 0.05
 _DRAWS = 10_000
 
 
@@ -247,9 +239,9 @@ class Campaign:
             CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
         """
         problems: dict[str, None] = {}  # in order; what all islands share is reported once
-        with _noted(problems):
+        with noted(problems):
             self._check_constraints()
-        with _noted(problems):
+        with noted(problems):
             reference_losses(self.settings.search.reference, self.task.objectives)
         own_tables = len(self.settings.island)
         shared = self._problems_of(own_tables)
@@ -262,9 +254,9 @@ class Campaign:
         directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
         self._points = []
         for number, entry in enumerate(self.settings.points, start=1):
-            with _noted(problems):
+            with noted(problems):
                 self._points += read_points(entry, self.task.space, self.task.allows, number=number)
-        self._known = self._new_known(problems)
+        self._known = new_points(self.settings, self.task, problems)
         missing = registry.missing(self.settings.logging.sinks)
         problems.update(dict.fromkeys(f"{one}, or remove it from [logging] sinks." for one in missing))
         if problems:
@@ -274,58 +266,11 @@ class Campaign:
         """What does not suit the task in the settings of an island."""
         search = self.settings.search_of(island)
         found = dict.fromkeys(phases.problems(self.task.space, self.settings, island))
-        with _noted(found):
+        with noted(found):
             pruning.of_search(search, self.task.objectives)
-        with _noted(found):
+        with noted(found):
             reevaluation.check(search.reevaluate, search.kind, self.task.objectives)
         return found
-
-    def _new_known(self, problems: dict[str, None]) -> list[KnownPoints]:
-        """The known points of sources that are not on record: of others the source may be gone by now."""
-        home = self.settings.directory
-        if not self.settings.known:
-            return []
-        recorded: set[str | None] = set()
-        if (home / "campaign.json").exists():
-            # Rank 0 enters them, and is the first worker of the first island.
-            files = [one for one in journal_files(home) if (journal_name(one) or ())[1:3] == (0, 0)]
-            recorded = {one.source for path in files for one in read_file(path) if isinstance(one, Entered)}
-        found = []
-        for entry in self.settings.known:
-            with _noted(problems):
-                if entry.source is not None and Path(entry.source).resolve() == home.resolve():
-                    raise UsageError(
-                        f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
-                    )
-                if entry.recorded_as not in recorded:
-                    found.append(of_entry(entry, self.task))
-                    found[-1].source = entry.recorded_as or found[-1].source
-        return found
-
-    def _enter_known(self, earlier: ResumeState, islands: int) -> list[Record]:
-        """Have ``earlier`` know the new known points; what is to go on record."""
-        records: list[Record] = []
-        for known in self._known:
-            fresh = known.without(earlier.keys, self.task.space)
-            points = [
-                Known(
-                    number=number,
-                    params=dict(point.params),
-                    status=point.status,
-                    objectives=None if point.objectives is None else dict(point.objectives),
-                    source=known.source,
-                    origin=point.origin,
-                    time=time.time(),
-                )
-                for number, point in enumerate(fresh, start=earlier.known + 1)
-            ]
-            enter(earlier, points, space=self.task.space, islands=islands, losses=self.task.losses)
-            records += points
-            if known.source != BY_HAND:
-                records.append(Entered(source=known.source, told=str(fresh), time=time.time()))
-            if points or known.source != BY_HAND:
-                write(f"hpo: {one_line(fresh)}", sys.stderr, flush=True)
-        return records
 
     def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
         found = directory.differences(
@@ -486,8 +431,10 @@ class Campaign:
                 if lock.contested:
                     earlier.contest()
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
-                known = self._enter_known(earlier, layout.islands)
-                hellos = self._greet(transport)
+                known = enter_points(self._known, self.task, earlier, layout.islands)
+                hellos = greet(
+                    transport, own_hello(settings, self.identity), greeting_s(settings, transport.size)
+                )
             except HpoError as error:
                 for rank in others:
                     transport.send(rank, encode(End("refused", error.exit_code, str(error))))
@@ -523,9 +470,9 @@ class Campaign:
             raise directory.unwritable(self.settings.directory, error) from error
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
-        transport.send(0, encode(self._hello()))
+        transport.send(0, encode(own_hello(self.settings, self.identity)))
         early: list[tuple[int, bytes]] = []
-        waits_s = 2 * self._greeting_s(transport.size)
+        waits_s = 2 * greeting_s(self.settings, transport.size)
         deadline = time.monotonic() + waits_s
         while time.monotonic() < deadline:
             if 0 in transport.failed():
@@ -548,58 +495,6 @@ class Campaign:
             "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes "
             "blocked"
         )
-
-    def _greeting_s(self, ranks: int) -> float:
-        """How long rank 0 waits for the others to start; they wait twice as long, as it folds the journals, too."""
-        return max(_GREETING_S, self.settings.evaluation.start_timeout_s) + _GREETING_OF_A_RANK_S * ranks
-
-    def _fingerprint(self) -> str:
-        """Equal on two ranks that would run the same campaign."""
-        content = {"identity": self.identity, "settings": self.settings.model_dump(mode="json")}
-        return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
-
-    def _hello(self) -> Hello:
-        return Hello(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            fingerprint=self._fingerprint(),
-            error=None,
-            cores=read_host(config.environment()).fingerprint,
-        )
-
-    def _greet(self, transport: Transport) -> list[Hello]:
-        """What ranks said of themselves, by rank, once all have; raises CampaignError for one that could not begin,
-        RanksDied for one that said nothing."""
-        mine = self._hello()
-        hellos = {0: mine}
-        waits_s = self._greeting_s(transport.size)
-        deadline = time.monotonic() + waits_s
-        while len(hellos) < transport.size:
-            if transport.failed():
-                raise RanksDied(
-                    f"rank {min(transport.failed())} died before the campaign began. Look for its own message above"
-                )
-            for source, data in transport.poll():
-                hello = decode(data)
-                if not isinstance(hello, Hello):
-                    continue
-                if hello.error is not None:
-                    raise CampaignError(f"rank {source} on {hello.host}: {hello.error}")
-                if hello.fingerprint != mine.fingerprint:
-                    raise CampaignError(
-                        f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {mine.host}. "
-                        "All ranks must see the same campaign file and the same code: check that both lie on a shared "
-                        "file system"
-                    )
-                hellos[source] = hello
-            if time.monotonic() > deadline:
-                missing = [rank for rank in range(transport.size) if rank not in hellos]
-                raise RanksDied(
-                    f"ranks {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''} did not start within "
-                    f"{waits_s:.0f} s. Look for their own messages; if they are slow, raise [evaluation] start_timeout"
-                )
-            time.sleep(0.001)
-        return [hellos[rank] for rank in range(transport.size)]
 
     def _serve(
         self,
@@ -692,15 +587,6 @@ class Campaign:
                 keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
         earlier.ended = ()  # may be millions
         return cleanup
-
-
-@contextmanager
-def _noted(problems: dict[str, None]) -> Iterator[None]:
-    """Put what a check finds wrong with the rest, so that all is reported together."""
-    try:
-        yield
-    except UsageError as error:
-        problems.update(dict.fromkeys(str(error).splitlines()))
 
 
 def _refusal(end: End) -> HpoError:

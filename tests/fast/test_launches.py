@@ -10,7 +10,8 @@ import journals
 import pytest
 
 import hpo
-from hpo.campaign import campaign as campaigns
+from hpo.campaign import greeting
+from hpo.campaign.greeting import greet, greeting_s, own_hello
 from hpo.errors import EXIT_RESUMABLE, RanksDied
 from hpo.islands.transport import LocalTransport
 from hpo.journal.commands import Set, record_of
@@ -135,10 +136,14 @@ def test_ranks_that_start_too_slowly_may_be_tried_again(
         now[0] += 1.0
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, time=time.time)
-    monkeypatch.setattr(campaigns, "time", clock)
+    monkeypatch.setattr(greeting, "time", clock)
     task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0)
     campaign = hpo.Campaign(task, directory=tmp_path / "run", evaluations=1, start_timeout=start_timeout)
     with pytest.raises(RanksDied, match=rf"ranks 1, 2, .* … did not start within {waits_s:.0f} s") as caught:
-        campaign._greet(Silent())
+        greet(
+            Silent(),
+            own_hello(campaign.settings, campaign.identity),
+            greeting_s(campaign.settings, Silent.size),
+        )
     assert caught.value.exit_code == EXIT_RESUMABLE
     assert now[0] == waits_s + 1

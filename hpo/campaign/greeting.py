@@ -1,0 +1,78 @@
+"""How the ranks of a launch find each other: each says hello to rank 0, which waits for all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+
+import msgspec
+
+from hpo.config import reader as config
+from hpo.errors import CampaignError, RanksDied
+from hpo.evaluation.cores import read_host
+from hpo.islands.messages import Hello, decode
+from hpo.islands.transport import Transport
+
+_GREETING_S = 120.0
+_GREETING_OF_A_RANK_S = 0.05
+
+
+def greeting_s(settings: config.Settings, ranks: int) -> float:
+    """How long rank 0 waits for the others to start; they wait twice as long, as it folds the journals, too."""
+    return max(_GREETING_S, settings.evaluation.start_timeout_s) + _GREETING_OF_A_RANK_S * ranks
+
+
+def own_hello(settings: config.Settings, identity: dict[str, object]) -> Hello:
+    """What this rank says of itself."""
+    return Hello(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        fingerprint=_fingerprint(settings, identity),
+        error=None,
+        cores=read_host(config.environment()).fingerprint,
+    )
+
+
+def _fingerprint(settings: config.Settings, identity: dict[str, object]) -> str:
+    """Equal on two ranks that would run the same campaign."""
+    content = {"identity": identity, "settings": settings.model_dump(mode="json")}
+    return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
+
+
+def greet(transport: Transport, mine: Hello, waits_s: float) -> list[Hello]:
+    """On rank 0: what ranks said of themselves, by rank, once all have.
+
+    Raises:
+        CampaignError: one could not begin, or reads another campaign.
+        RanksDied: one said nothing for ``waits_s``.
+    """
+    hellos = {0: mine}
+    deadline = time.monotonic() + waits_s
+    while len(hellos) < transport.size:
+        if transport.failed():
+            raise RanksDied(
+                f"rank {min(transport.failed())} died before the campaign began. Look for its own message above"
+            )
+        for source, data in transport.poll():
+            hello = decode(data)
+            if not isinstance(hello, Hello):
+                continue
+            if hello.error is not None:
+                raise CampaignError(f"rank {source} on {hello.host}: {hello.error}")
+            if hello.fingerprint != mine.fingerprint:
+                raise CampaignError(
+                    f"rank {source} on {hello.host} reads another campaign or task than rank 0 on {mine.host}. "
+                    "All ranks must see the same campaign file and the same code: check that both lie on a shared "
+                    "file system"
+                )
+            hellos[source] = hello
+        if time.monotonic() > deadline:
+            missing = [rank for rank in range(transport.size) if rank not in hellos]
+            raise RanksDied(
+                f"ranks {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''} did not start within "
+                f"{waits_s:.0f} s. Look for their own messages; if they are slow, raise [evaluation] start_timeout"
+            )
+        time.sleep(0.001)
+    return [hellos[rank] for rank in range(transport.size)]
