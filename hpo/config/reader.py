@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO, get_args, get_origin
@@ -347,7 +347,7 @@ class _Reader:
                 headers = [name for name in (*_SECTIONS, "task_options", *_TABLES) if name]
                 self.problems.append(f"[{key}]: there is no such section. {suggestion(key, headers)}")
             elif key not in _SECTIONS:
-                self._note("", key, value, f"there is no such key here. {_remedy(_TOP, key)}")
+                self._note("", key, value, f"there is no such key here. {_remedy(_TOP, key, data)}")
             elif isinstance(value, Mapping):
                 kept[key] = self._known(key, value, self._start(key))
             else:
@@ -378,7 +378,7 @@ class _Reader:
     def _known(self, section: str, table: Mapping[str, object], start: str) -> dict[str, object]:
         for key, value in table.items():
             if key not in _RULES[section]:
-                self._note(start, key, value, f"there is no such key here. {_remedy(section, key)}")
+                self._note(start, key, value, f"there is no such key here. {_remedy(section, key, table)}")
         return {key: value for key, value in table.items() if key in _RULES[section]}
 
     def _start(self, section: str, number: int | None = None) -> str:
@@ -421,10 +421,13 @@ class _Reader:
         self._note(start, shown_key, detail["input"], f"must be {rule}.{near}")
 
 
-def _remedy(section: str, key: str) -> str:
-    """What to do about a key that the section does not have."""
+def _remedy(section: str, key: str, given: Collection[str]) -> str:
+    """What to do about a key that the section does not have, beside those that are ``given``."""
     if key in _SECTION_OF and f"{key}s" not in _RULES[section]:  # island, where islands is meant
         return f"It belongs {_home(_SECTION_OF[key])}."
+    near = nearest(key, _RULES[section])
+    if near is not None and near in given:
+        return f"Remove it: {near} is given, too."
     elsewhere = nearest(key, _SECTION_OF)
     if elsewhere is not None and nearest(key, _RULES[section]) is None:
         return f'Did you mean "{elsewhere}" {_home(_SECTION_OF[elsewhere])}?'

@@ -71,9 +71,10 @@ def reported_objective(search: SearchSettings, objectives: Mapping[str, str]) ->
     not clear which one it is."""
     names = list(objectives)
     if search.reported is not None and search.reported not in objectives:
-        raise UsageError(
-            f"[search] reported = {search.reported!r} is no objective of the task. {suggestion(search.reported, names)}"
+        remedy = (
+            suggestion(search.reported, names) if len(names) > 1 else "It has one objective: remove the key."
         )
+        raise UsageError(f"[search] reported = {search.reported!r} is no objective of the task. {remedy}")
     if search.reported is None and len(names) > 1 and search.pruner != "none":
         listed = ", ".join(f'"{name}"' for name in names)
         raise UsageError(

@@ -113,7 +113,8 @@ class Float(Parameter):
         # Adding zero turns -0.0, which equals 0.0 but is written otherwise, into 0.0.
         low, high = (_float(shown, name, value) + 0.0 for name, value in (("low", low), ("high", high)))
         if low > high:
-            raise UsageError(f"{shown}: low must not be above high. Write Float({high!r}, {low!r}).")
+            swapped = f"Float({high!r}, {low!r}{', log=True' if log is True else ''})"
+            raise UsageError(f"{shown}: low must not be above high. Write {swapped}.")
         fixed = low == high
         if _flag(shown, "log", log):
             if low <= 0:
@@ -227,7 +228,8 @@ class Int(Parameter):
         shown = f"Int({excerpt(low)}, {excerpt(high)}{', log=True' if log is True else ''})"
         low, high = (_int(shown, name, value) for name, value in (("low", low), ("high", high)))
         if low > high:
-            raise UsageError(f"{shown}: low must not be above high. Write Int({high}, {low}).")
+            swapped = f"Int({high}, {low}{', log=True' if log is True else ''})"
+            raise UsageError(f"{shown}: low must not be above high. Write {swapped}.")
         if high - low >= _MOST_INTS:
             raise UsageError(f"{shown}: a range holds at most 2**50 whole numbers. Narrow it or use Float.")
         if _flag(shown, "log", log):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hpo.errors import CampaignError, HpoError, UsageError
-from hpo.spelling import suggestion
+from hpo.spelling import nearest, suggestion
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -106,8 +106,10 @@ def _place(frames: Sequence[traceback.FrameSummary], *ours: str) -> str:
 
 def _import_file(reference: str, path: Path) -> ModuleType:
     if not path.is_file():
-        near = suggestion(path.name, sorted(one.name for one in path.parent.glob("*.py")))
-        raise CampaignError(f'task = "{reference}": there is no file {path}. {near}')
+        names = sorted(one.name for one in path.parent.glob("*.py"))
+        near = nearest(path.stem, (Path(name).stem for name in names))  # what all names end in is no likeness
+        remedy = suggestion("" if near is None else f"{near}.py", names)
+        raise CampaignError(f'task = "{reference}": there is no file {path}. {remedy}')
     _put_first(path.parent)
     name = path.stem
     try:

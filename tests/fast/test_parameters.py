@@ -289,6 +289,12 @@ def test_a_float_takes_whole_numbers_and_numpys() -> None:
         (lambda: Float("0", 1), "not '0'", "low must be a finite number", "0.1"),
         (lambda: Float(0, 1, log=1), "not 1", "log must be True or False", ""),
         (lambda: Int(3, 1), "Int(3, 1)", "low must not be above high", "Write Int(1, 3)"),
+        (
+            lambda: Float(1.0, 0.1, log=True),
+            "Float(1.0, 0.1, log=True)",
+            "low must not be above high",
+            "Write Float(0.1, 1.0, log=True)",
+        ),
         (lambda: Int(0, 8, log=True), "Int(0, 8, log=True)", "needs low >= 1", "Raise low"),
         (lambda: Int(1, 2**41, log=True), "log=True", "ends at 2**40", "use Float"),
         (lambda: Int(0, 2**50), "Int(0, ", "at most 2**50", "Narrow"),

@@ -353,6 +353,10 @@ def test_what_is_no_number_of_first_failures(tmp_path: Path, written: object) ->
             "[evaluation] kind = true: there is no such key here. It belongs in [search].",
         ),
         (
+            "[evaluation]\nretries = 2\nretris = 3",
+            "[evaluation] retris = 3: there is no such key here. Remove it: retries is given, too.",
+        ),
+        (
             "[evaluation]\nretris = 2",
             '[evaluation] retris = 2: there is no such key here. Did you mean "retries"?',
         ),

@@ -233,6 +233,7 @@ def test_a_function_is_called_with_the_options(tmp_path: Path) -> None:
         ("mine.py:", {}, UsageError, ['must be "package.module:name"']),
         (":task", {}, UsageError, ['must be "package.module:name"']),
         ("mne.py:task", {}, CampaignError, ["no file", "mne.py", 'Did you mean "mine.py"?']),
+        ("xyzzy.py:task", {}, CampaignError, ["no file", "xyzzy.py", "Valid: "]),
         ("mine.py:tsk", {}, CampaignError, ["no 'tsk'", 'Did you mean "task"?']),
         ("mine.py:space", {}, CampaignError, ["is a SearchSpace", "must be an hpo.Task", "Valid: task."]),
         ("mine.py:nothing", {}, CampaignError, ["returned a int", "must return an hpo.Task"]),
