@@ -337,7 +337,10 @@ def test_what_is_no_number_of_first_failures(tmp_path: Path, written: object) ->
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("evalutions = 3", 'evalutions = 3: there is no such key here. Did you mean "evaluations"?'),
+        (
+            "evalutions = 3",
+            "evalutions = 3: there is no such key here. Remove it: evaluations is given, too.",
+        ),
         ("islands = 3", "islands = 3: there is no such key here. It belongs in [layout]."),
         ("timout = 3", 'timout = 3: there is no such key here. Did you mean "timeout" in [evaluation]?'),
         ("deadline_s = 3", 'deadline_s = 3: there is no such key here. Did you mean "deadline"?'),
