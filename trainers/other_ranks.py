@@ -27,7 +27,7 @@ _OF_OTHERS = ("nodes", "batch_size", "accumulate")
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRanks:
-    """Those that ``found`` is of, beside the ones that read it from ``where``."""
+    """The ranks that saved the checkpoint ``found``, compared with those that load it from ``where``."""
 
     found: Found
     where: str
@@ -37,7 +37,7 @@ class OtherRanks:
 
     @property
     def same(self) -> bool:
-        """Whether they are not others at all."""
+        """Whether as many ranks, on the same nodes, saved it."""
         return not self._other_number and self._saved_settings.get("nodes", self._nodes) == self._nodes
 
     @property
@@ -100,16 +100,20 @@ class OtherRanks:
         identity = self.found.shared.get("identity")
         return identity if isinstance(identity, dict) else {}
 
+    def _saved_count(self, name: str) -> int:
+        if name not in self._saved_settings:
+            self._refuse(f"it does not say its {name}")
+        return int(self._saved_settings[name])
+
     def _equal_steps(self) -> str:
-        saved = self._saved_settings
-        samples = self.found.ranks * int(saved["batch_size"]) * int(saved["accumulate"])
+        samples = self.found.ranks * self._saved_count("batch_size") * self._saved_count("accumulate")
         return (
             f"choose batch_size and accumulate such that a step has {samples} samples on all ranks together"
         )
 
     def _steps_per_epoch(self) -> int:
-        """That they took."""
-        saved, settings = self._saved_settings, self.settings
+        """Of the run that was saved."""
+        settings = self.settings
         with torch.device("cpu"):
             planned = settings.dealing.epoch(
                 samples=length_of(settings.train_set),
@@ -117,8 +121,8 @@ class OtherRanks:
                 seed=settings.seed,
                 rank=0,
                 ranks=self.found.ranks,
-                batch_size=int(saved["batch_size"]),
-                accumulate=int(saved["accumulate"]),
+                batch_size=self._saved_count("batch_size"),
+                accumulate=self._saved_count("accumulate"),
             )
         return len(planned)
 
@@ -144,6 +148,8 @@ class OtherRanks:
                 for name, values in counters.items()
                 if (name == "service") == (channel == "service")
             ]
+            if not counted:
+                continue
             totals = {key: sum(values[key] for values in counted) for key in counted[0]}
             found[channel] = {
                 key: total / len(of_ranks) if key == "wait_s" else total if first else 0.0
@@ -157,7 +163,7 @@ class OtherRanks:
             said = f"was written by {ranks} ranks and is read by {self.communicator.size}"
             use = f"Use {ranks} ranks"
         else:
-            said = f"is of other settings: nodes was {self._saved_settings.get('nodes')}, is {self._nodes}"
+            said = f"was saved with other settings: nodes was {self._saved_settings.get('nodes')}, is {self._nodes}"
             use = "Place the ranks on nodes as they were"
         raise ValueError(
             f"The checkpoint in {self.where} {said}, and {why}. {', '.join(filter(None, (use, remedy)))}, or name "

@@ -78,10 +78,10 @@ def evaluator_share(
     slower than others, and where the user wants more threads in each evaluator (OMP_NUM_THREADS) than the smallest
     share has CPUs."""
     shares = deal(host, local_size) if agreed and host.uniform else None
-    if shares is not None:
-        threads = min(map(len, shares))  # the same for all: the ranks of a worker keep pace
-        if _wanted_threads(environment) <= threads:
-            return Share(shares[local_rank], threads)
+    if shares is not None and _wanted_threads(environment) <= min(map(len, shares)):
+        # One a core, as torch has it, and the same for all: the ranks of a worker keep pace.
+        threads = min(sum(share.issuperset(core.cpus) for core in host.cores) for share in shares)
+        return Share(shares[local_rank], threads)
     everything = len(host.cpus) if agreed else host.total
     return Share(host.cpus, max(1, min(len(host.cpus), everything // local_size)))
 

@@ -86,6 +86,8 @@ def test_without_numa_information_ranks_are_dealt_one_after_the_other(gpus: tupl
 def test_threads_of_a_core_stay_together() -> None:
     assert dealt(machine(1, 4, threads=2), 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert deal(machine(1, 4, threads=2), 5) is None
+    share = evaluator_share(machine(1, 4, threads=2), {}, local_rank=0, local_size=2, agreed=True)
+    assert share == ({0, 1, 4, 5}, 2)  # one computes on each core
 
 
 @given(

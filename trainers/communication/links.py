@@ -27,5 +27,5 @@ _OTHERS = Link(bucket_bytes=2 * 2**20, sharded=False)
 
 
 def link_over(backend: str) -> Link:
-    """Of ``torch.distributed``'s backend of this name; "" where a rank is alone."""
+    """The link by ``torch.distributed``'s backend of this name; "" where a rank is alone."""
     return _LINKS.get(backend, _OTHERS)

@@ -361,7 +361,7 @@ class _DASOStrategy(Strategy):
         weight = nodes / (2 * sent.steps + nodes)
         inside: Pending | None = None
         for index in range(len(exchange)):
-            following = exchange.hand_round(index, sent.turn)
+            following = exchange.share_within_node(index, sent.turn)
             # While that is under way, and the next bucket between the nodes, the one before is merged.
             if inside is not None:
                 exchange.merge(index - 1, inside, weight)

@@ -70,7 +70,7 @@ class NodeExchange:
             pending.wait()
         self._pending = []
 
-    def hand_round(self, index: int, turn: int) -> Pending:
+    def share_within_node(self, index: int, turn: int) -> Pending:
         """Start to give all ranks of the node the sums in this bucket, once this rank's are there. Buckets come in
         order, and ``receive`` after the last.
         """
