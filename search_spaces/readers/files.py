@@ -36,10 +36,16 @@ def made_once(path: Path, make: Callable[[Path], None], *, timeout_s: float = 18
     """``path``, a file or a folder that ``make(elsewhere)`` makes, whole or not at all, if it is not there yet.
 
     Several processes may call it at once: one makes it, the others wait for it. Where a file system has no locks each
-    makes it, and the first to end wins. TimeoutError if that takes longer than ``timeout_s``.
+    makes it, and one of theirs stays. TimeoutError if that takes longer than ``timeout_s``.
     """
+    if path.exists():  # as in a folder that may not be written to
+        return path
     made_directory(path.parent)
-    with open(path.parent / f".{path.name}.lock", "wb") as lock:
+    try:
+        lock_file = open(path.parent / f".{path.name}.lock", "wb")  # noqa: SIM115
+    except OSError as error:
+        raise refused_by_system(path.parent, "written to", error) from error
+    with lock_file as lock:
         deadline = time.monotonic() + timeout_s
         while not path.exists():
             try:

@@ -187,7 +187,31 @@ def test_what_else_a_shard_has_is_not_read(shards: Path) -> None:
 def test_a_shard_that_is_cut_short_is_refused(shards: Path, keeps: int) -> None:
     shard = next((shards / "train").iterdir())
     os.truncate(shard, keeps)
-    with pytest.raises(ValueError, match=r"000000\.tar is (no whole tar file|cut short).* Bring it again"):
+    with pytest.raises(ValueError, match=r"000000\.tar is (no whole tar file|damaged, or cut short).* Copy"):
+        listed(shards)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_shard_that_ends_between_two_images_is_refused(shards: Path, damaged: bool) -> None:
+    shard = next((shards / "train").iterdir())
+    with tarfile.open(shard) as whole:
+        third = whole.getmembers()[4].offset
+    with open(shard, "r+b") as file:
+        file.seek(third)
+        if damaged:
+            file.write(b"\xff" * 512)
+        else:
+            file.truncate()
+    with pytest.raises(
+        ValueError, match=rf"000000\.tar is damaged, or cut short, at byte {third}\. Copy or download"
+    ):
+        listed(shards)
+
+
+def test_a_shard_that_would_be_of_both_parts_is_refused(shards: Path) -> None:
+    for path in (*(shards / "train").iterdir(), *(shards / "val").iterdir()):
+        path.rename(shards / f"trainval-{path.name}")
+    with pytest.raises(ValueError, match=r"trainval.*\.tar has both train and val in its name"):
         listed(shards)
 
 

@@ -66,7 +66,7 @@ BASE = 'task = "task.py:task"\ndirectory = "run"\nevaluations = 5\n'
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (BASE + "evaluatons = 9", ["c.toml", "evaluatons = 9", 'Did you mean "evaluations"?']),
+        (BASE + "deadlin = 9", ["c.toml", "deadlin = 9", 'Did you mean "deadline"?']),
         (BASE + "[layout]\nisland = 2", ["[layout] island = 2", 'Did you mean "islands"?']),
         (BASE + "[layout]\ntimeout = 3", ["[layout] timeout = 3", "It belongs in [evaluation]"]),
         (BASE + '[serch]\nkind = "random"', ["[serch]", 'Did you mean "search"?']),
@@ -248,13 +248,13 @@ def test_ranks_that_are_asked_for_are_not_refused_for_lack_of_cores(
 def test_under_mpirun_one_rank_speaks_for_all(terminal: Terminal, wrong: str) -> None:
     terminal.task()
     terminal.campaign(
-        {"layout": "[layout]\nranks_per_worker = 2", "file": "evaluatons = 3", "task": ""}[wrong],
+        {"layout": "[layout]\nranks_per_worker = 2", "file": "deadlin = 3", "task": ""}[wrong],
         task="task.py:tusk" if wrong == "task" else "task.py:task",
     )
     done = terminal.mpirun(3, "run", "c.toml")
     assert done.returncode == (1 if wrong == "task" else 2)
     ours = [line for line in done.stderr.splitlines() if line.startswith("hpo: ")]
-    word = {"layout": "2 and 4 are the nearest that do", "file": '"evaluations"?', "task": '"task"?'}[wrong]
+    word = {"layout": "2 and 4 are the nearest that do", "file": '"deadline"?', "task": '"task"?'}[wrong]
     assert len(ours) == 1 and word in ours[0], done.stderr
     assert "Traceback" not in done.stderr
 

@@ -21,7 +21,7 @@ from search_spaces.readers.files import refused_by_system
 
 IMAGES = ("jpg", "jpeg", "png")
 CLASS = "cls"
-AGAIN = "Bring it again."
+AGAIN = "Copy or download it again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,13 @@ class Parts:
 
 
 def find(root: Path) -> Parts:
-    """The shards in ``root``, or in its folders train and val (or validation). FileNotFoundError for a part without."""
+    """The shards in ``root``, or in its folders train and val (or validation). FileNotFoundError for a part without,
+    ValueError for a shard that would be of both."""
     found: dict[str, list[Path]] = {}
     for part, folders in (("train", ("train",)), ("val", ("val", "validation"))):
-        shards = [path for path in _tars(root) if part in path.name]
-        for folder in folders:
-            shards += _tars(root / folder)
+        here = [path for path in _tars(root) if part in path.name]
+        places = [here, *(_tars(root / folder) for folder in folders)]
+        shards = next((one for one in places if one), [])
         if not shards:
             raise FileNotFoundError(
                 f"{root} has neither folders of classes in {root / 'train'} nor shards for {part}: files *.tar in "
@@ -46,6 +47,10 @@ def find(root: Path) -> Parts:
                 "extract first, a folder for each class."
             )
         found[part] = shards
+    if both := set(found["train"]) & set(found["val"]):
+        raise ValueError(
+            f"{min(both)} has both train and val in its name. Rename it, or put shards into folders train and val."
+        )
     return Parts(train=found["train"], validation=found["val"])
 
 
@@ -56,7 +61,7 @@ def stamps(parts: Parts) -> list[tuple[str, int, int]]:
 
 
 def listed(root: Path, parts: Parts) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a ``Listing``, by name. ValueError for a shard that is none, or a class without images."""
+    """The arrays of a ``Listing``, by name. ValueError for a file that is no shard, or a class without images."""
     found: dict[str, npt.NDArray[Any]] = {"class_names": np.array([], dtype=np.bytes_)}
     for part, shards in (("train", parts.train), ("validation", parts.validation)):
         images = [
@@ -102,6 +107,7 @@ def _in_shard(path: Path) -> dict[str, tuple[int, int, int]]:
                     content = shard.extractfile(member)
                     classes[key] = _number(path, member.name, b"" if content is None else content.read(32))
                 shard.members = []  # type: ignore[attr-defined]  # it would keep all of them
+            end = shard.offset
     except tarfile.TarError as error:
         raise ValueError(f"{path} is no whole tar file ({error}). {AGAIN}") from error
     except OSError as error:
@@ -112,10 +118,19 @@ def _in_shard(path: Path) -> dict[str, tuple[int, int, int]]:
             f"{path}: has {key.lstrip('/')}.{there}, and no {lacks} of that name beside it. Shards are of webdataset's "
             "form; tar files of a class, as ImageNet is published, extract."
         )
-    end = max((start + length for start, length in images.values()), default=0)
-    if path.stat().st_size < end:
-        raise ValueError(f"{path} is cut short: it ends before its last image. {AGAIN}")
+    _check_end(path, end)
     return {key: (classes[key], *place) for key, place in images.items()}
+
+
+def _check_end(path: Path, end: int) -> None:
+    """ValueError unless the tar file ends as such files do, with a block of zeros, where its last header was read:
+    ``tarfile`` takes a file that is cut short, or has a damaged header after the first, for one that ends there.
+    """
+    with open(path, "rb") as file:
+        file.seek(end)
+        block = file.read(tarfile.BLOCKSIZE)
+    if block != b"\0" * tarfile.BLOCKSIZE:
+        raise ValueError(f"{path} is damaged, or cut short, at byte {end}. {AGAIN}")
 
 
 def _number(path: Path, name: str, content: bytes) -> int:
