@@ -125,11 +125,11 @@ def _check_figures(page: Any) -> None:
     assert page.locator("img, b b, figure i, iframe").count() == 0
 
 
-def _add_record(directory: Path) -> None:
-    """The end of an evaluation, as a worker of the second launch would have written it."""
+def _add_record(directory: Path, parent: str) -> None:
+    """The end of an evaluation, the best, as a worker of the second launch would have written it."""
     now = time.time()
     added = Finished(
-        id="0-0-9999", island=0, worker=0, sequence=9999, operator="random", parents=(), retries=0,
+        id="0-0-9999", island=0, worker=0, sequence=9999, operator="evolution", parents=(parent,), retries=0,
         params={"<script>alert(1)</script>": 0.0, "kind": "plain", "depth": 1},
         started=now - 1, finished=now, status=COMPLETED,
         objectives={"<i>error</i>": 0.0, "size": 10.0}, metrics={}, error=None,
@@ -164,7 +164,8 @@ def test_the_pages_of_a_campaign(terminal: Terminal) -> None:
         page.wait_for_function(f"() => ({_ENDED})().includes('300')", timeout=120_000)
         _check_figures(page)
         assert page.locator("script:not([src])").count() == 0
-        _add_record(home)
+        bred = [one for one in terminal.records("finished") if one["status"] == COMPLETED and one["parents"]]
+        _add_record(home, parent=bred[-1]["id"])
         page.wait_for_function(f"() => ({_ENDED})().includes('301')", timeout=60_000)
         page.wait_for_function("() => document.body.innerText.includes('0-0-9999')", timeout=60_000)
         assert page.evaluate("window.loadedOnce")
