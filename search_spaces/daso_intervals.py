@@ -17,11 +17,11 @@ import hpo
 from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.daso_intervals import (
     IntervalOptions,
-    constant_intervals,
     directions,
+    searched,
     time_and_score,
 )
-from search_spaces.building_blocks.image_task import ImageOptions, OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.image_task import ImageOptions, Recipe, Run, image_campaign
 from search_spaces.options import Count, NotNegative, Positive
 
 if TYPE_CHECKING:
@@ -86,12 +86,7 @@ make_task, main = image_campaign(
     default,
     recipe,
     options=Options,
-    own=OwnMethod(
-        names=("daso",),
-        parameters=tuple(space.parameters),
-        make=constant_intervals,
-        constraints=[methods.one_at_a_time],
-    ),
+    own=searched(),
     points=[SOURCES_CHOICE],
     judge=time_and_score,
     objectives=directions,

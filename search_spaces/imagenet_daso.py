@@ -19,11 +19,11 @@ from search_spaces import daso_intervals
 from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.daso_intervals import (
     IntervalOptions,
-    constant_intervals,
     directions,
+    searched,
     time_and_score,
 )
-from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.image_task import Recipe, Run, image_campaign
 from search_spaces.building_blocks.imagenet_task import SMALL, ImageNetOptions, Size, make_network
 from search_spaces.options import FromZero, Positive
 
@@ -79,12 +79,7 @@ make_task, main = image_campaign(
     default,
     recipe,
     options=Options,
-    own=OwnMethod(
-        names=("daso",),
-        parameters=tuple(space.parameters),
-        make=constant_intervals,
-        constraints=[methods.one_at_a_time],
-    ),
+    own=searched(),
     points=[daso_intervals.SOURCES_CHOICE],
     judge=time_and_score,
     objectives=directions,

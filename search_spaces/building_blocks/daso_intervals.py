@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import hpo
 from search_spaces import options as check
+from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.architecture import ArchitectureOptions
-from search_spaces.building_blocks.recipes import Run
+from search_spaces.building_blocks.recipes import OwnMethod, Run
 from search_spaces.options import Count, FromZero, NotNegative
 
 if TYPE_CHECKING:
@@ -56,6 +57,16 @@ def constant_intervals(p: dict[str, Any], options: IntervalOptions, run: Run) ->
         warmup_epochs=options.warmup_epochs,
         cooldown_epochs=options.cooldown_epochs,
         adaptive=False,
+    )
+
+
+def searched() -> OwnMethod[Any]:
+    """The method of a campaign whose parameters are those of ``constant_intervals``."""
+    return OwnMethod(
+        names=("daso",),
+        parameters=tuple(methods.parameters("daso")),
+        make=constant_intervals,
+        constraints=[methods.one_at_a_time],
     )
 
 
