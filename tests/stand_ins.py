@@ -44,7 +44,7 @@ def bigearthnet(
 
 
 def imagenet(path: Path, classes: int = 1000, trained: int = 2) -> Path:
-    """Shards of empty images, so many to train with and one to test with of each class."""
+    """Shards of empty images: the given number to train with, and one to test with, of each class."""
     for part, count in (("train", trained), ("val", 1)):
         (path / part).mkdir(parents=True)
         with tarfile.open(path / part / "0.tar", "w") as shard:

@@ -316,4 +316,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "4 images to train with, 2 to test with, 2 classes" in capsys.readouterr().out
     assert imagenet.main(["make-up", str(tmp_path / "data")]) == 1
     assert imagenet.main(["check", str(tmp_path / "none"), "--list", str(tmp_path / "lists")]) == 1
-    assert "is not empty" in (told := capsys.readouterr().err) and "Traceback" not in told
+    assert "is not empty" in (error := capsys.readouterr().err) and "Traceback" not in error

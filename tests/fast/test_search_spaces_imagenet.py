@@ -217,7 +217,7 @@ def test_a_part_of_the_training_images_is_set_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "sentence"),
     [
         ({}, r"has 20 classes, and there must be 1000\. Bring .* give classes = 20"),
         ({"small": True, "classes": 8}, r"has 20 classes, and there must be 8\."),
@@ -233,9 +233,9 @@ def test_a_part_of_the_training_images_is_set_apart(tmp_path: Path) -> None:
         ({"data": "."}, r"has neither folders of classes in .* nor shards for train"),
     ],
 )
-def test_data_that_do_not_fit_are_refused(tmp_path: Path, given: dict[str, Any], told: str) -> None:
+def test_data_that_do_not_fit_are_refused(tmp_path: Path, given: dict[str, Any], sentence: str) -> None:
     data = stand_ins.imagenet(tmp_path / "data", classes=20)
-    with pytest.raises(hpo.UsageError, match=told):
+    with pytest.raises(hpo.UsageError, match=sentence):
         imagenet_ab.make_task(**{"data": str(data), "validation_part": 0.1, **given})
 
 
