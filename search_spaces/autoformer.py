@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     import trainers
     from hpo.individual import Scalar
-    from search_spaces.building_blocks.windows import Parts
-    from trainers.metrics import Metric
+    from search_spaces.building_blocks.data_sets.windows import Parts
+    from trainers.evaluation.metrics import Metric
 
 EPOCHS, STEPS = 20, 20 * 1075
 """Of the source's run, if it is not stopped earlier (34 369 windows in batches of 32). Parameters that count epochs or
@@ -130,7 +130,7 @@ class Options(TrainingOptions):
         sources.check_series(self.data)
 
     def parts(self) -> Parts:
-        from search_spaces.building_blocks.windows import load_parts
+        from search_spaces.building_blocks.data_sets.windows import load_parts
 
         with check.as_usage():
             return load_parts(self.data, context=self.context, horizon=self.horizon, stride=self.stride)

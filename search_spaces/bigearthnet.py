@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from hpo.individual import Scalar
-    from trainers.metrics import Metric
+    from trainers.evaluation.metrics import Metric
 
 PUBLISHED_BANDS = tuple(band for band in BANDS if band not in ("B01", "B09"))
 """Those of the published baseline (dissertation, 6.1.2): of 10 and 20 m."""
@@ -313,7 +313,7 @@ def _part(
     """A part of the patches; one that is small enough is held in memory."""
     from torch.utils.data import TensorDataset
 
-    from search_spaces.building_blocks.patch_images import PatchImages
+    from search_spaces.building_blocks.data_sets.patch_images import PatchImages
     from search_spaces.readers.bigearthnet import load_bigearthnet
     from search_spaces.readers.bigearthnet_archive import made_up_store
 

@@ -12,7 +12,8 @@ from trainers.communication.topology import Topology
 from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
 from trainers.data.batches import Disjoint
 from trainers.data.streams import Stream
-from trainers.evaluation import evaluate
+from trainers.evaluation.evaluate import evaluate
+from trainers.evaluation.metrics import StreamingMetric
 from trainers.loop import train
 from trainers.lowrank.layers import merged
 from trainers.methods.ab import AB
@@ -21,7 +22,6 @@ from trainers.methods.ddp import DDP
 from trainers.methods.local_sgd import LocalSGD, effective_batch_size
 from trainers.methods.oialr import OIALR
 from trainers.methods.strategy import Method, Setup, Strategy
-from trainers.metrics import StreamingMetric
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.ftrl import Ftrl
 from trainers.optim.large_batch import lamb, lars, linear_scaling
@@ -37,7 +37,7 @@ from trainers.optim.schedules import (
 )
 from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation, Ranks
 from trainers.own_loop import Wrapped, wrap
-from trainers.result import Interrupted, Result
+from trainers.run.result import Interrupted, Result
 
 __all__ = [
     "AB",

@@ -17,21 +17,21 @@ from trainers.communication.rank_consistency import (
     refuse_other_optimizers,
     refuse_other_settings,
 )
-from trainers.evaluation import current, device_of
-from trainers.forward import Loss, Step
+from trainers.evaluation.evaluate import current, device_of
+from trainers.evaluation.forward import Loss, Step
+from trainers.evaluation.metrics import Metric
 from trainers.keywords import combined, refuse_unknown, with_fields_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, check_method
-from trainers.metrics import Metric
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.parameter_groups import grouped, refuse_unknown_settings
 from trainers.optim.schedules import Constant, Schedule
 from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation, Ranks
 from trainers.precision import matrix_products
 from trainers.randomness import generators_kept
-from trainers.result import Result
-from trainers.run import Run
-from trainers.settings import Settings, check_call, check_optimizer, check_tensors
+from trainers.run.result import Result
+from trainers.run.settings import Settings, check_call, check_optimizer, check_tensors
+from trainers.run.training_run import Run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -26,11 +26,11 @@ from trainers.communication.rank_consistency import (
     refuse_other_settings,
 )
 from trainers.communication.topology import Topology
-from trainers.evaluation import current, device_of
+from trainers.evaluation.evaluate import current, device_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, Setup, State, check_method
 from trainers.names import plain, plain_name, renamed
-from trainers.settings import check_optimizer, check_tensors
+from trainers.run.settings import check_optimizer, check_tensors
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 _WHERE = "the given state"

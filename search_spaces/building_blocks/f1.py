@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainers.metrics import Metric
+    from trainers.evaluation.metrics import Metric
 
 
 def f1_metrics(classes: Sequence[str]) -> dict[str, Metric]:

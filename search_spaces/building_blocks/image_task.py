@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from hpo.individual import Scalar
-    from search_spaces.building_blocks.image_parts import Parts
-    from trainers.metrics import Metric
+    from search_spaces.building_blocks.data_sets.image_parts import Parts
+    from trainers.evaluation.metrics import Metric
 
 __all__ = [
     "AUGMENTATIONS",
@@ -42,7 +42,7 @@ __all__ = [
 
 Augmentation = Literal["none", "crop", "crop-flip", "resized-crop-flip", "rand-augment"]
 AUGMENTATIONS = get_args(Augmentation)
-"""The names in ``search_spaces.building_blocks.augmentation.AUGMENTATIONS``, which comes with torch."""
+"""The names in ``search_spaces.building_blocks.data_sets.augmentation.AUGMENTATIONS``, which comes with torch."""
 
 
 class ImageOptions(ArchitectureOptions):
@@ -75,14 +75,14 @@ class ImageOptions(ArchitectureOptions):
             )
 
     def parts(self) -> Parts:
-        from search_spaces.building_blocks.image_parts import load_parts
+        from search_spaces.building_blocks.data_sets.image_parts import load_parts
 
         part = None if self.folds else self.validation_part
         with check.as_usage():
             return load_parts(self.data, validation_part=part, train_samples=self.train_samples)
 
     def training_set(self, parts: Parts, seed: int) -> Dataset[Any]:
-        from search_spaces.building_blocks.augmentation import AUGMENTATIONS, Augmented
+        from search_spaces.building_blocks.data_sets.augmentation import AUGMENTATIONS, Augmented
 
         return Augmented(
             parts.train,

@@ -159,7 +159,7 @@ class ImageNetOptions(ArchitectureOptions):
         )
 
     def training_set(self, parts: ImageNetParts, seed: int) -> Dataset[Any]:
-        from search_spaces.building_blocks.imagenet_images import AUGMENTATIONS, ImageNet
+        from search_spaces.building_blocks.data_sets.imagenet_images import AUGMENTATIONS, ImageNet
 
         return ImageNet(
             parts.listing.train,
@@ -203,7 +203,7 @@ class ImageNetParts:
         return self._evaluated(self.listing.validation, np.arange(len(self.listing.validation)))
 
     def _evaluated(self, files: ImageFiles, places: npt.NDArray[np.int64]) -> Dataset[Any]:
-        from search_spaces.building_blocks.imagenet_images import ImageNet
+        from search_spaces.building_blocks.data_sets.imagenet_images import ImageNet
 
         size = self.options.size
         return ImageNet(files, places, side=size.evaluation_side, crop_fraction=size.crop_fraction)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpo.space.space import Parameter
     from hpo.task.task import Constraint
     from trainers.data.batches import Assignment
-    from trainers.forward import Loss
+    from trainers.evaluation.forward import Loss
 
 LR_FACTOR = "lr_factor"
 """The parameter of a campaign that has none left with a method of another: what its learning rate is multiplied by."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import trainers
     from hpo.individual import Scalar
-    from trainers.metrics import Metric
+    from trainers.evaluation.metrics import Metric
 
 RECORDED = (
     "train_loss", "validation_loss", "trainable_fraction", "compression_ratio",

@@ -6,7 +6,7 @@ python -m search_spaces.readers.bigearthnet --verify OUT    # every patch agains
 train = load_bigearthnet(OUT, "train", bands=["B04", "B03", "B02"])
 train.read([0, 1, 2])                                       # uint16 (3, values): bands in their own resolutions
 
-``search_spaces.building_blocks.patch_images`` makes images of them.
+``search_spaces.building_blocks.data_sets.patch_images`` makes images of them.
 """
 
 from __future__ import annotations

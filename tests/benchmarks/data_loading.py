@@ -37,7 +37,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from search_spaces.building_blocks.patch_images import PatchImages
+from search_spaces.building_blocks.data_sets.patch_images import PatchImages
 from search_spaces.networks.resnet import ResNet50
 from search_spaces.readers.bigearthnet import load_bigearthnet
 from search_spaces.readers.bigearthnet_archive import make_archive

@@ -11,9 +11,14 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 import trainers
-from search_spaces.building_blocks import augmentation as augment
-from search_spaces.building_blocks.augmentation import AUGMENTATIONS, Augmentation, Augmented, RandAugment
-from search_spaces.building_blocks.image_parts import Images
+from search_spaces.building_blocks.data_sets import augmentation as augment
+from search_spaces.building_blocks.data_sets.augmentation import (
+    AUGMENTATIONS,
+    Augmentation,
+    Augmented,
+    RandAugment,
+)
+from search_spaces.building_blocks.data_sets.image_parts import Images
 
 FILL = torch.tensor([120, 110, 100], dtype=torch.uint8).view(3, 1, 1)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.profiling import TRACED, Profiler
+from trainers.run.profiling import TRACED, Profiler
 
 
 def test_a_run_too_short_to_be_traced_is_warned_of(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from search_spaces.building_blocks.image_parts import load_parts
+from search_spaces.building_blocks.data_sets.image_parts import load_parts
 from search_spaces.readers import cifar, published, small_images
 from search_spaces.readers.cifar import read_cifar
 from search_spaces.readers.pickled_data import read_pickled

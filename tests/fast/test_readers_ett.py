@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from search_spaces.building_blocks.windows import Parts, Windows, load_parts
+from search_spaces.building_blocks.data_sets.windows import Parts, Windows, load_parts
 from search_spaces.readers import ett
 from search_spaces.readers.ett import FEATURES, Series, main, read_series, time_features
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from search_spaces.building_blocks.imagenet_images import (
+from search_spaces.building_blocks.data_sets.imagenet_images import (
     AUGMENTATIONS,
     DEVIATION,
     MEAN,

@@ -16,8 +16,8 @@ from stand_ins import cifar_archive
 import hpo
 import trainers
 from search_spaces import autoformer, bigearthnet, daso_intervals, vit_ab, vit_oialr
+from search_spaces.building_blocks.data_sets.patch_images import Grid
 from search_spaces.building_blocks.f1 import f1_metrics
-from search_spaces.building_blocks.patch_images import Grid
 from search_spaces.building_blocks.recipes import Run
 from search_spaces.building_blocks.schedules import HalvedEachEpoch, TimmCosine, cosine
 from search_spaces.readers.bigearthnet_files.store import Layout

@@ -28,7 +28,7 @@ pytest.importorskip("rasterio", reason="needs the extra bigearthnet")
 
 import hpo
 from search_spaces import bigearthnet, readers
-from search_spaces.building_blocks.patch_images import Grid, PatchImages
+from search_spaces.building_blocks.data_sets.patch_images import Grid, PatchImages
 from search_spaces.readers.bigearthnet import load_bigearthnet, main
 from search_spaces.readers.bigearthnet_archive import made_up_store, make_archive
 from search_spaces.readers.bigearthnet_files import convert as converting

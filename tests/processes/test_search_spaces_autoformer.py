@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 import hpo
 import trainers
 from search_spaces import autoformer
-from search_spaces.building_blocks.windows import load_parts
+from search_spaces.building_blocks.data_sets.windows import load_parts
 from search_spaces.networks.autoformer import correlated
 from search_spaces.readers.ett import FEATURES
 from search_spaces.standalone import command_line

@@ -31,7 +31,8 @@ from search_spaces import (
     vit_ab,
     vit_oialr,
 )
-from search_spaces.building_blocks import augmentation, image_task
+from search_spaces.building_blocks import image_task
+from search_spaces.building_blocks.data_sets import augmentation
 from search_spaces.readers import cifar, published, small_images
 from search_spaces.standalone import command_line
 from search_spaces.standalone.torchrun import Place

@@ -422,7 +422,7 @@ def of_another_optimizer_on_one(rank: int, directory: str) -> str:
     interrupted(directory, batch_size=2)
     if rank == 1:
         # What the ranks are told is compared before: only what one of them finds in its part can differ yet.
-        trainers.saving.fill_optimizer = of_another_optimizer
+        trainers.run.saving.fill_optimizer = of_another_optimizer
     return refused(directory, batch_size=2)
 
 

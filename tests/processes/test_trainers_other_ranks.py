@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.checkpoints.files import read_alone
-from trainers.position import same_place
+from trainers.run.position import same_place
 
 SAMPLES, JOINT, EPOCHS, STOP = 120, 12, 3, 14
 """Ten steps an epoch, of twelve samples on all ranks together; the run is stopped within the second epoch."""

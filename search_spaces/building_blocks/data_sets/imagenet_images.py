@@ -18,7 +18,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from search_spaces.building_blocks.augmentation import Augmentation, RandAugment, changed, drawn_window
+from search_spaces.building_blocks.data_sets.augmentation import (
+    Augmentation,
+    RandAugment,
+    changed,
+    drawn_window,
+)
 from search_spaces.readers.imagenet_files.listing import ImageFiles
 from trainers.randomness import derive
 

@@ -19,8 +19,8 @@ from trainers.checkpoints.contents import Saved
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint, length_of
 from trainers.methods.strategy import Strategy
-from trainers.position import Length, same_place
-from trainers.settings import Settings
+from trainers.run.position import Length, same_place
+from trainers.run.settings import Settings
 
 _OF_OTHERS = ("nodes", "batch_size", "accumulate")
 

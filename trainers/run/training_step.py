@@ -14,7 +14,7 @@ from trainers.methods.strategy import Strategy
 from trainers.optim.moving_average import MovingAverage
 from trainers.options import StepMetrics
 from trainers.precision import autocast
-from trainers.settings import Settings
+from trainers.run.settings import Settings
 
 
 class TrainingStep:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from search_spaces.building_blocks.image_parts import Images
+from search_spaces.building_blocks.data_sets.image_parts import Images
 from trainers.randomness import derive
 
 _LEVELS = 10.0

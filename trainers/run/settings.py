@@ -16,13 +16,13 @@ from trainers.arguments import check_argument, is_integer, is_number, is_whole
 from trainers.data.batches import Assignment, Disjoint, InTurn, length_of
 from trainers.data.fetching import check_reading
 from trainers.data.streams import stream_of
-from trainers.forward import Forward, Loss, Step
+from trainers.evaluation.forward import Forward, Loss, Step
+from trainers.evaluation.metrics import Metric, check_metrics
 from trainers.methods.strategy import Steps, check_steps, steps_of
-from trainers.metrics import Metric, check_metrics
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.schedules import Schedule
 from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation
-from trainers.position import Length
+from trainers.run.position import Length
 
 TOTALS = ("bytes_between_nodes", "bytes_inside_nodes", "wait_s", "train_s", "evaluation_s")
 _RECORDED = {

@@ -17,8 +17,8 @@ from trainers.data.batches import in_order, length_of, share
 from trainers.data.fetching import Collate, check_reading
 from trainers.data.loader import Loader
 from trainers.data.streams import stream_of
-from trainers.forward import Forward, Step
-from trainers.metrics import MeanLoss, Metric, Scores, check_metrics
+from trainers.evaluation.forward import Forward, Step
+from trainers.evaluation.metrics import MeanLoss, Metric, Scores, check_metrics
 from trainers.precision import PRECISIONS, autocast, matrix_products
 
 

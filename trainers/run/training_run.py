@@ -13,30 +13,30 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from trainers.activation_checkpointing import ActivationCheckpointing
 from trainers.checkpoints.save_timer import SaveTimer
 from trainers.communication.communicator import Communicator
+from trainers.communication.rank_average import average_over_ranks, averaged_over_ranks
 from trainers.communication.rank_consistency import (
     refuse_other_settings,
 )
 from trainers.data.batches import Batch, length_of
 from trainers.data.loader import Loader
-from trainers.evaluation import scores
+from trainers.evaluation.evaluate import scores
+from trainers.evaluation.metrics import MeanLoss
 from trainers.methods.strategy import Method, Setup, Strategy
-from trainers.metrics import MeanLoss
 from trainers.names import plain_name
 from trainers.optim.moving_average import MovingAverage
 from trainers.options import Metrics
-from trainers.position import Position
-from trainers.profiling import Profiler
-from trainers.progress import ProgressLine
 from trainers.randomness import derive, seed_generators
-from trainers.rank_average import average_over_ranks, averaged_over_ranks
-from trainers.recording import Recorder
-from trainers.result import Interrupted, Result
-from trainers.saving import SavedState, identity_of
-from trainers.settings import TOTALS, Settings
-from trainers.training_step import TrainingStep
+from trainers.run.activation_checkpointing import ActivationCheckpointing
+from trainers.run.position import Position
+from trainers.run.profiling import Profiler
+from trainers.run.progress import ProgressLine
+from trainers.run.recording import Recorder
+from trainers.run.result import Interrupted, Result
+from trainers.run.saving import SavedState, identity_of
+from trainers.run.settings import TOTALS, Settings
+from trainers.run.training_step import TrainingStep
 
 
 class Run:

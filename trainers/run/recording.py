@@ -12,8 +12,8 @@ from trainers.methods.strategy import Strategy
 from trainers.optim.early_stopping import EarlyStopping, recorded
 from trainers.optim.schedules import ReduceOnPlateau
 from trainers.options import Metrics
-from trainers.position import Position
-from trainers.settings import OF_LAYERS, TOTALS, Settings
+from trainers.run.position import Position
+from trainers.run.settings import OF_LAYERS, TOTALS, Settings
 
 
 class Recorder:

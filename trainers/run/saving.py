@@ -22,9 +22,9 @@ from trainers.communication.communicator import Communicator
 from trainers.methods.strategy import Method, State, Strategy
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.moving_average import MovingAverage
-from trainers.other_ranks import OtherRanks
-from trainers.position import Length, Position
-from trainers.settings import Settings
+from trainers.run.other_ranks import OtherRanks
+from trainers.run.position import Length, Position
+from trainers.run.settings import Settings
 
 
 def identity_of(
