@@ -109,7 +109,9 @@ def compared(
             if one.params == default and one.status == COMPLETED:
                 chosen["default"] = one
         if "default" in chosen:
-            chosen["best"] = best_beside(result, chosen["default"], campaign.task.objectives)
+            chosen["best"] = best_beside(
+                result, chosen["default"], campaign.task.objectives, score_of(campaign.task)
+            )
         flags = [
             f"--{name.replace('_', '-')}={value}"
             for name, value in settings.task_options.items()
@@ -141,7 +143,8 @@ def compared(
         print(
             "compare: the default configuration has no completed evaluation to compare with", file=sys.stderr
         )
-    print(table(result, columns, tests, measure(module, campaign.task.objectives)))
+    what = measure(module, campaign.task.objectives, score_of(campaign.task))
+    print(table(result, columns, tests, what))
     print()
     print(places(file, settings.directory))
     return 0
@@ -167,27 +170,35 @@ def baselines_of(task: hpo.Task, module: str, asked: Sequence[str] | None = None
     }
 
 
-def best_beside(result: hpo.Result, default: Individual, objectives: Mapping[str, str]) -> Individual:
+def best_beside(
+    result: hpo.Result, default: Individual, objectives: Mapping[str, str], score: str | None = None
+) -> Individual:
     """The campaign's best. Of several objectives that is, of the front's points that dominate the default, the one that
-    is best in what a test measures; of the whole front where none does.
+    is best in what a test measures; of the whole front where none does. ``score``: as for ``tested``.
     """
     if len(objectives) == 1:
         return result.best
-    name, direction = tested(objectives)
+    name, direction = tested(objectives, score)
     sign = 1 if direction == "maximize" else -1
     better = [one for one in result.front if dominates(one, default, objectives)]
     return max(better or result.front, key=lambda one: sign * (one.objectives or {})[name])
 
 
-def tested(objectives: Mapping[str, str]) -> tuple[str, str]:
-    """The objective that a test measures too, and its direction: of several the last, after what a run costs."""
-    return [*objectives.items()][-1]
+def score_of(task: hpo.Task) -> str | None:
+    """The name by which the task knows its score, if it has one."""
+    return getattr(task, "score", None)
 
 
-def measure(module: str, objectives: Mapping[str, str]) -> str:
-    """What a test measures: the objective's name, or for one without a name of its own what ``module`` calls it."""
-    name, direction = tested(objectives)
-    if name != "value":
+def tested(objectives: Mapping[str, str], score: str | None = None) -> tuple[str, str]:
+    """The objective that a test measures too, and its direction: ``score`` where it is one of them, else the last."""
+    name = score if score in objectives else [*objectives][-1]
+    return str(name), objectives[str(name)]
+
+
+def measure(module: str, objectives: Mapping[str, str], score: str | None = None) -> str:
+    """What a test measures: the objective's name, or for the task's score what ``module`` calls it."""
+    name, direction = tested(objectives, score)
+    if name not in ("value", score):
         return name
     return str(
         getattr(

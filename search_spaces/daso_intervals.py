@@ -1,5 +1,5 @@
 """DASO's B and S, how often nodes synchronise and how late they merge, with two objectives: time and accuracy
-(dissertation, section 3.3.1, tables 3.1 to 3.3; evolution in place of its grid is proposed in 6.5 and 7.1).
+(dissertation, section 3.3.1, tables 3.1 and 3.2; evolution in place of its grid is proposed in 6.5 and 7.1).
 
     hpo run jobs/daso_intervals_small.toml                  a small search on data that a package ships
     sbatch jobs/slurm.sbatch jobs/daso_intervals.toml       on CIFAR-10, four nodes an individual
@@ -38,7 +38,7 @@ SOURCES_CHOICE: dict[str, Scalar] = methods.default("daso")
 
 
 class Options(ImageOptions, IntervalOptions):
-    """The defaults are a small run; jobs/daso_intervals.toml has the source's settings."""
+    """The defaults are a small run; jobs/daso_intervals.toml has the source's optimizer, schedule and epochs."""
 
     network: Literal["resnet20", "resnet50", "vgg16", "perceptron"] = "perceptron"
     """resnet20, resnet50 or vgg16 with width filters in its first stage, or perceptron with width units in its one

@@ -4,7 +4,8 @@
     python -m search_spaces.resnet20_study runs/resnet20_study_E2.2    mean and deviation of each
 
 A campaign that goes through its space and ends: a configuration of the experiment and a seed are its two parameters.
-What they mean ``search_spaces.assignment`` says, whose options these are, and two more.
+What they mean ``search_spaces.assignment`` says, whose options these are, and two more. The study decides about the
+method, the network and what is measured: options that would change these are refused.
 """
 
 from __future__ import annotations
@@ -16,14 +17,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import hpo
 from hpo.individual import COMPLETED
 from search_spaces import assignment
+from search_spaces import options as check
 from search_spaces.options import Count
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hpo.individual import Scalar
+
 Experiment = Literal["E1", "E2.1", "E2.2", "E2.3", "E3.1", "E3.2.1", "E3.2.2", "E3.2.3", "E3.2.4", "E3.3"]
+
+DECIDED = ("folds", "method", "architecture", "second_objective")
+"""Options of ``search_spaces.assignment`` that the study decides about."""
 
 WORLD_EVERY = (2, 4, 8, 16, 32, 64, 128)
 """L_W."""
@@ -44,6 +54,15 @@ class Options(assignment.Options):
     """E1, E2.1 to E2.3, E3.1, E3.2.1 to E3.2.4 or E3.3."""
     seeds: Count = 5
     """Trainings of each configuration."""
+
+    def rules(self) -> None:
+        super().rules()
+        for name in DECIDED:
+            value, own = getattr(self, name), type(self).model_fields[name].default
+            if value != own:
+                check.refuse(
+                    name, value, f"{own!r}, as the study has it (search_spaces.assignment has others)"
+                )
 
 
 def configurations(experiment: Experiment, ranks: int) -> dict[str, Configuration]:
@@ -120,7 +139,7 @@ def _local_sgd(assignments: Mapping[str, Mapping[str, Any]]) -> dict[str, Config
 def _households(ranks: int, *, overlapping: bool, **options: Any) -> dict[str, Configuration]:
     """H households of M / H ranks, which have S_H shards: H, or fewer where they overlap."""
     found = {}
-    for households in (2, 4, 8):
+    for households in (one for one in (2, 4, 8) if one <= ranks):
         shards = [one for one in (1, 2) if one < households] if overlapping else [households]
         for every in WORLD_EVERY:
             for count in shards:
@@ -131,7 +150,7 @@ def _households(ranks: int, *, overlapping: bool, **options: Any) -> dict[str, C
                     params={
                         **dealt,
                         "world_every": every,
-                        "household": max(1, ranks // households),
+                        "household": ranks // households,
                         "neighbourhood": 1,
                     },
                 )
@@ -141,7 +160,7 @@ def _households(ranks: int, *, overlapping: bool, **options: Any) -> dict[str, C
 def _neighbourhoods(ranks: int) -> dict[str, Configuration]:
     """Two neighbourhoods of H / 2 households."""
     found = {}
-    for households in (4, 8):
+    for households in (one for one in (4, 8) if one <= ranks):
         for inner in (2, 4):
             for every in (one for one in WORLD_EVERY if one > inner):
                 for name, dealt in (
@@ -152,7 +171,7 @@ def _neighbourhoods(ranks: int) -> dict[str, Configuration]:
                         params={
                             **dealt,
                             "world_every": every,
-                            "household": max(1, ranks // households),
+                            "household": ranks // households,
                             "neighbourhood": households // 2,
                             "neighbourhood_every": inner,
                         }
@@ -178,7 +197,7 @@ class StudyTask(hpo.Task):
         if not self._found:
             raise hpo.UsageError(
                 f"experiment = {options.experiment!r}: has no configuration for ranks_per_worker = "
-                f"{options.ranks_per_worker}. The study has 16 ranks, in E1, E2.1 and E3.1 also 2, 4 and 8."
+                f"{options.ranks_per_worker}. The study has 16 ranks, in E2.1 and E3.1 also 2, 4 and 8, in E1 1, too."
             )
         options.check_data()
         space = hpo.SearchSpace(
@@ -194,8 +213,7 @@ class StudyTask(hpo.Task):
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
         chosen = self._found[str(trial.params["configuration"])]
-        shared = self._options.model_dump(exclude={"experiment", "seeds"})
-        task = assignment.make_task(**{**shared, **chosen.options})
+        task = assignment.make_task(**_options_of(chosen, self._options))
         _, result = task.fit(
             chosen.params,
             ranks=trial.size,
@@ -208,6 +226,19 @@ class StudyTask(hpo.Task):
         )
         value = result.metrics["accuracy"] if result.reason != "diverged" else math.nan
         return {"value": value, **{name: result.metrics[name] for name in task.recorded}}
+
+
+def _options_of(chosen: Configuration, options: Options) -> dict[str, Any]:
+    """Those of ``search_spaces.assignment``."""
+    return {**options.model_dump(exclude={"experiment", "seeds"}), **chosen.options}
+
+
+def untrained(params: Mapping[str, Scalar], **given: Any) -> nn.Module:
+    """The network of a configuration, untrained. ``given``: options, and "classes" if it is known."""
+    facts = {name: given.pop(name) for name in ("classes",) if name in given}
+    options = Options(**given)
+    chosen = configurations(options.experiment, options.ranks_per_worker)[str(params["configuration"])]
+    return assignment.untrained(chosen.params, **_options_of(chosen, options), **facts)
 
 
 def table(result: hpo.Result) -> str:

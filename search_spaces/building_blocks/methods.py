@@ -22,8 +22,9 @@ MethodName = Literal["ddp", "daso", "local-sgd", "oialr", "ab", "ab-no-groups"]
 
 
 def parameters(method: MethodName) -> dict[str, Parameter]:
-    """What is searched of ``method``: DASO's B and S (dissertation, 3.3.1), L_W of local SGD, OIALR's of Table A.3 and
-    AB's of 5.3.3.
+    """What is searched of ``method``: DASO's B and S (dissertation, 3.3.1), L_W of local SGD, OIALR's parameters of
+    Table A.3 (the cutoff in its range; frequency and delay reach further, so that the runs of Table A.1 are inside),
+    and AB's of 5.3.3, which states no ranges, with the merge gain, which no source has.
     """
     if method == "daso":
         return {

@@ -113,6 +113,7 @@ class TrainingOptions(Options, ABC):
 class Recipe:
     """What a configuration means: arguments of ``trainers.train``. ``loss`` None: cross entropy. With another
     ``topology`` than None ranks pose as nodes. ``samples_a_step``: of all ranks together; None: the options'.
+    ``synchronise_batch_norms``: over all ranks, where torch can: on GPUs, with DDP and OIALR, without folds.
     """
 
     network: nn.Module
@@ -125,6 +126,7 @@ class Recipe:
     clip_norm: float | None = None
     label_smoothing: float = 0.0
     samples_a_step: int | None = None
+    synchronise_batch_norms: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@
 Each search is a campaign of its own in DIRECTORY-seed-N, which goes on where it was. The best is chosen by its value on
 the validation part alone; then best and default are trained anew, three times each (--test-seeds), and measured on the
 test part: the default once for all searches, as its trainings are the same.
-Of several objectives the first is a cost and the last the score: the best is then the one with the best score of the
+Of two objectives one is a cost and the other the score: the best is then the one with the best score of the
 front's points that dominate the default on the validation part, which cost less and are no worse. What it costs of the
 default's cost is as the campaign recorded it, what it is better by is measured on the test part.
 
@@ -73,14 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> dict[str, Any]:
     """A campaign's row of the table."""
     file = JOBS / f"{name}_small.toml"
-    settings, objectives = config.read_file(file), hpo.Campaign.from_file(file).task.objectives
+    settings, task = config.read_file(file), hpo.Campaign.from_file(file).task
+    score = compare.score_of(task)
+    measured, direction = compare.tested(task.objectives, score)
     default: list[float] = []
     found = []
     for seed in range(searches):
         one = search(file, seed, budget, test_seeds, default)
         default = one.pop("default_tests")
         found.append(one)
-    sign = 1 if compare.tested(objectives)[1] == "maximize" else -1
+    sign = 1 if direction == "maximize" else -1
     best = [one["best_test"] for one in found]
     variances = [
         statistics.variance(each) / len(each) if len(each) > 1 else math.nan for each in (best, default)
@@ -88,8 +90,8 @@ def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> d
     return {
         "name": name,
         "evaluations": budget or settings.evaluations,
-        "measure": compare.measure(str(settings.task).split(":")[0], objectives),
-        "costs": None if len(objectives) == 1 else next(iter(objectives)),
+        "measure": compare.measure(str(settings.task).split(":")[0], task.objectives, score),
+        "costs": next((name for name in task.objectives if name != measured), None),
         "best": best,
         "default": statistics.fmean(default),
         "difference": statistics.fmean(best) - statistics.fmean(default),
@@ -136,7 +138,8 @@ def search(
     if default.status != COMPLETED:
         raise SystemExit(f"campaigns: the default ended as {default.status} in {directory}: {default.error}")
     objectives = campaign.task.objectives
-    best = compare.best_beside(result, default, objectives)
+    score = compare.score_of(campaign.task)
+    best = compare.best_beside(result, default, objectives, score)
     module = str(settings.task).split(":")[0]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.task_options.items()]
     place = compare.Place(ranks=settings.layout.ranks_per_worker)
@@ -154,7 +157,8 @@ def search(
         "default_tests": default_tests or tests(default),
     }
     if len(objectives) > 1:
-        cost = next(iter(objectives))
+        measured, _ = compare.tested(objectives, score)
+        cost = next(name for name in objectives if name != measured)
         spent, before = (one.objectives[cost] for one in (best, default))
         found["cost_ratio"] = spent / before if before else math.nan
         found["dominating"] = sum(compare.dominates(one, default, objectives) for one in result.front)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -16,7 +16,7 @@ import hpo
 import trainers
 from hpo.config import reader as config
 from search_spaces import imagenet_ab, imagenet_daso, imagenet_oialr
-from search_spaces.building_blocks import methods
+from search_spaces.building_blocks import memory, methods
 from search_spaces.building_blocks.imagenet_task import ImageNetOptions, ImageNetParts
 from search_spaces.building_blocks.recipes import Recipe, Run
 from search_spaces.building_blocks.schedules import TimmCosine
@@ -87,17 +87,32 @@ def test_oialr_is_that_of_table_a_1(network: str) -> None:
     assert imagenet_oialr.space.validate(imagenet_oialr.default) == pytest.approx(imagenet_oialr.default)
 
 
-def test_batch_norms_are_synchronised_where_the_source_does_and_torch_can(
+def test_batch_norms_are_synchronised_as_the_source_does_where_torch_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def synchronised(ranks: int = 8, **options: Any) -> bool:
-        network = recipe(imagenet_oialr, ranks=ranks, network="resnet-rs-101", **options).network
-        return any(isinstance(module, nn.SyncBatchNorm) for module in network.modules())
+    trained: list[nn.Module] = []
 
-    assert not synchronised()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert synchronised() and synchronised(method="ddp")
-    assert not synchronised(ranks=1) and not synchronised(folds=2) and not synchronised(method="daso")
+    def train(model: nn.Module, *parts: Any, **named: Any) -> Any:
+        trained.append(model)
+        return SimpleNamespace()
+
+    monkeypatch.setattr(trainers, "train", train)
+    monkeypatch.setattr(nn.Module, "to", lambda self, *where, **how: self)  # there is no GPU here
+    monkeypatch.setattr(memory, "available_bytes", lambda device, ranks: 2**40)
+    deep = {"architecture": "deep"}
+
+    def synchronised(ranks: int = 8, device: str = "cuda:0", group: Any = None, **options: Any) -> bool:
+        task = imagenet_oialr.make_task(small=True, network="resnet-rs-101", **options)
+        parts = SimpleNamespace(
+            train=range(4), validation=None, listing=SimpleNamespace(classes=8, train=None), trained=range(4)
+        )
+        monkeypatch.setattr(type(task.options), "training_set", lambda *_: None)
+        task.fit(task.default, parts, ranks=ranks, device=device, group=group)
+        return any(isinstance(module, nn.SyncBatchNorm) for module in trained.pop().modules())
+
+    assert synchronised() and synchronised(method="ddp") and synchronised(**deep)
+    assert not synchronised(device="cpu") and not synchronised(ranks=1) and not synchronised(method="daso")
+    assert not synchronised(group=object())  # a fold's
 
 
 @pytest.mark.parametrize("network", ["vit-b-16", "resnet-50"])

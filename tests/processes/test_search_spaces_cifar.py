@@ -298,6 +298,14 @@ def test_the_best_beside_a_default_is_the_most_accurate_that_costs_less(
     assert chosen(2.0, 0.6) == 2.0  # costs as much and is more accurate
     assert chosen(3.0, 0.8) == 4.0  # is on the front itself: nothing dominates it
     assert compare.tested(objectives) == ("accuracy", "maximize")
+    deep = {"micro_f1": "maximize", "parameters": "minimize"}
+    assert compare.tested(deep, "micro_f1") == ("micro_f1", "maximize")
+    assert compare.measure("search_spaces.bigearthnet", deep, "micro_f1") == "micro-F1"
+    networks = [
+        SimpleNamespace(objectives={"micro_f1": f1, "parameters": p}) for f1, p in ((0.7, 9.0), (0.5, 1.0))
+    ]
+    default = SimpleNamespace(objectives={"micro_f1": 0.4, "parameters": 9.0})
+    assert compare.best_beside(SimpleNamespace(front=networks), default, deep, "micro_f1") is networks[0]
     best = SimpleNamespace()
     assert compare.best_beside(SimpleNamespace(best=best), None, {"value": "maximize"}) is best
 

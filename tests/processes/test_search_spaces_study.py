@@ -140,3 +140,28 @@ def test_all_seeds_of_an_experiment_by_one_command(
     assert row.split()[0] == "disjoint" and "±" in row and row.split()[-1] == "2"
     assert resnet20_study.main([str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("search_spaces.resnet20_study: ")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("folds", 2),
+        ("method", "oialr"),
+        ("architecture", "deep"),
+        ("second_objective", "bytes_between_nodes"),
+    ],
+)
+def test_what_the_study_decides_is_refused(option: str, value: object) -> None:
+    with pytest.raises(hpo.UsageError, match=rf"^{option} = {value!r}: must be .*, as the study has it"):
+        resnet20_study.make_task(**{option: value})
+
+
+def test_configurations_have_as_many_households_as_they_say() -> None:
+    for name, one in resnet20_study.configurations("E3.2.1", 4).items():
+        assert name.startswith(f"H = {4 // one.params['household']}, ")
+    assert not resnet20_study.configurations("E3.3", 2)
+
+
+def test_the_network_of_a_configuration() -> None:
+    made = resnet20_study.untrained({"configuration": "full overlap", "seed": 1}, width=2, classes=10)
+    assert sum(one.numel() for one in made.parameters()) < 10_000
