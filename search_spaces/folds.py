@@ -7,8 +7,7 @@
         train, validation = fold.split(len(samples), classes=classes)       # indices
         …
         trainers.train(model, Subset(samples, train), Subset(samples, validation), …,
-                       batch_size=32 // trial.size, checkpoint=trial.directory / "checkpoint",
-                       interrupt=trial.should_checkpoint, group=fold.group)
+                       batch_size=32 // trial.size, group=fold.group, **trial.training(value="accuracy"))
         return accuracy
 
 With ranks enough folds are evaluated side by side, by gcd(ranks, folds) groups of as many ranks each; else one
@@ -324,7 +323,8 @@ class _Link:
         return self._trial.should_checkpoint() if self._teams is None else self._teams.meet()
 
     def should_checkpoint_soon(self) -> bool:
-        return self.should_checkpoint()
+        # Several groups meet: they have to hear of a stop at once.
+        return self._trial._should_checkpoint_soon() if self._teams is None else self._teams.meet()
 
 
 def _trial(link: _Link, whole: hpo.Trial, index: int, *, rank: int, size: int) -> hpo.Trial:

@@ -125,14 +125,11 @@ class TrainedTask(hpo.Task):
         model, result = self.fit(
             trial.params,
             parts,
-            seed=trial.seed,
             ranks=trial.size,
             device=trial.device,
-            checkpoint=trial.directory / name,
             parent=None if parent is None else parent / name,
-            report=lambda epoch, metrics: trial.report(epoch, metrics[self.score], **metrics),
-            interrupt=trial.should_checkpoint,
             group=group,
+            **{**trial.training(value=self.score), "checkpoint": trial.directory / name},
         )
         objectives = {**self.judge(result, self.optimizer_steps(parts)), **self.options.costs(model)}
         if result.reason == "diverged" and not self.keeps_best_of_diverged:

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from hpo.evaluation.conversation import FormGroup, Hello
 from hpo.evaluation.devices import choose_backend, evaluator_device
-from hpo.evaluation.process.evaluator import Group
+from hpo.evaluation.process.task_groups import TaskGroups
+from hpo.evaluation.process.worker_group import WorkerGroup
 from hpo.task.task import TaskSource
 
 
@@ -36,7 +37,7 @@ def main() -> None:
         worker_rank=0, size=1, hosts=(host,), local_rank=0, local_size=1, label="the test", interface=None,
         source=TaskSource(reference="gpu_tasks:training"), device=index,
     )  # fmt: skip
-    group = Group(hello, evaluator_device(os.environ, index, "the test"))
+    group = WorkerGroup(hello, evaluator_device(os.environ, index, "the test"), TaskGroups())
     backend = choose_backend([(host, group.gpu)])
     found: dict[str, object] = {"backend": backend}
     begin = time.perf_counter()

@@ -140,7 +140,7 @@ class Stopping(hpo.Trial):
 
     __slots__ = ("left",)
 
-    def should_checkpoint_soon(self) -> bool:
+    def _should_checkpoint_soon(self) -> bool:
         return self.should_checkpoint()
 
     def should_checkpoint(self) -> bool:
