@@ -220,7 +220,6 @@ class StudyTask(hpo.Task):
             device=trial.device,
             **{
                 **trial.training(value="accuracy"),
-                "checkpoint": trial.directory / f"checkpoint-{trial.size}-ranks",
                 "seed": int(str(trial.params["seed"])),
             },
         )

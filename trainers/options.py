@@ -142,6 +142,9 @@ class Checkpointing:
             end and as ``checkpoint_every`` says.
         checkpoint_every (int, steps, or timedelta; default None): how often it saves, between evaluations, too; by the
             clock of rank 0, after a step near that time. None: after each evaluation.
+        on_other_ranks (str; default "refuse"): what happens where other ranks wrote the checkpoint, by number or by
+            node, and the method cannot go on from it: "refuse" raises ValueError; "restart" warns and begins anew, and
+            the next save replaces that checkpoint.
         interrupt (callable; default None): ``interrupt()``, called on every rank before each step; must answer alike
             on all. When it is true the run saves and raises ``Interrupted``.
 
@@ -151,6 +154,7 @@ class Checkpointing:
 
     checkpoint: str | Path | None = None
     checkpoint_every: int | timedelta | None = None
+    on_other_ranks: str = "refuse"
     interrupt: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -167,6 +171,12 @@ class Checkpointing:
                 f"checkpoint_every = {self.checkpoint_every!r}: must be a whole number of steps of at least 1, "
                 "a datetime.timedelta above 0, or None for after each evaluation. Correct it."
             )
+        check_argument(
+            "on_other_ranks",
+            self.on_other_ranks,
+            self.on_other_ranks in ("refuse", "restart"),
+            "refuse or restart",
+        )
         _check_callable("interrupt", self.interrupt, "without arguments")
 
 
@@ -271,6 +281,7 @@ class Keywords(TypedDict, total=False):
     collate: Collate | None
     checkpoint: str | Path | None
     checkpoint_every: int | timedelta | None
+    on_other_ranks: str
     interrupt: Callable[[], bool] | None
     report: Callable[[int, Metrics], None] | None
     on_step: Callable[[int, StepMetrics], None] | None

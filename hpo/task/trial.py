@@ -303,8 +303,9 @@ class Trial:
         """Keywords for ``trainers.train`` by which the campaign stops, resumes and prunes a training:
         ``trainers.train(…, **trial.training(value="accuracy"))``.
 
-        They are ``seed``, ``checkpoint`` (a directory in ``directory`` for this number of ranks, as not every method
-        goes on on another number), ``interrupt``, by which a stop takes effect within about a second or two steps, and
+        They are ``seed``, ``checkpoint`` (a directory in ``directory``, named after the number of ranks that began the
+        training), ``on_other_ranks``, by which other ranks than those that saved go on where the method can, and else
+        begin anew, ``interrupt``, by which a stop takes effect within about a second or two steps, and
         ``report``. The ranks do not wait for one another to ask whether to stop, as ``should_checkpoint`` would have
         them do before each step.
 
@@ -313,7 +314,8 @@ class Trial:
         """
         return {
             "seed": self.seed,
-            "checkpoint": self.directory / f"{self.size}-ranks",
+            "checkpoint": checkpoint_in(self.directory, self.size),
+            "on_other_ranks": "restart",
             "interrupt": self._should_checkpoint_soon,
             "report": _EpochReport(self, value),
         }
@@ -324,6 +326,15 @@ class Trial:
 
     def __repr__(self) -> str:
         return f"Trial(id={self.id!r}, rank={self.rank} of {self.size}, params={self.params!r})"
+
+
+def checkpoint_in(directory: Path, ranks: int) -> Path:
+    """The checkpoint directory of the training in an individual's ``directory``: the one that was written last, by
+    whichever number of ranks, or where there is none the one that ``ranks`` ranks begin.
+    """
+    # trainers names what it saved last in a file called latest.
+    saved = [(latest.stat().st_mtime_ns, latest.parent) for latest in directory.glob("*-ranks/latest")]
+    return max(saved)[1] if saved else directory / f"{ranks}-ranks"
 
 
 class _EpochReport:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
+from hpo.task.trial import checkpoint_in
 from search_spaces import options as check
 from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.recipes import (
@@ -119,17 +120,15 @@ class TrainedTask(hpo.Task):
         facts = self.options.network_facts(parts)
         if trial.rank == 0 and facts:
             trained_models.note(trial.directory, facts)
-        # An individual that goes on with another number of ranks begins anew.
-        name = f"checkpoint-{trial.size}-ranks"
         parent = trial.parent_checkpoint
         model, result = self.fit(
             trial.params,
             parts,
             ranks=trial.size,
             device=trial.device,
-            parent=None if parent is None else parent / name,
+            parent=None if parent is None else checkpoint_in(parent, trial.size),
             group=group,
-            **{**trial.training(value=self.score), "checkpoint": trial.directory / name},
+            **trial.training(value=self.score),
         )
         objectives = {**self.judge(result, self.optimizer_steps(parts)), **self.options.costs(model)}
         if result.reason == "diverged" and not self.keeps_best_of_diverged:
@@ -186,6 +185,7 @@ class TrainedTask(hpo.Task):
         ranks: int = 1,
         device: str = "cpu",
         checkpoint: Path | None = None,
+        on_other_ranks: str = "refuse",
         parent: Path | None = None,
         report: Callable[[int, dict[str, float]], None] | None = None,
         interrupt: Callable[[], bool] | None = None,
@@ -241,6 +241,7 @@ class TrainedTask(hpo.Task):
             evaluation_batch_size=self.samples_evaluated_at_once,
             loader_processes=options.loader_processes,
             checkpoint=checkpoint,
+            on_other_ranks=on_other_ranks,
             checkpoint_every=None if options.saves_each_epoch else sys.maxsize,
             report=report,
             interrupt=interrupt,

@@ -34,7 +34,7 @@ def main(
     whose options of the task are taken, too. With either, ``test`` is called:
     test(params, ranks=…, device=…, **keywords of make_task), and with --test-seeds N also seeds=range(N). With
     ``network``(params, **keywords of make_task), which makes the untrained network, --export writes the trained one
-    to a file; its checkpoint is looked for in folders checkpoint-* of the trial's directory. With --campaign it is
+    to a file; its checkpoint is looked for in folders *-ranks of the trial's directory. With --campaign it is
     the one that the campaign has trained, and nothing else is done, unless --anew is given.
 
     A user's mistake is one sentence on standard error; wrong options are one each.

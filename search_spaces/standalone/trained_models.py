@@ -85,7 +85,7 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
         one = result.best
         # Where it was evaluated more than once, the checkpoint of that evaluation which looks best may be gone.
         for other in (same for each in result.repeated[:1] for same in each.individuals):
-            if any((Path(directory) / "evaluations" / other.id).glob("checkpoint-*")):
+            if any((Path(directory) / "evaluations" / other.id).glob("*-ranks")):
                 one = other
                 break
     else:
@@ -112,7 +112,7 @@ def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, m
     check_writable(path)
     import trainers
 
-    found = sorted(trained.directory.glob("checkpoint-*"), key=lambda place: place.stat().st_mtime)
+    found = sorted(trained.directory.glob("*-ranks"), key=lambda place: place.stat().st_mtime)
     if not found:
         if any(trained.directory.glob("fold-*")):
             raise hpo.UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import trainers
 from hpo.errors import Pruned, UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
-from hpo.task.trial import Job, Trial, attempt
+from hpo.task.trial import Job, Trial, attempt, checkpoint_in
 
 
 class Recorder:
@@ -107,6 +108,17 @@ def test_report_refuses_a_step_that_the_journal_could_not_hold(tmp_path: Path, s
         trial.report(step, 1.0)
     trial.report(2**53, 1.0)
     assert link.reports == [(2**53, 1.0)]
+
+
+def test_a_training_goes_on_from_what_was_saved_last_by_whichever_number_of_ranks(tmp_path: Path) -> None:
+    assert checkpoint_in(tmp_path, 3) == tmp_path / "3-ranks"
+    for ranks, at in ((3, 10), (2, 30), (4, 20)):
+        (tmp_path / f"{ranks}-ranks").mkdir()
+        latest = tmp_path / f"{ranks}-ranks" / "latest"
+        latest.touch()
+        os.utime(latest, ns=(at, at))
+    (tmp_path / "5-ranks").mkdir()  # nothing was saved there
+    assert checkpoint_in(tmp_path, 3) == checkpoint_in(tmp_path, 5) == tmp_path / "2-ranks"
 
 
 @pytest.mark.parametrize(("step", "value"), WRONG)

@@ -156,7 +156,7 @@ def test_an_individual_begins_with_what_its_parent_has_trained(
     with pytest.raises(Begun):
         task.evaluate(hpo.Trial.alone({**params, "blocks2": 2}, directory=tmp_path / "child"))
     parent = trainers.load_trained(
-        digits.untrained(params, architecture="deep"), tmp_path / "parent" / "checkpoint-1-ranks"
+        digits.untrained(params, architecture="deep"), tmp_path / "parent" / "1-ranks"
     )
     images = torch.rand(8, 1, 8, 8)
     assert len(begun[0].stages[1]) == 2  # type: ignore[arg-type,index]
@@ -251,7 +251,7 @@ def test_from_the_form_of_cifar_100_to_that_of_cifar_10(
     path = tmp_path / "best.safetensors"
     folder = tmp_path / "first" / "evaluations" / best.id
     network = vit_ab.untrained(best.params, architecture="deep", method="ddp", classes=100)
-    trainers.save_model(trainers.load_trained(network, folder / "checkpoint-1-ranks"), path)
+    trainers.save_model(trainers.load_trained(network, folder / "1-ranks"), path)
     listed = tmp_path / "points.json"
     listed.write_text(json.dumps([{"params": one.params} for one in before.individuals[1:]]))
     second = vit_ab.make_task(**options, data=str(ten), method="ddp", init=str(path))

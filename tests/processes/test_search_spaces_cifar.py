@@ -437,7 +437,7 @@ def test_the_best_of_a_campaign_is_exported(tmp_path: Path, capsys: pytest.Captu
     assert scores["loss"] == pytest.approx(best.metrics["validation_loss"], abs=1e-4)
     assert main("--campaign", str(directory), "--export", str(path), "--id", "9-9-9") == 2
     assert "has no individual 9-9-9" in capsys.readouterr().err
-    (checkpoint,) = (directory / "evaluations" / best.id).glob("checkpoint-*")
+    (checkpoint,) = (directory / "evaluations" / best.id).glob("*-ranks")
     checkpoint.rename(tmp_path / "away")
     assert main("--campaign", str(directory), "--export", str(path)) == 2
     assert "has no checkpoint" in capsys.readouterr().err

@@ -173,6 +173,34 @@ def test_two_ranks_share_the_work_and_agree(tmp_path: Path) -> None:
     assert abs(one["value"] - alone_found["value"]) < 0.1
 
 
+class Reporting(hpo.Trial):
+    """Keeps which epochs it reports."""
+
+    __slots__ = ("epochs",)
+
+    def report(self, /, step: int, value: object, **metrics: object) -> None:
+        self.epochs.append(step)
+
+
+def reported(rank: int, directory: str) -> list[int]:
+    size = torch.distributed.get_world_size()
+    both = Reporting.alone(dict(digits.default), directory=directory, rank=rank, size=size)
+    assert isinstance(both, Reporting)
+    both.epochs = []
+    digits.make_task(**{**FAST, "epochs": 3}).evaluate(both)
+    return both.epochs
+
+
+def test_an_interrupted_evaluation_goes_on_on_another_number_of_ranks(tmp_path: Path) -> None:
+    task = digits.make_task(**{**FAST, "epochs": 3})
+    stopped = Stopping.alone(dict(digits.default), directory=tmp_path)
+    assert isinstance(stopped, Stopping)
+    stopped.left = task.optimizer_steps(task.options.parts()) // 3 + 1  # within the second epoch
+    with pytest.raises(trainers.Interrupted):
+        task.evaluate(stopped)
+    assert run_ranks(2, reported, str(tmp_path)) == [[2, 3], [2, 3]]
+
+
 # The data
 
 

@@ -553,7 +553,7 @@ def test_a_damaged_checkpoint_is_said_to_be_so(
     refused: Callable[..., str], campaign: Path, tmp_path: Path, damage: str
 ) -> None:
     copy = shutil.copytree(campaign, tmp_path / "copy")
-    (shared,) = (copy / "evaluations" / hpo.Result(copy).best.id).glob("checkpoint-*/step-*/shared.pt")
+    (shared,) = (copy / "evaluations" / hpo.Result(copy).best.id).glob("*-ranks/step-*/shared.pt")
     if damage == "gone":
         shared.unlink()
     elif damage == "text":

@@ -240,7 +240,7 @@ def saved_apart(rank: int, directory: str) -> None:
 
 def test_what_cannot_go_on_on_other_ranks_says_why_and_what_to_do(tmp_path: Path) -> None:
     run_ranks(2, saved_apart, str(tmp_path))
-    joint = "choose batch_size and accumulate such that a step has 12 samples on all ranks together, or name"
+    joint = "choose batch_size and accumulate such that a step has 12 samples on all ranks together, or start anew"
     by_steps: dict[str, Any] = {"epochs": None, "steps": 30}
     for name, batch_size, options, sentences in (
         ("steps", 6, by_steps, ["steps = 30 counts steps", joint]),
@@ -254,4 +254,31 @@ def test_what_cannot_go_on_on_other_ranks_says_why_and_what_to_do(tmp_path: Path
         assert f"{tmp_path / name} was written by 2 ranks and is read by 1, and " in message
         for sentence in sentences:
             assert sentence in message, message
-    train(network(), "DDP", 1, checkpoint=tmp_path / "steps", batch_size=12, **by_steps)
+        new, restarted = network(), network()
+        train(new, "DDP", 1, batch_size=batch_size, **options)
+        with pytest.warns(UserWarning, match=r"written by 2 ranks .* It starts anew now\."):
+            found = train(
+                restarted, "DDP", 1, checkpoint=tmp_path / name, batch_size=batch_size,
+                on_other_ranks="restart", **options,
+            )  # fmt: skip
+        assert_identical(state_of(restarted), state_of(new))
+        again = train(
+            network(),
+            "DDP",
+            1,
+            checkpoint=tmp_path / name,
+            batch_size=batch_size,
+            on_other_ranks="restart",
+            **options,
+        )
+        assert again.history == found.history  # what it has saved since is its own
+
+
+def test_where_a_method_can_go_on_on_other_ranks_it_is_not_restarted(tmp_path: Path) -> None:
+    run_ranks(2, saved_apart, str(tmp_path))
+    seen: list[int] = []
+    train(
+        network(), "DDP", 1, checkpoint=tmp_path / "steps", batch_size=12, epochs=None, steps=30,
+        on_other_ranks="restart", on_step=lambda steps, values: seen.append(steps),
+    )  # fmt: skip
+    assert seen == [*range(STOP + 1, 31)]

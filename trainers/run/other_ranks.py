@@ -25,6 +25,10 @@ from trainers.run.settings import Settings
 _OF_OTHERS = ("nodes", "batch_size", "accumulate")
 
 
+class OtherRanksError(ValueError):
+    """These ranks cannot go on from what others saved. Raised on all of them alike, before anything is filled."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OtherRanks:
     """The ranks that saved the checkpoint ``found``, compared with those that load it from ``where``."""
@@ -46,13 +50,13 @@ class OtherRanks:
         return _OF_OTHERS if self._other_number else _OF_OTHERS[:1]
 
     def refuse_unless_alike(self, strategy: Strategy) -> None:
-        """ValueError unless all of them had the same model and optimizer, and all of these ranks can."""
+        """OtherRanksError unless all of them had the same model and optimizer, and all of these ranks can."""
         if "model" not in self.found.shared or not strategy.replicated:
             self._refuse("with its method each rank, or node, has a model or an optimizer state of its own")
 
     def go_on(self, saved: Saved, strategy: Strategy, owns: Sequence[Mapping[str, Any]]) -> Saved:
         """``saved`` of one of them, with what all of them kept for themselves, ``owns``, in order of rank, as this rank
-        goes on with it at the same sample. ValueError if ``strategy`` cannot, or there is no such place.
+        goes on with it at the same sample. OtherRanksError if ``strategy`` cannot, or there is no such place.
         """
         was, now = self._steps_per_epoch(), self.length.steps_per_epoch
         samples = length_of(self.settings.train_set)
@@ -165,9 +169,9 @@ class OtherRanks:
         else:
             said = f"was saved with other settings: nodes was {self._saved_settings.get('nodes')}, is {self._nodes}"
             use = "Place the ranks on nodes as they were"
-        raise ValueError(
-            f"The checkpoint in {self.where} {said}, and {why}. {', '.join(filter(None, (use, remedy)))}, or name "
-            "another checkpoint directory to start anew."
+        raise OtherRanksError(
+            f"The checkpoint in {self.where} {said}, and {why}. {', '.join(filter(None, (use, remedy)))}, or start "
+            'anew: by on_other_ranks="restart", or in another checkpoint directory.'
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import cast
 
 from torch.optim import Optimizer
 
-from trainers.checkpoints.checkpoint import Checkpoint
+from trainers.checkpoints.checkpoint import Checkpoint, Found
 from trainers.checkpoints.contents import (
     Best,
     checked,
@@ -22,7 +23,7 @@ from trainers.communication.communicator import Communicator
 from trainers.methods.strategy import Method, State, Strategy
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.moving_average import MovingAverage
-from trainers.run.other_ranks import OtherRanks
+from trainers.run.other_ranks import OtherRanks, OtherRanksError
 from trainers.run.position import Length, Position
 from trainers.run.settings import Settings
 
@@ -136,12 +137,21 @@ class SavedState:
 
     def take_up(self) -> None:
         """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings, or of other
-        ranks, and the method cannot go on on these.
+        ranks, where the method cannot go on on these and the run is not to restart then.
         """
         found = self.checkpoint.load() if self.checkpoint is not None else None
         if self.checkpoint is None or found is None:
             return
-        rank, where = self._communicator.rank, str(self.checkpoint)
+        try:
+            self._go_on(self.checkpoint, found)
+        except OtherRanksError as error:
+            if self._settings.checkpointing.on_other_ranks == "refuse":
+                raise
+            if self._communicator.rank == 0:
+                warnings.warn(f"{error} It starts anew now.", stacklevel=2)
+
+    def _go_on(self, checkpoint: Checkpoint, found: Found) -> None:
+        rank, where = self._communicator.rank, str(checkpoint)
         others = OtherRanks(
             found=found,
             where=where,
@@ -149,12 +159,12 @@ class SavedState:
             communicator=self._communicator,
             length=self._length,
         )
-        with self.checkpoint.by_all("go on from its part of"):
+        with checkpoint.by_all("go on from its part of"):
             if not others.same:
                 others.refuse_unless_alike(self._strategy)
-        with self.checkpoint.by_all("read its rank-N.pt of"):
+        with checkpoint.by_all("read its rank-N.pt of"):
             owns = [found.own(n) for n in ([rank] if others.same else range(found.ranks))]
-        with self.checkpoint.by_all("go on from its part of"):
+        with checkpoint.by_all("go on from its part of"):
             content, settings = {**found.shared, **owns[0]}, self._identity
             saved = checked(content, identity=settings, form=self._form, where=where, but=others.may_differ)
             if not others.same:
@@ -175,7 +185,7 @@ class SavedState:
         position = self._position
         position.steps = saved["epoch"] * self._length.steps_per_epoch + saved["step"]
         if others.same:
-            self.checkpoint.is_saved(position.steps)
+            checkpoint.is_saved(position.steps)
         position.reason, position.history = saved["reason"], saved["history"]
         for entry in position.history:  # of earlier versions, in which evaluations were at the ends of epochs
             entry.setdefault("steps", entry["epoch"] * self._length.steps_per_epoch)

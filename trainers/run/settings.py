@@ -191,6 +191,7 @@ class Settings:
             "metrics": list(self.metrics),
             "early_stopping": self.early_stopping,
             "checkpoint_every": self.checkpointing.checkpoint_every,
+            "on_other_ranks": self.checkpointing.on_other_ranks,
             "seed": int(self.seed),
         }
 
