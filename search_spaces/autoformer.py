@@ -42,6 +42,9 @@ EPOCHS, STEPS = 20, 20 * 1075
 """Of the source's run, if it is not stopped earlier (34 369 windows in batches of 32). Parameters that count epochs or
 steps are parts of it: a run of another length has them in proportion."""
 
+DIM = 512
+"""The source's width, which the learning rates are for."""
+
 space = hpo.SearchSpace(
     lr=hpo.Float(1e-5, 5e-3, log=True),
     min_lr=hpo.Float(5e-6, 1e-3, log=True),  # may lie above lr
@@ -148,16 +151,17 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
     import trainers
-    from search_spaces.building_blocks.schedules import HalvedEachEpoch, cosine
+    from search_spaces.building_blocks.schedules import HalvedEachEpoch, at_width, cosine
     from search_spaces.networks.autoformer import Autoformer
 
+    rates = at_width(options.dim, p, source=DIM)
     schedule: trainers.Schedule = HalvedEachEpoch()
     if options.schedule == "cosine":
         schedule = cosine(
             options.cosine,
             warmup_epochs=p["warmup_epochs"] * options.epochs / EPOCHS,
-            warmup_lr=p["warmup_lr"],
-            min_lr=p["min_lr"],
+            warmup_lr=rates["warmup_lr"],
+            min_lr=rates["min_lr"],
             k_decay=p["k_decay"],
         )
     return Recipe(
@@ -177,7 +181,7 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         ),
         loss=torch.nn.functional.mse_loss,
         # AdamW, as in all experiments of the dissertation's section 4.4.
-        optimizer=lambda weights: torch.optim.AdamW(weights, lr=p["lr"]),
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=rates["lr"]),
         schedule=schedule,
         # The network is left as it was at its best epoch.
         early_stopping=trainers.EarlyStopping(patience=options.patience, restore_best=True),

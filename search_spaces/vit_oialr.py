@@ -29,6 +29,9 @@ EPOCHS, STEPS = 125, 125 * 49
 """Of the source's run (Table A.1; 50 000 images in batches of 1 024). Parameters that count epochs or steps are parts
 of it: a run of another length has them in proportion."""
 
+DIM = 768
+"""The source's width, which the learning rates are for."""
+
 space = hpo.SearchSpace(
     lr=hpo.Float(5e-5, 1e-3, log=True),
     min_lr=hpo.Float(5e-6, 1e-3, log=True),  # may lie above lr: the source's best does, and rises to it
@@ -77,9 +80,10 @@ class Options(ImageOptions):
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
-    from search_spaces.building_blocks.schedules import cosine
+    from search_spaces.building_blocks.schedules import at_width, cosine
     from search_spaces.networks.vit import ViT
 
+    rates = at_width(options.dim if options.architecture == "source" else DIM, p, source=DIM)
     return Recipe(
         network=ViT(
             side=32,
@@ -91,12 +95,12 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
             qkv_bias=False,
             drop_path=0.2,
         ),
-        optimizer=lambda weights: torch.optim.AdamW(weights, lr=p["lr"]),
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=rates["lr"]),
         schedule=cosine(
             options.cosine,
             warmup_epochs=p["warmup_epochs"] * options.epochs / EPOCHS,
-            warmup_lr=p["warmup_lr"],
-            min_lr=p["min_lr"],
+            warmup_lr=rates["warmup_lr"],
+            min_lr=rates["min_lr"],
             k_decay=p["k_decay"],
         ),
         label_smoothing=0.1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,3 +54,10 @@ class HalvedEachEpoch(trainers.Schedule):
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         return lr * 0.5 ** max(0, math.floor(epoch) - 1)
+
+
+def at_width(width: int, rates: Mapping[str, float], *, source: int) -> dict[str, float]:
+    """``lr``, ``min_lr`` and ``warmup_lr`` of a search on a network of the width ``source``, for one of another width:
+    Adam's best rate is inversely proportional to it (Yang et al. 2022, arXiv 2203.03466, Table 3).
+    """
+    return {name: rates[name] * source / width for name in ("lr", "min_lr", "warmup_lr")}

@@ -184,3 +184,17 @@ def test_pairs_of_b_and_s_are_different_runs_of_a_model_with_traffic(
     assert training // task.options.samples_a_step >= 2 * 32
     network = daso_intervals.untrained(task.default or {}, classes=10, **options_of("daso_intervals"))
     assert sum(parameter.numel() for parameter in network.parameters()) * 4 > 50e6
+
+
+@pytest.mark.parametrize(
+    ("options", "factor"), [({"dim": 768}, 1.0), ({"dim": 96}, 8.0), ({"architecture": "deep"}, 1.0)]
+)
+def test_rates_of_the_source_s_width_grow_as_the_network_is_narrower(
+    options: dict[str, Any], factor: float
+) -> None:
+    made = vit_oialr.recipe(dict(vit_oialr.TUNED), vit_oialr.Options(**options), Run(data={"classes": 10}))
+    (group,) = made.optimizer([torch.nn.Parameter(torch.ones(1))]).param_groups
+    found = (group["lr"], made.schedule.min_lr, made.schedule.warmup_lr)
+    assert found == pytest.approx(
+        tuple(factor * vit_oialr.TUNED[name] for name in ("lr", "min_lr", "warmup_lr"))
+    )

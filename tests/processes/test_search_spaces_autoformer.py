@@ -58,6 +58,11 @@ def tiny(data: str, **changed: Any) -> autoformer.ForecastTask:
     return autoformer.make_task(**{**TINY, "data": data, **changed})
 
 
+def rates(**in_the_end: float) -> dict[str, float]:
+    """Parameters by which ``tiny`` trains at these rates."""
+    return {name: rate * TINY["dim"] / autoformer.DIM for name, rate in in_the_end.items()}
+
+
 def test_random_configurations_train(data: str, tmp_path: Path) -> None:
     task, rng = tiny(data), random.Random(1)
     assert not task.constraints
@@ -74,7 +79,7 @@ def test_random_configurations_train(data: str, tmp_path: Path) -> None:
 def test_the_fitness_is_the_smallest_error_and_the_model_is_the_one_that_had_it(data: str) -> None:
     task = tiny(data, epochs=4)
     # Learns, then is spoilt.
-    params = {**autoformer.default, "warmup_lr": 3e-3, "warmup_epochs": 10, "lr": 1.0, "min_lr": 1.0}
+    params = {**autoformer.default, "warmup_epochs": 10, **rates(warmup_lr=3e-3, lr=1.0, min_lr=1.0)}
     model, result = task.fit(params, seed=0, ranks=1, device="cpu")
     errors = [entry["validation_loss"] for entry in result.history]
     assert result.metrics["validation_loss"] == min(errors) < errors[-1]
@@ -88,9 +93,9 @@ def test_the_fitness_is_the_smallest_error_and_the_model_is_the_one_that_had_it(
 
 
 def test_it_learns(data: str) -> None:
-    """Forecasting the mean has an error of about 1; waves of a day can be told from one day."""
+    """Forecasting the mean has an error of about 1; waves of a day follow from one day."""
     task = tiny(data, epochs=8, stride=1, context=24, start_token=12)
-    params = {**autoformer.default, "lr": 0.02, "warmup_lr": 5e-3, "sigma_cutoff": 0.01}
+    params = {**autoformer.default, "sigma_cutoff": 0.01, **rates(lr=0.02, warmup_lr=5e-3, min_lr=5e-6)}
     _, result = task.fit(params, seed=0, ranks=1, device="cpu")
     assert result.metrics["validation_loss"] < 0.6
 
