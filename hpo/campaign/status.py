@@ -81,7 +81,7 @@ class Status:
         before = {number: times for number, times in earlier.launches.items() if number != log.number}
         self._started = before[min(before)][0] if before else log.began
         self._seconds = sum(updated - began for began, updated in before.values())
-        lock.heartbeat.register(self._write)
+        lock.heartbeat.register(self._refresh)
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Take note of how it stands if it is time to; cheap otherwise."""
@@ -101,6 +101,11 @@ class Status:
             self._lock.heartbeat.hasten()
         interval_s = _WATCHED_S if self._watched else _INTERVAL_S
         self._next = now + max(interval_s, (time.perf_counter() - begun) / _SHARE)
+
+    def _refresh(self) -> None:
+        # Storage that fails is reported where results wait for it; without this file `hpo status` reads the journals.
+        with suppress(OSError):
+            self._write()
 
     def _found(self, coordinator: Coordinator, now: float) -> Overview | None:
         """None where the best is known by the journals only: a dead rank has not sent it."""

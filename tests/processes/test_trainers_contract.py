@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import trainers
-from trainers import saving
+from trainers.run import saving
 from trainers.checkpoints import save_timer
 from trainers.checkpoints.checkpoint import Checkpoint
 from trainers.lowrank.layers import merged
