@@ -7,10 +7,8 @@
     python -m search_spaces.autoformer --campaign runs/autoformer_small
                                                                 what that has found, with its error on the test part
 
-There the mean squared error on the test part was, of forecasts over 96, 192, 336 and 720 points, 0.2145, 0.2737,
-0.3277 and 0.4194 at full rank, and 0.2112, 0.2686, 0.3212 and 0.4120 with OIALR and what the search had found, at
-12.2, 27.2, 7.1 and 4.5 % of the parameters trained. It is ``Autoformer`` of transformers here as there; what that
-does unlike its authors' is listed in ``search_spaces.networks.autoformer``.
+README.md has the source's results. It is ``Autoformer`` of transformers here as there; what that does unlike its
+authors' is listed in ``search_spaces.networks.autoformer``.
 """
 
 from __future__ import annotations

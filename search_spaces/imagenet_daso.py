@@ -5,9 +5,8 @@
     sbatch jobs/slurm.sbatch jobs/imagenet_daso.toml        eight nodes with 4 GPUs an individual, as Table 3.1
     torchrun … -m search_spaces.imagenet_daso --data DATA --sync-every 4 --sync-delay 1
 
-On 32 GPUs the source's training took 4.56 h with B = 1 and S = 0, for 76.77 % of the validation images, and 3.66 h with
-B = 4 and S = 1, for 75.83 %. It follows Goyal et al. 2017 (arXiv 1706.02677), and names neither batch nor rate: here
-they are those of that work, 32 images a GPU and 0.1 for 256, after a warm-up from 0.1.
+The source follows Goyal et al. 2017 (arXiv 1706.02677), and names neither batch nor rate: here they are those of that
+work, 32 images a GPU and 0.1 for 256, after a warm-up from 0.1.
 """
 
 from __future__ import annotations

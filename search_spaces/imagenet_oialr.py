@@ -5,10 +5,8 @@ is dropped (dissertation, section 4.4.2, tables 4.1 and A.1).
     sbatch jobs/slurm.sbatch jobs/imagenet_oialr.toml       the source's size
     torchrun --nproc-per-node 8 -m search_spaces.imagenet_oialr --data DATA --network resnet-rs-101
 
-There full rank had 71.64 % of the validation images right and OIALR with ``default`` 70.30 % at 16.56 % of the
-parameters trained (ViT-B/16); 78.75 % and 77.95 % at 15.66 % (ResNet-RS 101): untuned, by the ReaL labels. The source
-has no search on ImageNet: the ranges of schedule and cutoff are those of Table A.3, a search on CIFAR-10; frequency and
-delay reach further, so that Table A.1's point is inside.
+The source has no search on ImageNet: the ranges of schedule and cutoff are those of Table A.3, a search on CIFAR-10;
+frequency and delay reach further, so that Table A.1's point is inside.
 """
 
 from __future__ import annotations
