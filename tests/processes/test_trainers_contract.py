@@ -27,10 +27,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import trainers
-from trainers.run import saving
 from trainers.checkpoints import save_timer
 from trainers.checkpoints.checkpoint import Checkpoint
 from trainers.lowrank.layers import merged
+from trainers.run import saving
 
 EPOCHS, STEPS_PER_EPOCH, BATCH_SIZE = 3, 5, 2
 
