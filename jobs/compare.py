@@ -156,7 +156,7 @@ def baselines_of(task: hpo.Task, module: str, asked: Sequence[str] | None = None
     """
     options = getattr(task, "options", None)
     own = getattr(options, "method", None)
-    if own is None:
+    if options is None or own is None:
         return {}
     if asked is None:
         asked = {"ddp": [], "ab": ["ab-no-groups", "ddp"]}.get(own, ["ddp"])

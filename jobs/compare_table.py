@@ -76,17 +76,17 @@ def _costs(tests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     that say something of all columns.
     """
     shown = {
-        "compression_ratio": ("compression", lambda value: f"{value:.2f} : 1"),
-        "trainable_fraction": ("trained parameters", lambda value: f"{value:.2%}"),
-        "bytes_inside_nodes": ("bytes a rank, in nodes", lambda value: f"{value:.4g}"),
-        "bytes_between_nodes": ("bytes a rank, between", lambda value: f"{value:.4g}"),
-        "train_s": ("training, s", lambda value: f"{value:.4g}"),
+        "compression_ratio": ("compression", "{:.2f} : 1"),
+        "trainable_fraction": ("trained parameters", "{:.2%}"),
+        "bytes_inside_nodes": ("bytes a rank, in nodes", "{:.4g}"),
+        "bytes_between_nodes": ("bytes a rank, between", "{:.4g}"),
+        "train_s": ("training, s", "{:.4g}"),
     }
     rows = []
     for metric, (name, text) in shown.items():
         each = [[float(one[metric]) for one in found.get("tests", ()) if metric in one] for found in tests]
         if all(each) and any(any(one) for one in each):
-            rows.append([name, *(text(statistics.fmean(one)) for one in each)])
+            rows.append([name, *(text.format(statistics.fmean(one)) for one in each)])
     return rows
 
 
