@@ -225,8 +225,12 @@ def images(count: int) -> TensorDataset:
     return TensorDataset(inputs, torch.randint(10, (count,), generator=generator))
 
 
-def classify(device: torch.device, **changed: Any) -> tuple[Tensor, trainers.Result]:
+def classify(
+    device: torch.device, *, compiled_by: str | None = None, **changed: Any
+) -> tuple[Tensor, trainers.Result]:
     model = Small().to(device)
+    if compiled_by is not None:
+        model.compile(backend=compiled_by)
     settings: dict[str, Any] = {
         "clip_norm": 0.5,
         "accumulate": 2,
@@ -263,6 +267,18 @@ def test_precisions_train_what_single_precision_does_on_the_cpu(
     assert distance < tolerance
     for name in ("train_loss", "validation_loss"):
         assert result.metrics[name] == pytest.approx(reference.metrics[name], rel=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_precisions_train_a_compiled_model(
+    device: torch.device, classified: tuple[Tensor, trainers.Result], precision: str
+) -> None:
+    # Without a GPU inductor wants a C++ compiler.
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    before = torch.get_float32_matmul_precision()
+    found, _ = classify(device, compiled_by=backend, precision=precision)
+    assert torch.get_float32_matmul_precision() == before
+    assert apart(found, classified[0], weights(Small())) < 0.05
 
 
 def test_what_is_compared_notices_a_setting(classified: tuple[Tensor, trainers.Result]) -> None:
