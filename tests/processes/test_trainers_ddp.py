@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ import torch
 from gloo import run_ranks
 from models import data, network, sgd
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import trainers
+from trainers.communication import averager
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.communicator import Communicator
@@ -261,6 +265,52 @@ def test_powersgd_keeps_its_order_where_ranks_lack_a_gradient() -> None:
     for matrix, bias in run_ranks(2, powersgd_with_a_bias_of_rank_0):
         torch.testing.assert_close(matrix, torch.ones(8, 12))
         torch.testing.assert_close(bias, torch.full((8,), 0.5))
+
+
+class Marked(nn.Module):
+    """A block that notes when the backward pass comes to it."""
+
+    def __init__(self, block: nn.Module, note: Callable[[], None]) -> None:
+        super().__init__()
+        self.block, self.note = block, note
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block(x)
+        y.register_hook(lambda _: self.note())
+        return y
+
+
+def blocks_in_turn(rank: int, compiled: bool) -> list[str]:
+    """What happens in a step: the backward pass of each block, and the sending of each message."""
+    events: list[str] = []
+    send_next = GradientAverager._send_next
+    buckets = averager.buckets  # type: ignore[attr-defined]
+
+    def sent(self: GradientAverager) -> None:
+        events.append(f"sent {len(self._under_way)}")
+        send_next(self)
+
+    GradientAverager._send_next = sent  # type: ignore[method-assign]
+    of_a_block = {"bucket_bytes": 16 * 17 * 4}
+    averager.buckets = lambda *a, **k: buckets(*a, **{**k, **of_a_block})  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)]
+    net = nn.Sequential(
+        *(Marked(block, partial(events.append, f"block {place}")) for place, block in enumerate(blocks))
+    )
+    if compiled:
+        for block in blocks:
+            block.compile(backend="aot_eager")
+    samples = TensorDataset(torch.randn(4, 16), torch.randn(4, 16))
+    trainers.train(net, samples, loss=nn.functional.mse_loss, optimizer=sgd, epochs=1, batch_size=2)
+    return events
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_a_block_are_sent_before_the_backward_pass_of_earlier_blocks(compiled: bool) -> None:
+    """Also where blocks are compiled one by one, as ``train`` advises."""
+    for events in run_ranks(2, blocks_in_turn, compiled):
+        assert events == ["block 2", "sent 0", "block 1", "sent 1", "block 0", "sent 2"]
 
 
 def with_another_layer(rank: int) -> list[Tensor]:
