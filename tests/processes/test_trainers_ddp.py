@@ -12,6 +12,7 @@ import torch
 from gloo import run_ranks
 from models import data, network, sgd
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 import trainers
@@ -163,11 +164,15 @@ def test_what_no_rank_uses_is_left_alone(compression: str | None) -> None:
     assert torch.equal(found[0][-2], start.never.weight)
 
 
-def unused_now_and_then(rank: int, dtype: torch.dtype, wire_dtype: torch.dtype | None) -> list[list[bool]]:
+def unused_now_and_then(
+    rank: int, dtype: torch.dtype, wire_dtype: torch.dtype | None, bucket_bytes: int
+) -> list[list[bool]]:
     """Whether parameters have a gradient after steps in which ranks (2,), none and (0, 1) had one."""
     comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
     parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((3,), (), (0,))]
-    averager = GradientAverager(parameters, comm.world, wire_dtype=wire_dtype, keep_none=True)
+    averager = GradientAverager(
+        parameters, comm.world, wire_dtype=wire_dtype, keep_none=True, bucket_bytes=bucket_bytes
+    )
     found = []
     for ranks in ((2,), (), (0, 1)):
         for parameter in parameters:
@@ -186,7 +191,46 @@ def unused_now_and_then(rank: int, dtype: torch.dtype, wire_dtype: torch.dtype |
 def test_a_gradient_of_zeros_is_told_from_none(dtype: torch.dtype, wire_dtype: torch.dtype | None) -> None:
     # An empty one, too: it has a flag like the others.
     expected = [[True, True, True], [False, False, False], [True, True, True]]
-    assert run_ranks(3, unused_now_and_then, dtype, wire_dtype) == [expected] * 3
+    # In one message, and in several.
+    for bucket_bytes in (2**20, 1):
+        assert run_ranks(3, unused_now_and_then, dtype, wire_dtype, bucket_bytes) == [expected] * 3
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of those that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_no_rank_uses_is_read_once_a_step_from_all_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each reading has the host wait, and so has an index of Python's numbers."""
+    read = [0]
+    tolist = Tensor.tolist
+
+    def counted(tensor: Tensor) -> Any:
+        read[0] += 1
+        return tolist(tensor)
+
+    monkeypatch.setattr(Tensor, "tolist", counted)
+    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(6)]
+    averager = GradientAverager(parameters, comm.world, keep_none=True, bucket_bytes=1)
+    for used, expected in (([0, 3], 1), (range(6), 0), ([], 1)):
+        for place, parameter in enumerate(parameters):
+            parameter.grad = torch.ones(3) if place in used else None
+        read[0] = 0
+        averager.arm()
+        with Operations() as operations:
+            averager.finish()
+        assert read[0] == expected
+        assert not {name for name in operations.seen if name.startswith("aten.index")}
+        assert [place for place, p in enumerate(parameters) if p.grad is not None] == list(used)
 
 
 def powersgd_beside_plain(rank: int, dtype: torch.dtype) -> list[float]:
