@@ -107,9 +107,9 @@ def wrap(
     _refuse_other_parameters(model, optimizer)
     refuse_alone_among_many()
     device = device_of(model)
-    communicator = Communicator(topology=topology, timeout=timeout, device=device, among=group)
-    try:
-        with current(device):
+    with current(device):
+        communicator = Communicator(topology=topology, timeout=timeout, device=device, among=group)
+        try:
             channel = communicator.service
             check_tensors(model, exchanged=communicator.size > 1, saved=False)
             refuse_other_models(channel, model, device)
@@ -133,9 +133,9 @@ def wrap(
                 seed=seed,
             )
             return Wrapped(setup, method)
-    except BaseException:
-        communicator.close()
-        raise
+        except BaseException:
+            communicator.close()
+            raise
 
 
 class Wrapped:
