@@ -57,21 +57,23 @@ def outcomes_of_ranks(
         pytest.skip("needs a process a rank")
     context: Any = _context if method == "forkserver" else multiprocessing.get_context(method)
     deadline = time.monotonic() + timeout_s
+    outcomes: list[tuple[str, Any]] = [
+        ("hung", f"rank {rank} was killed after {timeout_s} s") for rank in range(size)
+    ]
+    processes: list[Any] = []
     with tempfile.TemporaryDirectory() as directory:
-        processes, ends = [], {}
-        for rank in range(size):
-            mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank, args=(theirs, directory, rank, size, function, arguments), daemon=True
-            )
-            process.start()
-            theirs.close()
-            processes.append(process)
-            ends[mine] = rank
-        outcomes: list[tuple[str, Any]] = [
-            ("hung", f"rank {rank} was killed after {timeout_s} s") for rank in range(size)
-        ]
         try:
+            ends = {}
+            for rank in range(size):
+                mine, theirs = context.Pipe(duplex=False)
+                # No daemon, which could not start the processes that read ahead; the last lines here end it.
+                process = context.Process(
+                    target=_rank, args=(theirs, directory, rank, size, function, arguments), daemon=False
+                )
+                processes.append(process)
+                process.start()
+                theirs.close()
+                ends[mine] = rank
             while ends and (left := deadline - time.monotonic()) > 0:
                 for end in wait(list(ends), timeout=left):
                     assert isinstance(end, Connection)
@@ -83,6 +85,8 @@ def outcomes_of_ranks(
                         outcomes[rank] = ("ended", f"rank {rank} ended with {processes[rank].exitcode}")
         finally:
             for process in processes:
+                if process.pid is None:  # not started
+                    continue
                 process.join(max(0.0, min(5.0, deadline - time.monotonic())))
                 if process.is_alive():
                     process.kill()
@@ -103,6 +107,8 @@ def _rank(
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    # Of processes that read ahead: they end when this rank is killed, as those of another server would not.
+    multiprocessing.set_start_method("fork", force=True)
     try:
         store = dist.FileStore(str(Path(directory) / "store"), size)
         dist.init_process_group(

@@ -156,11 +156,12 @@ def train(
     check_method(f"method = {method!r}", method)
     refuse_alone_among_many()
     device, saved = settings.device, checkpointing.checkpoint is not None
-    communicator = Communicator(
-        topology=ranks.topology, timeout=ranks.timeout, device=device, among=ranks.group
-    )
-    try:
-        with generators_kept(), current(device), matrix_products(device, optimisation.precision):
+    # The device first: a communicator may have a library allocate something there.
+    with generators_kept(), current(device), matrix_products(device, optimisation.precision):
+        communicator = Communicator(
+            topology=ranks.topology, timeout=ranks.timeout, device=device, among=ranks.group
+        )
+        try:
             channel = communicator.service
             check_tensors(model, exchanged=communicator.size > 1, saved=saved)
             refuse_other_models(channel, model, device)
@@ -185,8 +186,8 @@ def train(
                 return run.to_the_end()
             finally:
                 run.close()
-    finally:
-        communicator.close()
+        finally:
+            communicator.close()
 
 
 def _made(

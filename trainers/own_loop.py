@@ -107,9 +107,9 @@ def wrap(
     _refuse_other_parameters(model, optimizer)
     refuse_alone_among_many()
     device = device_of(model)
-    communicator = Communicator(topology=topology, timeout=timeout, device=device, among=group)
-    try:
-        with current(device):
+    with current(device):
+        communicator = Communicator(topology=topology, timeout=timeout, device=device, among=group)
+        try:
             channel = communicator.service
             check_tensors(model, exchanged=communicator.size > 1, saved=False)
             refuse_other_models(channel, model, device)
@@ -133,9 +133,9 @@ def wrap(
                 seed=seed,
             )
             return Wrapped(setup, method)
-    except BaseException:
-        communicator.close()
-        raise
+        except BaseException:
+            communicator.close()
+            raise
 
 
 class Wrapped:
@@ -337,6 +337,8 @@ class Wrapped:
                 "optimizer.step(): the gradients are this rank's alone. Call run.backward(loss) in place of "
                 "loss.backward() before it, the last time in a step without last=False."
             )
+        if not self._strategy.changes_rate:
+            return
         groups = optimizer.param_groups
         # Schedulers go on from the rates that they have set.
         self._rates = [
@@ -345,7 +347,8 @@ class Wrapped:
         self._set_rates([self._strategy.learning_rate(self._step, float(rate)) for rate in self._rates])
 
     def _after_step(self, optimizer: Optimizer, arguments: object, named: object) -> None:
-        self._set_rates(self._rates)
+        if self._strategy.changes_rate:
+            self._set_rates(self._rates)
         setup, loss = self._setup, self._loss
         with current(self._device):
             self._strategy.after_step(self._step, loss)
@@ -366,7 +369,8 @@ class Wrapped:
     def _set_rates(self, rates: list[float | Tensor] | list[float]) -> None:
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             if isinstance(group["lr"], Tensor):
-                group["lr"].copy_(torch.as_tensor(rate))
+                # Neither has the host wait for a GPU.
+                group["lr"].copy_(rate) if isinstance(rate, Tensor) else group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+BY_BACKEND = hasattr(torch.backends.mkldnn, "matmul")
+"""Whether torch has a setting for each backend; before 2.9 one is for all."""
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -23,8 +27,20 @@ def matrix_products(device: torch.device, precision: str) -> Iterator[None]:
     if precision != "tf32" or device.type != "cuda":
         yield
         return
-    with _fp32_precision("tf32", "high", cpu=False):
-        yield
+    try:
+        allowed = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # The user has set a backend's own precision, after which torch does not read its older setting.
+        with _backends_set_to("tf32", torch.backends.cuda.matmul):
+            yield
+        return
+    # The older setting, also from torch 2.9 on: compilers of torch ask for it, which after the newer one is an error.
+    with _backends_kept():
+        _set_for_all(allowed="high")
+        try:
+            yield
+        finally:
+            _set_for_all(allowed=allowed)
 
 
 @contextmanager
@@ -32,26 +48,49 @@ def full_precision() -> Iterator[None]:
     """Inside, products of float32 matrices are float32's, whatever ``torch.set_float32_matmul_precision`` and its
     like allow: what becomes weights and bases for good shall not lose bits that a gradient can spare.
     """
-    with _fp32_precision("ieee", "highest", cpu=True):
+    if BY_BACKEND:
+        with _backends_set_to("ieee", *_backends()):
+            yield
+        return
+    allowed = torch.get_float32_matmul_precision()
+    _set_for_all(allowed="highest")
+    try:
+        yield
+    finally:
+        _set_for_all(allowed=allowed)
+
+
+def _backends() -> tuple[Any, ...]:
+    """Where a precision of products can be set, by the newer setting."""
+    of_cpu: Any = torch.backends.mkldnn
+    return (torch.backends.cuda.matmul, of_cpu.matmul) if BY_BACKEND else ()
+
+
+def _set_for_all(*, allowed: str) -> None:
+    """By the older setting."""
+    with warnings.catch_warnings():
+        # torch 2.9 advises the newer one, with which it could not compile.
+        warnings.simplefilter("ignore")
+        torch.set_float32_matmul_precision(allowed)
+
+
+@contextmanager
+def _backends_set_to(precision: str, *backends: Any) -> Iterator[None]:
+    with _backends_kept():
+        for backend in backends:
+            backend.fp32_precision = precision
         yield
 
 
 @contextmanager
-def _fp32_precision(precision: str, before_torch_2_9: str, *, cpu: bool) -> Iterator[None]:
-    if not hasattr(torch.backends.mkldnn, "matmul"):  # before torch 2.9 one setting is for all
-        allowed = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(before_torch_2_9)
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(allowed)
-        return
-    backends = (torch.backends.cuda.matmul, *((torch.backends.mkldnn.matmul,) if cpu else ()))
-    before = [backend.fp32_precision for backend in backends]
+def _backends_kept() -> Iterator[None]:
+    """Afterwards each backend's precision is what it was."""
+    before = [(backend, backend.fp32_precision) for backend in _backends()]
     try:
-        for backend in backends:
-            backend.fp32_precision = precision
         yield
     finally:
-        for backend, kept in zip(backends, before, strict=True):
-            backend.fp32_precision = kept
+        for backend, kept in before:
+            # First "none", by which a backend follows the setting that is for all of them: it may have done so.
+            for precision in ("none", kept):
+                if backend.fp32_precision != kept:
+                    backend.fp32_precision = precision

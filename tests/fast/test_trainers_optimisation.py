@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.checkpoints.files import read_alone
+from trainers.lowrank.layers import Factored
 
 
 def data() -> TensorDataset:
@@ -177,6 +178,49 @@ def test_activations_are_computed_again_with_the_same_results() -> None:
     steps, evaluations = 10, 2 * 5
     assert (plain.passes, again.passes) == (steps + evaluations, 2 * steps + evaluations)
     assert not any("forward" in vars(module) for module in again.modules())
+
+
+def test_a_layer_that_is_factored_then_multiplies_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    whole = Factored._whole
+
+    def noted(layer: Factored, attribute: str) -> Tensor:
+        made.append(attribute)
+        return whole(layer, attribute)
+
+    monkeypatch.setattr(Factored, "_whole", noted)
+    nets = []
+    for patterns in ((), ["1"]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 32), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+        method = trainers.OIALR(delay=2, update_every=3)
+        train(net, method=method, activation_checkpointing=patterns)
+        assert isinstance(net[1], Factored)
+        assert made == []
+        nets.append(net)
+    assert_identical(*map(state_of, nets))
+
+
+class Doubled(nn.Linear):
+    """With a forward of its own in the instance, as some wrappers set it."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        plain, self.calls = super().forward, 0
+
+        def forward(x: Tensor) -> Tensor:
+            self.calls += 1
+            return 2 * plain(x)
+
+        self.forward = forward  # type: ignore[method-assign]
+
+
+def test_a_forward_of_the_instance_is_kept() -> None:
+    net = nn.Sequential(Doubled())
+    forward = net[0].forward
+    train(net, activation_checkpointing=["0"])
+    assert net[0].calls == 2 * 10 + 2 * 5
+    assert net[0].forward is forward
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,11 @@ from resuming import After
 from skips import not_possible_here
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import trainers
+from trainers.data.batches import in_order
+from trainers.data.loader import Loader
 from trainers.lowrank.layers import merged
 
 ENVIRONMENT = {
@@ -225,8 +227,12 @@ def images(count: int) -> TensorDataset:
     return TensorDataset(inputs, torch.randint(10, (count,), generator=generator))
 
 
-def classify(device: torch.device, **changed: Any) -> tuple[Tensor, trainers.Result]:
+def classify(
+    device: torch.device, *, compiled_by: str | None = None, **changed: Any
+) -> tuple[Tensor, trainers.Result]:
     model = Small().to(device)
+    if compiled_by is not None:
+        model.compile(backend=compiled_by)
     settings: dict[str, Any] = {
         "clip_norm": 0.5,
         "accumulate": 2,
@@ -263,6 +269,47 @@ def test_precisions_train_what_single_precision_does_on_the_cpu(
     assert distance < tolerance
     for name in ("train_loss", "validation_loss"):
         assert result.metrics[name] == pytest.approx(reference.metrics[name], rel=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_precisions_train_a_compiled_model(
+    device: torch.device, classified: tuple[Tensor, trainers.Result], precision: str
+) -> None:
+    # Without a GPU inductor wants a C++ compiler.
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    before = torch.get_float32_matmul_precision()
+    found, _ = classify(device, compiled_by=backend, precision=precision)
+    assert torch.get_float32_matmul_precision() == before
+    assert apart(found, classified[0], weights(Small())) < 0.05
+
+
+class OnTheDevice(Dataset[Any]):
+    """Its samples are there already; the GPU is busy when a batch of them is asked for."""
+
+    def __init__(self, device: torch.device, count: int) -> None:
+        self.values = torch.arange(1.0, count + 1, device=device)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def read_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        places = indices.to(self.values.device)
+        if places.is_cuda:
+            torch.cuda._sleep(10**8)
+        chosen = self.values[places]
+        return chosen, -chosen
+
+    def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * inputs, targets
+
+
+def test_on_device_gets_what_the_data_set_made_on_the_device(device: torch.device) -> None:
+    samples = OnTheDevice(device, 24)
+    with Loader(samples, device=device, processes=0) as loader:
+        batches = list(loader.batches(in_order(range(24), batch_size=4), epoch=0))
+    found = [torch.cat(part).tolist() for part in zip(*batches, strict=True)]
+    values = samples.values.tolist()
+    assert found == [[2 * value for value in values], [-value for value in values]]
 
 
 def test_what_is_compared_notices_a_setting(classified: tuple[Tensor, trainers.Result]) -> None:

@@ -361,6 +361,30 @@ def test_a_scheduler_sets_the_rate_and_the_method_scales_it() -> None:
     assert scheduler.get_last_lr() == pytest.approx([0.5**6])
 
 
+RATES = {"DDP": 0, "OIALR": 0, "AB without groups": TOTAL}
+"""How often a rate that is a tensor is read: on a GPU each time has the host wait."""
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_rate_that_is_a_tensor_is_read_only_where_the_method_scales_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    nets, reads = (Net(), Net()), []
+
+    def as_float(tensor: Tensor) -> float:
+        reads.append(tensor)
+        return tensor.item()
+
+    for net, rate in zip(nets, (0.05, torch.tensor(0.05)), strict=True):
+        optimizer = torch.optim.SGD(net.parameters_trained(), lr=rate)
+        with wrapped(net, name, 1, optimizer=optimizer) as run, monkeypatch.context() as patched:
+            patched.setattr(Tensor, "__float__", as_float)
+            loop(net, optimizer, run)
+    assert len([tensor for tensor in reads if tensor.dtype is torch.float32]) == RATES[name]
+    for found, expected in zip(state_of(nets[1]).values(), state_of(nets[0]).values(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def stopped_early(rank: int, name: str) -> dict[str, Tensor]:
     net = Net()
     optimizer = adamw(net.parameters_trained())

@@ -504,6 +504,76 @@ def test_throughput_and_utilisation_are_recorded_and_change_nothing_with_any_met
                 assert "peak_memory_bytes" not in entry  # on the CPU
 
 
+def test_how_batches_are_read_and_tf32_on_the_cpu_change_nothing_with_any_method() -> None:
+    options = {"loader_processes": 1, "evaluation_batch_size": 7, "precision": "tf32"}
+    for found in with_every_method(options):
+        for plain, net, _ in found.values():
+            assert_identical(plain, net)
+
+
+STALLING = trainers.ReduceOnPlateau(metric="train_loss", factor=0.1, patience=1, min_delta=100.0)
+OTHER_STEPS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "accumulate": ({"accumulate": 2}, [3, 6, 9]),
+    "bf16": ({"precision": "bf16"}, [5, 10, 15]),
+    "label_smoothing": ({"label_smoothing": 0.2}, [5, 10, 15]),
+    "ReduceOnPlateau": ({"schedule": STALLING, "evaluate_every": 3}, [3, 6, 9, 12, 15]),
+    "FullOverlap": ({"assignment": trainers.FullOverlap()}, [5, 10, 15]),
+    "FineGrained": ({"assignment": trainers.FineGrained(copies=1)}, [5, 10, 15]),
+}
+"""By name options with which a run takes other steps, and the steps after which it is evaluated."""
+
+
+@pytest.mark.parametrize("option", cases(["accumulate", "bf16"], nightly=[*OTHER_STEPS][2:]))
+def test_options_that_change_the_steps_leave_the_ranks_alike_with_any_method(option: str) -> None:
+    options, evaluated = OTHER_STEPS[option]
+    for found in with_every_method(options):
+        for name, (plain, net, history) in found.items():
+            assert [entry["steps"] for entry in history] == evaluated, name
+            assert not torch.equal(plain["output.bias"], net["output.bias"]), name
+            if option == "ReduceOnPlateau":  # AB has factors of its own
+                assert history[-1]["lr"] < 0.4 * history[0]["lr"], name
+
+
+class Scripted:
+    """A metric that is best in the third evaluation: after 6 steps, when OIALR and AB have factors."""
+
+    def __init__(self) -> None:
+        self.values = iter([3.0, 2.0, 1.0, 2.0, 2.0])
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> float:
+        return next(self.values)
+
+
+def restored(rank: int, names: list[str]) -> dict[str, tuple[dict[str, Tensor], float, list[float]]]:
+    """By method the state that a stopped run leaves, the loss with it, and those of the evaluations."""
+    found = {}
+    for name in names:
+        net = Everything()
+        result = train(
+            net,
+            name,
+            1,
+            optimizer=sgd,
+            evaluate_every=2,
+            metrics={"scripted": Scripted()},
+            early_stopping=trainers.EarlyStopping(metric="scripted", patience=2, restore_best=True),
+        )
+        assert (result.reason, result.metrics["scripted"]) == ("stopped early", 1.0), name
+        now = trainers.evaluate(net, tokens(20), metrics={"loss": cross_entropy}, batch_size=BATCH_SIZE)
+        losses = [entry["validation_loss"] for entry in result.history]
+        found[name] = (state_of(net), now["loss"], losses)
+    return found
+
+
+def test_the_best_model_is_restored_after_an_early_stop_with_any_method() -> None:
+    mine, other = of(2, restored, every_kind())
+    for name, (state, loss, losses) in mine.items():
+        assert_identical(state, other[name][0])
+        assert len(losses) == 5
+        assert loss == pytest.approx(losses[2], rel=1e-5), name
+        assert abs(losses[4] - losses[2]) > 0.01, name
+
+
 def profiled(rank: int, names: list[str], directory: str) -> None:
     for name in names:
         plain, net, place = Everything(), Everything(), Path(directory, name)

@@ -20,11 +20,13 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
+from trainers.checkpoints.files import read_alone
 from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint
 from trainers.methods import daso
+from trainers.methods.daso_exchange import NodeExchange
 from trainers.methods.strategy import Method, Setup, Strategy
 
 SHORT = {"warmup_epochs": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtype": None}
@@ -626,3 +628,83 @@ def test_a_share_sent_by_each_rank_is_what_one_rank_sends_for_all() -> None:
         assert metrics["bytes_between_nodes"] == pytest.approx(before["bytes_between_nodes"], rel=0.2)
     for other in others:
         assert torch.equal(other[2][0], exact[0])
+
+
+# The base
+
+
+def merged_once(rank: int, dtype: torch.dtype) -> tuple[list[float], float, bool]:
+    """The base and a parameter after a step of rank 0 alone, merged with weight 1/2; whether another exchange takes
+    up the base as it is kept, and as it was in the parameters' own precision.
+    """
+    parameter = nn.Parameter(torch.ones(3, dtype=dtype))
+    communicator = Communicator(
+        topology=trainers.Topology(ranks_per_node=1),
+        timeout=timedelta(seconds=30),
+        device=torch.device("cpu"),
+    )
+    keywords: dict[str, Any] = {"link": daso.link_over("gloo"), "wire_dtype": None}
+    with torch.no_grad():
+        exchange = NodeExchange([parameter], communicator, **keywords)
+        if rank == 0:
+            parameter += torch.finfo(dtype).eps
+        exchange.send(0)
+        exchange.merge(0, exchange.share_within_node(0, 0), 0.5)
+        exchange.receive()
+        base = exchange.base()
+        other = NodeExchange([parameter], communicator, **keywords)
+        kept = other.load_base(base) and torch.equal(torch.cat(other.base()), torch.cat(base))
+        kept = kept and other.load_base([part.to(dtype) for part in base])
+    communicator.close()
+    return torch.cat(base).tolist(), parameter[0].item(), kept
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_base_of_low_precision_parameters_holds_the_average_of_small_steps(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    low = dtype in (torch.bfloat16, torch.float16)
+    # Halfway between two numbers of the type, which rounds to the even one.
+    average = 1 + eps / 2 if low else 1.0
+    # Three quarters of a step round to a whole one, half a step to none.
+    expected = [1 + eps if low else 1.0, 1.0]
+    for (base, parameter, kept), value in zip(run_ranks(2, merged_once, dtype), expected, strict=True):
+        assert base == [average] * 3
+        assert parameter == value
+        assert kept
+
+
+class Narrow(nn.Module):
+    """Of bfloat16, but for its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.hidden, self.norm, self.out = nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 2)
+        self.hidden.bfloat16()
+        self.out.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.norm(self.hidden(x.bfloat16()).float()).bfloat16())
+        return out.float()
+
+
+def in_pieces_of_several_precisions(rank: int, directory: str) -> tuple[Tensor, Tensor, list[torch.dtype]]:
+    keywords: dict[str, Any] = {
+        "method": trainers.DASO(**PHASES), "loss": cross_entropy, "optimizer": sgd, "epochs": 4,
+        "batch_size": 2, "topology": trainers.Topology(ranks_per_node=1),
+    }  # fmt: skip
+    whole, pieces = Narrow(), Narrow()
+    trainers.train(whole, labelled(20), **keywords)
+    for _ in range(3):
+        with pytest.raises(trainers.Interrupted):
+            trainers.train(Narrow(), labelled(20), checkpoint=directory, interrupt=After(4), **keywords)
+    trainers.train(pieces, labelled(20), checkpoint=directory, **keywords)
+    base: Any = read_alone(directory)["strategy"]
+    return flat(whole), flat(pieces), [part.dtype for part in base["base"]]
+
+
+def test_parameters_of_several_precisions_resume_bit_for_bit(tmp_path: Path) -> None:
+    (whole, pieces, dtypes), (other, _, _) = run_ranks(2, in_pieces_of_several_precisions, str(tmp_path))
+    assert torch.equal(whole, other)
+    assert torch.equal(whole, pieces)
+    assert dtypes == [torch.float32] * 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +12,11 @@ import torch
 from gloo import run_ranks
 from models import data, network, sgd
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
 import trainers
+from trainers.communication import averager
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.communicator import Communicator
@@ -159,11 +164,15 @@ def test_what_no_rank_uses_is_left_alone(compression: str | None) -> None:
     assert torch.equal(found[0][-2], start.never.weight)
 
 
-def unused_now_and_then(rank: int, dtype: torch.dtype, wire_dtype: torch.dtype | None) -> list[list[bool]]:
+def unused_now_and_then(
+    rank: int, dtype: torch.dtype, wire_dtype: torch.dtype | None, bucket_bytes: int
+) -> list[list[bool]]:
     """Whether parameters have a gradient after steps in which ranks (2,), none and (0, 1) had one."""
     comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
     parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((3,), (), (0,))]
-    averager = GradientAverager(parameters, comm.world, wire_dtype=wire_dtype, keep_none=True)
+    averager = GradientAverager(
+        parameters, comm.world, wire_dtype=wire_dtype, keep_none=True, bucket_bytes=bucket_bytes
+    )
     found = []
     for ranks in ((2,), (), (0, 1)):
         for parameter in parameters:
@@ -182,7 +191,46 @@ def unused_now_and_then(rank: int, dtype: torch.dtype, wire_dtype: torch.dtype |
 def test_a_gradient_of_zeros_is_told_from_none(dtype: torch.dtype, wire_dtype: torch.dtype | None) -> None:
     # An empty one, too: it has a flag like the others.
     expected = [[True, True, True], [False, False, False], [True, True, True]]
-    assert run_ranks(3, unused_now_and_then, dtype, wire_dtype) == [expected] * 3
+    # In one message, and in several.
+    for bucket_bytes in (2**20, 1):
+        assert run_ranks(3, unused_now_and_then, dtype, wire_dtype, bucket_bytes) == [expected] * 3
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of those that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_no_rank_uses_is_read_once_a_step_from_all_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each reading has the host wait, and so has an index of Python's numbers."""
+    read = [0]
+    tolist = Tensor.tolist
+
+    def counted(tensor: Tensor) -> Any:
+        read[0] += 1
+        return tolist(tensor)
+
+    monkeypatch.setattr(Tensor, "tolist", counted)
+    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(6)]
+    averager = GradientAverager(parameters, comm.world, keep_none=True, bucket_bytes=1)
+    for used, expected in (([0, 3], 1), (range(6), 0), ([], 1)):
+        for place, parameter in enumerate(parameters):
+            parameter.grad = torch.ones(3) if place in used else None
+        read[0] = 0
+        averager.arm()
+        with Operations() as operations:
+            averager.finish()
+        assert read[0] == expected
+        assert not {name for name in operations.seen if name.startswith("aten.index")}
+        assert [place for place, p in enumerate(parameters) if p.grad is not None] == list(used)
 
 
 def powersgd_beside_plain(rank: int, dtype: torch.dtype) -> list[float]:
@@ -263,6 +311,52 @@ def test_powersgd_keeps_its_order_where_ranks_lack_a_gradient() -> None:
         torch.testing.assert_close(bias, torch.full((8,), 0.5))
 
 
+class Marked(nn.Module):
+    """A block that notes when the backward pass comes to it."""
+
+    def __init__(self, block: nn.Module, note: Callable[[], None]) -> None:
+        super().__init__()
+        self.block, self.note = block, note
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block(x)
+        y.register_hook(lambda _: self.note())
+        return y
+
+
+def blocks_in_turn(rank: int, compiled: bool) -> list[str]:
+    """What happens in a step: the backward pass of each block, and the sending of each message."""
+    events: list[str] = []
+    send_next = GradientAverager._send_next
+    buckets = averager.buckets  # type: ignore[attr-defined]
+
+    def sent(self: GradientAverager) -> None:
+        events.append(f"sent {len(self._under_way)}")
+        send_next(self)
+
+    GradientAverager._send_next = sent  # type: ignore[method-assign]
+    of_a_block = {"bucket_bytes": 16 * 17 * 4}
+    averager.buckets = lambda *a, **k: buckets(*a, **{**k, **of_a_block})  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)]
+    net = nn.Sequential(
+        *(Marked(block, partial(events.append, f"block {place}")) for place, block in enumerate(blocks))
+    )
+    if compiled:
+        for block in blocks:
+            block.compile(backend="aot_eager")
+    samples = TensorDataset(torch.randn(4, 16), torch.randn(4, 16))
+    trainers.train(net, samples, loss=nn.functional.mse_loss, optimizer=sgd, epochs=1, batch_size=2)
+    return events
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_a_block_are_sent_before_the_backward_pass_of_earlier_blocks(compiled: bool) -> None:
+    """Also where blocks are compiled one by one, as ``train`` advises."""
+    for events in run_ranks(2, blocks_in_turn, compiled):
+        assert events == ["block 2", "sent 0", "block 1", "sent 1", "block 0", "sent 2"]
+
+
 def with_another_layer(rank: int) -> list[Tensor]:
     """Gradients after a layer was exchanged under a running strategy, as decompositions do."""
     net = model()
@@ -298,7 +392,16 @@ def test_an_exchanged_layer_is_averaged_and_nothing_stays_on_the_model() -> None
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("wrong", [{"compression": "fp16"}, {"powersgd_rank": 0}, {"powersgd_rank": 2.5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"compression": "fp16"},
+        {"powersgd_rank": 0},
+        {"powersgd_rank": 2.5},
+        {"powersgd_rank": 2},
+        {"compression": "bf16", "powersgd_rank": 8},
+    ],
+)
 def test_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         trainers.DDP(**wrong)

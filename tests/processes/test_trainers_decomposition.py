@@ -22,7 +22,7 @@ from trainers.lowrank.decomposition import SharedWork, _by_double_gram, deal, sv
 from trainers.lowrank.layers import factorise, make_whole, matrix_weights
 from trainers.lowrank.state_projection import Projection, exchange, insert, remove
 from trainers.methods.ab_merge import merged_matrix
-from trainers.precision import full_precision
+from trainers.precision import BY_BACKEND, full_precision
 
 
 def matrix(rows: int, columns: int, smallest: float = 1e-3, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -121,10 +121,6 @@ class Products(TorchDispatchMode):
         if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
             self.seen.append(allowed())
         return func(*args, **(kwargs or {}))
-
-
-BY_BACKEND = hasattr(torch.backends.mkldnn, "matmul")
-"""Whether torch has a setting for each backend; before 2.9 one is for all."""
 
 
 def allowed() -> tuple[str, str]:

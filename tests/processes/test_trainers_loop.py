@@ -676,6 +676,30 @@ def test_the_optimizer_follows_the_schedule_and_gets_what_is_trained() -> None:
     assert torch.equal(net[4].weight, frozen)
 
 
+def test_a_rate_that_is_a_tensor_is_set_in_each_step_and_read_at_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU each reading has the host wait."""
+    rate, read, seen = torch.tensor(0.3), [0], []
+
+    def as_float(tensor: Tensor) -> float:
+        read[0] += tensor is rate
+        return tensor.item()
+
+    monkeypatch.setattr(Tensor, "__float__", as_float)
+    schedule = trainers.Polynomial(power=2)
+    train(
+        model(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=rate),
+        schedule=schedule,
+        on_step=lambda step, taken: seen.append((taken["lr"], rate.item())),
+    )
+    expected = [schedule.rate(0.3, epoch=step / STEPS_PER_EPOCH, epochs=EPOCHS) for step in range(STEPS)]
+    assert [recorded for recorded, _ in seen] == pytest.approx(expected)
+    assert [set_to for _, set_to in seen] == pytest.approx(expected)
+    assert read[0] < EPOCHS + 4 < STEPS
+
+
 def test_parameter_groups_keep_their_own_rates() -> None:
     net = model()
     seen: list[tuple[float, float]] = []

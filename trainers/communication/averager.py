@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -66,15 +66,14 @@ class GradientAverager:
     def finish(self) -> None:
         """Send what is left, wait for all, and put the means into the parameters' ``grad``."""
         self.send()
-        for bucket, pending, lacking in zip(self._buckets, self._under_way, self._lacking, strict=True):
+        for bucket, pending in zip(self._buckets, self._under_way, strict=True):
             pending.wait()
-            unused = _unused(bucket, lacking)
             gradients = [gradient_of(parameter) for parameter in bucket.tensors]
             bucket.unpack(gradients)
             # Once the sum is back in the gradient's own precision: dividing on the wire would round again.
             torch._foreach_div_(gradients, self._channel.size)
-            for place in unused:
-                bucket.tensors[place].grad = None
+        for parameter in _unused(self._buckets, self._lacking):
+            parameter.grad = None
         self._under_way, self._lacking = [], []
 
     def close(self) -> None:
@@ -119,18 +118,26 @@ def _flag(bucket: Bucket, lacking: list[int]) -> None:
     """Fill in the bucket's flags: 1 for a tensor with a gradient on this rank, 0 for those that are ``lacking``."""
     bucket.flags.fill_(1)
     if lacking:
-        bucket.flags[lacking] = 0
+        # Not by a list of places: the host would wait until a GPU has that.
+        torch._foreach_zero_([bucket.flags[place] for place in lacking])
 
 
-def _unused(bucket: Bucket, lacking: list[int]) -> list[int]:
-    """Of the tensors that ``lacking`` names, those that no rank has a gradient of: their summed flag is 0.
+def _unused(buckets: Sequence[Bucket], lacking: Sequence[list[int]]) -> list[Tensor]:
+    """Of the tensors that ``lacking`` names in each bucket, those that no rank has a gradient of: their summed flag
+    is 0.
 
     A sum of zeros and ones is 0 only where all are, in any precision and order of summation.
     """
-    if not lacking:
+    asked = [(bucket, places) for bucket, places in zip(buckets, lacking, strict=True) if places]
+    if not asked:
         return []
-    nowhere = (bucket.flags[lacking] == 0).tolist()
-    return [place for place, nobody in zip(lacking, nowhere, strict=True) if nobody]
+    # At once: each reading has the host wait for the GPU.
+    nowhere = iter(torch.cat([bucket.flags == 0 for bucket, _ in asked]).tolist())
+    unused = []
+    for bucket, places in asked:
+        of_bucket = [next(nowhere) for _ in bucket.tensors]
+        unused += [bucket.tensors[place] for place in places if of_bucket[place]]
+    return unused
 
 
 def gradient_of(parameter: Tensor) -> Tensor:

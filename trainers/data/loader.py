@@ -9,6 +9,7 @@ from itertools import count
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from trainers.data.batches import Batch
@@ -155,6 +156,7 @@ class Loader:
 
     def _copies(self, batches: Generator[Collated]) -> Generator[_Copy]:
         with closing(batches):
+            self._copy_after(())
             for collated in batches:
                 parts = collated.parts
                 if not isinstance(parts, (tuple, list)) or len(parts) != 2:
@@ -166,9 +168,22 @@ class Loader:
                 if self._copying is None:
                     yield _Copy(*self._on_device(inputs, targets), collated.samples, None)
                     continue
+                if made_here := [tensor for tensor in tensors_in(parts) if tensor.is_cuda]:
+                    self._copy_after(made_here)
                 with torch.cuda.stream(self._copying):
                     inputs, targets = self._on_device(inputs, targets)
                 yield _Copy(inputs, targets, collated.samples, self._copying.record_event())
+
+    def _copy_after(self, made: Sequence[Tensor]) -> None:
+        """Have copies wait for what this process has had the GPU do until now: the data set may have ``made`` tensors
+        of a batch there, or keep some for ``on_device``.
+        """
+        if self._copying is None:
+            return
+        self._copying.wait_stream(torch.cuda.current_stream(self._device))
+        # Or their memory might be used anew while it is still read.
+        for tensor in made:
+            tensor.record_stream(self._copying)
 
     def _on_device(self, inputs: object, targets: object) -> tuple[object, object]:
         """Both there, as the model and the loss get them, maybe only when the current stream has come so far."""

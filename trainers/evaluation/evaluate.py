@@ -63,32 +63,29 @@ def evaluate(
     check_metrics(metrics)
     check_reading("samples", samples, loader_processes=loader_processes, collate=collate)
     device = device_of(model)
-    communicator = Communicator(topology=None, timeout=timeout, device=device, among=group)
-    try:
-        with (
-            current(device),
-            matrix_products(device, precision),
-            Loader(
+    with current(device), matrix_products(device, precision):
+        communicator = Communicator(topology=None, timeout=timeout, device=device, among=group)
+        try:
+            with Loader(
                 samples,
                 device=device,
                 processes=loader_processes,
                 collate=collate,
                 rank=communicator.rank,
                 ranks=communicator.size,
-            ) as loader,
-        ):
-            return scores(
-                model,
-                samples,
-                loader,
-                forward=Forward(step=step),
-                metrics=metrics,
-                batch_size=batch_size,
-                precision=precision,
-                channel=communicator.service,
-            )
-    finally:
-        communicator.close()
+            ) as loader:
+                return scores(
+                    model,
+                    samples,
+                    loader,
+                    forward=Forward(step=step),
+                    metrics=metrics,
+                    batch_size=batch_size,
+                    precision=precision,
+                    channel=communicator.service,
+                )
+        finally:
+            communicator.close()
 
 
 # Not inference_mode: what a model keeps from a forward pass, a mask say, could not be trained with later.

@@ -77,7 +77,7 @@ class AB:
             mean over all groups of their products, Eq. 5.7; it has no gain. "loss-weighted" is "factors" with
             weighted means, where group i with mean training loss L_i in this phase has the weight exp(−L_i) / Σ_j
             exp(−L_j), j over the groups of the same mean.
-        merge_gain (float, above 0 to 1; default 0.5): γ.
+        merge_gain (float, above 0 to 1; default 0.5): γ. It has no effect where groups=False.
         compression (str; default None): "bf16" for gradients that are averaged over all ranks; None: as they are.
         full_rank_first_layer (bool; default True): the model's first layer with a weight stays whole.
         full_rank_last_layer (bool; default True): the model's last layer with a weight stays whole.
@@ -115,6 +115,16 @@ class AB:
             ("compression", self.compression in (None, "bf16"), 'None or "bf16"'),
             ("group_size", size is None or (is_integer(size) and size >= 1), "at least 1, or None"),
             ("group_size", size is None or self.groups, "None where groups=False"),
+            (
+                "merge",
+                self.merge == AB.merge or self.groups,
+                f'"{AB.merge}", its default, where groups=False',
+            ),
+            (
+                "merge_gain",
+                self.merge_gain == AB.merge_gain or self.merge != "products",
+                f'{AB.merge_gain}, its default, where merge="products"',
+            ),
         ):
             if not allowed:
                 raise ValueError(f"AB({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it.")

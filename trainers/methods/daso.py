@@ -37,8 +37,8 @@ class DASO:
     3.1).
 
     The messages are differences to the last common average. Parameters stay as precise as they are, and the average
-    costs a copy of them. The last synchronisation of an epoch waits, so that all ranks evaluate the same parameters.
-    On one node this is plain averaging of gradients.
+    costs a copy of them, in float32 at least. The last synchronisation of an epoch waits, so that all ranks evaluate
+    the same parameters. On one node this is plain averaging of gradients.
 
     Args:
         sync_every (int, from 1; default 4): B, steps.

@@ -19,7 +19,8 @@ class NodeExchange:
     One rank of each node, in turn, sends them to its counterparts on the other nodes, and its node gets the sums from
     it. Or, *sharded*, each rank sends a share, in each bucket its equal part, and gets those of its node's other ranks:
     as many bytes between nodes, on as many network cards as there are. A node's ranks have the same parameters, and
-    all ranks the same base, to the last bit.
+    all ranks the same base, to the last bit. The base of bfloat16 or float16 parameters is in float32: in their own
+    precision an average could not hold what one node's small step adds to it.
 
     Args:
         parameters (sequence of Parameter): those that are trained.
@@ -46,7 +47,7 @@ class NodeExchange:
             bucket.flat.chunk(shares)[self._node.rank if self._sharded else 0] for bucket in self._wire
         ]
         """Of each bucket what this rank sends, when it does."""
-        self._base = [Bucket(bucket.tensors, bucket.tensors[0].dtype) for bucket in self._wire]
+        self._base = [Bucket(bucket.tensors, _base_dtype(bucket.tensors[0].dtype)) for bucket in self._wire]
         self._pending: list[Pending] = []
         """One a bucket where this rank has sent and not received."""
         for base in self._base:
@@ -90,7 +91,13 @@ class NodeExchange:
         sums = bucket.flat[: len(base.flat)]
         # Cast as a whole: adding another type to it takes twice as long on the CPU.
         base.flat.add_(sums.to(base.flat.dtype), alpha=1 / self._across.size)
-        torch._foreach_lerp_(bucket.tensors, base.views, weight)
+        if base.wire_dtype is bucket.tensors[0].dtype:
+            torch._foreach_lerp_(bucket.tensors, base.views, weight)
+            return
+        # In the base's precision, and rounded once.
+        precise = [tensor.to(base.wire_dtype) for tensor in bucket.tensors]
+        torch._foreach_lerp_(precise, base.views, weight)
+        torch._foreach_copy_(bucket.tensors, precise)
 
     def base(self) -> list[Tensor]:
         """A copy, flat, in any number of parts."""
@@ -98,6 +105,8 @@ class NodeExchange:
 
     def load_base(self, parts: Sequence[Tensor]) -> bool:
         """Take up what ``base`` gave; whether that is of the same parameters."""
+        # In earlier versions it had the parameters' own precision.
+        parts = [part.to(_base_dtype(part.dtype)) for part in parts]
         types = {base.wire_dtype for base in self._base} | {part.dtype for part in parts}
         for dtype in types:
             own = [base.flat for base in self._base if base.wire_dtype is dtype]
@@ -125,3 +134,8 @@ class NodeExchange:
 
     def _sends(self, turn: int) -> bool:
         return self._sharded or turn % self._node.size == self._node.rank
+
+
+def _base_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the base of parameters of ``dtype``."""
+    return torch.promote_types(dtype, torch.float32)

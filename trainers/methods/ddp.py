@@ -43,6 +43,11 @@ class DDP:
             raise ValueError(
                 f"DDP(powersgd_rank={columns!r}): must be a whole number of at least 1. Correct it."
             )
+        if columns != DDP.powersgd_rank and self.compression != "powersgd":
+            raise ValueError(
+                f"DDP(compression={self.compression!r}, powersgd_rank={columns}): powersgd_rank must be "
+                f'{DDP.powersgd_rank}, its default, unless compression="powersgd". Correct one of them.'
+            )
 
     def strategy(self, setup: Setup) -> Strategy:
         """The strategy for one run; called by ``train``.

@@ -193,6 +193,10 @@ class _LowRank(Strategy):
     def reduce_gradients(self, step: int) -> None:
         self._under.reduce_gradients(step)
 
+    @property
+    def changes_rate(self) -> bool:
+        return self._under.changes_rate
+
     def learning_rate(self, step: int, scheduled: float) -> float:
         return self._under.learning_rate(step, scheduled)
 

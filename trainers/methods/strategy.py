@@ -87,6 +87,13 @@ class Strategy:
         """Whether it replaces parameters, or their coordinates, during a run, so that they have no average of steps."""
         return False
 
+    @property
+    def changes_rate(self) -> bool:
+        """Whether ``learning_rate`` may give another rate than the scheduled one. In a loop of the user's own it is
+        asked for only then: reading a rate that is a tensor on a GPU would have the host wait for it.
+        """
+        return type(self).learning_rate is not Strategy.learning_rate
+
     def before_pass(self, step: int, *, last: bool) -> None:
         """A forward and backward pass follows; with ``last`` it completes the gradients of ``step``. In a loop of the
         user's own it comes with ``last`` between forward and backward, after one without before the forward pass.

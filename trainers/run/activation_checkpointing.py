@@ -46,8 +46,9 @@ class ActivationCheckpointing:
                         "passes. Name modules without it, or use a norm without running statistics."
                     )
         for module in chosen:
-            self._changed.append((module, module.__dict__.get("forward")))
-            module.forward = _checkpointed(module, module.forward)
+            own = module.__dict__.get("forward")
+            self._changed.append((module, own))
+            module.forward = _checkpointed(module, own)
 
     def close(self) -> None:
         for module, forward in self._changed:
@@ -57,7 +58,17 @@ class ActivationCheckpointing:
         self._changed.clear()
 
 
-def _checkpointed(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpointed(module: nn.Module, own: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The forward of ``module``, its ``own`` where it has one that is not its class's."""
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        # Looked up in each pass: a layer that a method factors becomes one of another class.
+        return (
+            type(module).forward(module, *arguments, **keywords)
+            if own is None
+            else own(*arguments, **keywords)
+        )
+
     def recomputed(*arguments: Any, **keywords: Any) -> Any:
         if module.training and torch.is_grad_enabled():
             return checkpoint(forward, *arguments, use_reentrant=False, **keywords)

@@ -185,9 +185,9 @@ class Run:
     def _take_step(self, passes: list[Batch], batches: Iterator[tuple[object, object]], seed: int) -> None:
         position, step = self.position, self.position.steps
         begin = time.perf_counter()
-        self._set_learning_rate(step)
+        rates = self._set_learning_rate(step)
         seed_generators(seed)
-        taken = self.training_step.take(step, passes, batches)
+        taken = self.training_step.take(step, passes, batches, rate=rates[0])
         position.loss_sums += taken["loss"]
         position.steps += 1
         taken_s = time.perf_counter() - begin
@@ -325,7 +325,9 @@ class Run:
                 accumulate=settings.optimisation.accumulate,
             )
 
-    def _set_learning_rate(self, step: int) -> None:
+    def _set_learning_rate(self, step: int) -> list[float]:
+        """Of each group; the new ones. To read them from tensors would have the host wait for a GPU."""
+        rates = []
         for group in self.optimizer.param_groups:
             scheduled = self.settings.schedule.rate(
                 group["initial_lr"],
@@ -338,6 +340,8 @@ class Run:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+            rates.append(float(rate))
+        return rates
 
     # Parts of an evaluation
 

@@ -34,9 +34,11 @@ class TrainingStep:
         self._average = average
 
     def take(
-        self, step: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]]
+        self, step: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]], *, rate: float
     ) -> StepMetrics:
-        """Take ``step``, counted from the run's begin, with as many of ``batches`` as there are ``passes``."""
+        """Take ``step``, counted from the run's begin, with as many of ``batches`` as there are ``passes``. ``rate``:
+        the optimizer's, of its first group.
+        """
         settings, strategy = self._settings, self._strategy
         options = settings.optimisation
         self._optimizer.zero_grad(set_to_none=True)
@@ -55,7 +57,7 @@ class TrainingStep:
             local_loss = part if local_loss is None else local_loss + part
         assert local_loss is not None
         strategy.reduce_gradients(step)
-        taken: StepMetrics = {"loss": local_loss, "lr": float(self._optimizer.param_groups[0]["lr"])}
+        taken: StepMetrics = {"loss": local_loss, "lr": rate}
         trained = []
         if options.clip_norm is not None or options.clip_value is not None:
             trained = self._trained()
