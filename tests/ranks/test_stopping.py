@@ -285,16 +285,16 @@ def test_an_mpirun_that_is_killed_while_ranks_start_is_not_started_again(termina
     done = command.wait(60)
     assert done.returncode == 75, done.stderr
     assert "killed by signal 9 before the campaign began, so it is not started again" in done.stderr
-    assert terminal.processes() == [] and not terminal.leg_begun(2)
+    assert terminal.processes() == [] and not terminal.launch_begun(2)
 
 
 def test_the_journal_appears_and_the_signal_comes(terminal: Terminal) -> None:
     """The moment at which a stop at the start becomes a stop of the campaign."""
     terminal.task(0.02)
     terminal.campaign(evaluations=30)
-    for leg in 1, 2:
+    for launch in 1, 2:
         command = terminal.start("run", "c.toml", "--ranks", 2)
-        wait_until(lambda: terminal.leg_begun(leg), "the journal", pause_s=0.0005)  # noqa: B023
+        wait_until(lambda: terminal.launch_begun(launch), "the journal", pause_s=0.0005)  # noqa: B023
         command.signal(signal.SIGINT)
         stopped(terminal, command)
     completed(terminal, 30, "--ranks", 2)
