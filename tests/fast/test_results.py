@@ -10,7 +10,7 @@ from pathlib import Path
 import journals
 import pandas
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
@@ -212,7 +212,6 @@ def test_torn_journals_are_reported_and_damaged_ones_refused(home: _Home) -> Non
         home.load()
 
 
-@settings(max_examples=50)
 @given(data=st.data())
 def test_the_fold_agrees_with_a_slow_one(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
