@@ -2,7 +2,7 @@
 # Sets up .venv as quickstart.sh does, with what the checks need, and runs them all, whichever fail.
 # Usage: bash jobs/check.sh                  linters, types and all tests but tests/nightly: what lands
 #        bash jobs/check.sh fast             linters, types and tests/fast
-#        bash jobs/check.sh nightly          all of that, tests/nightly, and simulated campaigns of 100 000 seeds
+#        bash jobs/check.sh nightly          all of that, tests/nightly, and simulated campaigns of 10 000 seeds
 #        bash jobs/check.sh oldest|newest [ARGUMENTS OF PYTEST ...]
 #            instead, tests of one rank in .venv-oldest (Python 3.10, the lowest version of each bound) or .venv-newest
 #            (Python 3.13, the newest of everything): some 5 GB each

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,21 @@ import hpo
 
 FOREVER_S = 3600
 KEPT: list[Any] = []
+Behaviour = Callable[[hpo.Trial], object]
+BEHAVIOURS: dict[str, Behaviour] = {}
+"""By the names that ``params["what"]`` may have, which are those of the functions without the underscore."""
+
+
+def _behaviour(function: Behaviour) -> Behaviour:
+    BEHAVIOURS[function.__name__.removeprefix("_")] = function
+    return function
 
 
 def evaluate(trial: hpo.Trial) -> object:
     what = str(trial.params.get("what", "complete"))
     if trial.params.get("only_rank", trial.rank) != trial.rank:
         return _peer(trial)
-    return globals()[f"_{what}"](trial)
+    return BEHAVIOURS[what](trial)
 
 
 def _peer(trial: hpo.Trial) -> float:
@@ -42,19 +51,23 @@ def _peer(trial: hpo.Trial) -> float:
     return 0.0
 
 
+@_behaviour
 def _complete(trial: hpo.Trial) -> float:
     return float(trial.params.get("value", 0.5))
 
 
+@_behaviour
 def _metrics(trial: hpo.Trial) -> dict[str, object]:
     trial.log(epochs=3, note="logged")
     return {"value": 1, "note": "returned"}
 
 
+@_behaviour
 def _raise(trial: hpo.Trial) -> float:
     raise ValueError(f"no such thing on rank {trial.rank}")
 
 
+@_behaviour
 def _raise_late_in_model(trial: hpo.Trial) -> float:
     """Keeps a wrapped model, which keeps the group and its connections."""
     import torch
@@ -64,6 +77,7 @@ def _raise_late_in_model(trial: hpo.Trial) -> float:
     raise ValueError("late")
 
 
+@_behaviour
 def _raise_and_cannot_leave(trial: hpo.Trial) -> float:
     from torch.distributed import distributed_c10d
 
@@ -75,44 +89,53 @@ def _raise_and_cannot_leave(trial: hpo.Trial) -> float:
     raise ValueError("first of all")
 
 
+@_behaviour
 def _nan(trial: hpo.Trial) -> float:
     return math.nan
 
 
+@_behaviour
 def _text(trial: hpo.Trial) -> str:
     return "0.5"
 
 
+@_behaviour
 def _hang(trial: hpo.Trial) -> float:
     Path(trial.directory, f"begun-{trial.rank}").touch()
     time.sleep(FOREVER_S)
     return 0.0
 
 
+@_behaviour
 def _hang_holding_the_lock(trial: hpo.Trial) -> float:
     Path(trial.directory, f"begun-{trial.rank}").touch()
     ctypes.PyDLL(None).sleep(FOREVER_S)  # PyDLL: the interpreter's lock is not released
     return 0.0
 
 
+@_behaviour
 def _exit(trial: hpo.Trial) -> float:
     print("last words")
     os._exit(7)
 
 
+@_behaviour
 def _exit_zero(trial: hpo.Trial) -> float:
     os._exit(0)
 
 
+@_behaviour
 def _sys_exit(trial: hpo.Trial) -> float:
     sys.exit(3)
 
 
+@_behaviour
 def _segfault(trial: hpo.Trial) -> float:
     ctypes.string_at(0)
     return 0.0
 
 
+@_behaviour
 def _segfault_beside_many_modules(trial: hpo.Trial) -> float:
     import pandas
     import sklearn.ensemble
@@ -122,16 +145,19 @@ def _segfault_beside_many_modules(trial: hpo.Trial) -> float:
     return 0.0
 
 
+@_behaviour
 def _exit_after_blanks(trial: hpo.Trial) -> float:
     print(" \n\t\n")
     os._exit(7)
 
 
+@_behaviour
 def _killed(trial: hpo.Trial) -> float:
     os.kill(os.getpid(), signal.SIGKILL)
     return 0.0
 
 
+@_behaviour
 def _output(trial: hpo.Trial) -> float:
     print("printed by Python")
     print("to stderr", file=sys.stderr)
@@ -141,6 +167,7 @@ def _output(trial: hpo.Trial) -> float:
     return 0.0
 
 
+@_behaviour
 def _report(trial: hpo.Trial) -> float:
     for step in range(10):
         trial.report(step, float(step))
@@ -148,6 +175,7 @@ def _report(trial: hpo.Trial) -> float:
     return 9.0
 
 
+@_behaviour
 def _asks_after_reports(trial: hpo.Trial) -> dict[str, object]:
     """The steps after which it was asked to save, which it did not do, in the digits of a number."""
     asked = 0
@@ -157,6 +185,7 @@ def _asks_after_reports(trial: hpo.Trial) -> dict[str, object]:
     return {"value": asked}
 
 
+@_behaviour
 def _quarrel(trial: hpo.Trial) -> float:
     if trial.rank == 0:
         trial.report(0, 0.0)
@@ -165,6 +194,7 @@ def _quarrel(trial: hpo.Trial) -> float:
     return 0.0
 
 
+@_behaviour
 def _checkpoint(trial: hpo.Trial) -> float:
     state = Path(trial.directory, f"state-{trial.rank}")
     if state.exists():
@@ -178,18 +208,21 @@ def _checkpoint(trial: hpo.Trial) -> float:
     return 0.0
 
 
+@_behaviour
 def _straggle(trial: hpo.Trial) -> float:
     if trial.rank:
         time.sleep(FOREVER_S)
     return 2.0
 
 
+@_behaviour
 def _straggle_after_failure(trial: hpo.Trial) -> float:
     if trial.rank:
         time.sleep(FOREVER_S)
     raise ValueError("rank 0 failed")
 
 
+@_behaviour
 def _leave_files(trial: hpo.Trial) -> float:
     """The number of files that it finds, but for output."""
     found = [path for path in trial.directory.iterdir() if not path.name.startswith("output-")]
@@ -200,6 +233,7 @@ def _leave_files(trial: hpo.Trial) -> float:
     return float(len(found))
 
 
+@_behaviour
 def _destroy_group(trial: hpo.Trial) -> float:
     import torch.distributed as dist
 
@@ -207,6 +241,7 @@ def _destroy_group(trial: hpo.Trial) -> float:
     return 3.0
 
 
+@_behaviour
 def _manage_group(trial: hpo.Trial) -> dict[str, object]:
     """A script of one's own: it initialises the group, makes others, trains, and destroys them, but in ``leaves``."""
     import threading
@@ -242,6 +277,7 @@ def _manage_group(trial: hpo.Trial) -> dict[str, object]:
     return {"value": float(value), "groups": there, "threads": threading.active_count()}
 
 
+@_behaviour
 def _ask_for_another_group(trial: hpo.Trial) -> float:
     from datetime import timedelta
 
@@ -257,6 +293,7 @@ def _ask_for_another_group(trial: hpo.Trial) -> float:
     return 0.0
 
 
+@_behaviour
 def _collective(trial: hpo.Trial) -> float:
     import torch
     import torch.distributed as dist
@@ -266,6 +303,7 @@ def _collective(trial: hpo.Trial) -> float:
     return float(total)
 
 
+@_behaviour
 def _draw(trial: hpo.Trial) -> dict[str, object]:
     import random
 
@@ -274,6 +312,7 @@ def _draw(trial: hpo.Trial) -> dict[str, object]:
     return {"value": random.random(), "numpy": np.random.rand()}
 
 
+@_behaviour
 def _describe(trial: hpo.Trial) -> dict[str, object]:
     """What this process is and sees."""
     return {
@@ -297,6 +336,7 @@ def _describe(trial: hpo.Trial) -> dict[str, object]:
     }
 
 
+@_behaviour
 def _descendants(trial: hpo.Trial) -> float:
     """Starts a process, one in a group of its own and one in a session of its own, and tells their numbers."""
     started = [
@@ -316,6 +356,7 @@ def _descendants(trial: hpo.Trial) -> float:
     return 0.0
 
 
+@_behaviour
 def _linger(trial: hpo.Trial) -> dict[str, object]:
     """Tells whether the process ``former`` is still there, and takes its time to end itself."""
     atexit.register(time.sleep, trial.params.get("lingers", 1.5))
@@ -323,6 +364,7 @@ def _linger(trial: hpo.Trial) -> dict[str, object]:
     return {"value": 0.0, "pid": os.getpid(), "alone": not Path(f"/proc/{former}").exists()}
 
 
+@_behaviour
 def _fork(trial: hpo.Trial) -> float:
     """A forked process that lives on must not hide the end of the evaluator from its control rank."""
     if os.fork() == 0:

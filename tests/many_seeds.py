@@ -31,7 +31,7 @@ from simulation.campaigns import (
 )
 from simulation.whole_campaigns import run_whole
 
-from hpo.islands.coordinator.ending import DONE, IN_VAIN
+from hpo.islands.coordinator.ending import DONE, NOTHING_COMPLETED
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Pause, Stop, Unpause
@@ -102,10 +102,10 @@ def run(seed: int) -> None:
             if not unsure and not simulation.unread:
                 assert counted == len(ended), "the coordinator has miscounted"
                 budget = simulation.coordinator.evaluations
-                assert (end.exit_code == 0 or end.reason == IN_VAIN) == (len(ended) == budget)
+                assert (end.exit_code == 0 or end.reason == NOTHING_COMPLETED) == (len(ended) == budget)
                 check_knowledge(simulation)
                 check_overview(simulation, records)
-            if end.reason in (DONE, IN_VAIN):
+            if end.reason in (DONE, NOTHING_COMPLETED):
                 break
     assert len(ended) == budget, "the campaign did not complete"
     begun = {record.id for record in records if isinstance(record, Started)}

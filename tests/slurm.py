@@ -48,11 +48,14 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmctldDebug=debug
 SlurmdDebug=debug
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+GresTypes=gpu
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 Gres=gpu:{gpus}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:{gpus}
 PartitionName=main Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 """``cred_expire`` is also how long a requeued job waits."""
+GPUS = 4
+"""Of each node, by number. Slurm looks for their device files, which are links to one that every machine has."""
 
 
 def missing() -> str:
@@ -90,7 +93,11 @@ class Slurm:
             user=user,
             folder=folder,
             kill_wait_s=kill_wait_s,
+            gpus=GPUS,
         )
+        for number in range(GPUS):
+            (folder / f"gpu{number}").symlink_to("/dev/null")
+        (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
         self.conf = folder / "slurm.conf"
         self.conf.write_text(text)
         self.environment = {"SLURM_CONF": str(self.conf), "PATH": _PATH}
@@ -232,8 +239,9 @@ class User:
             task="saving.py:task",
         )
 
-    def submit(self, *options: str, nodes: int = 2, ranks: int = 2) -> None:
-        size = (f"--nodes={nodes}", f"--ntasks-per-node={ranks}")
+    def submit(self, *options: str, nodes: int = 2, ranks: int | None = 2) -> None:
+        """``ranks``: of a node; None where ``options`` say it."""
+        size = [f"--nodes={nodes}", *([] if ranks is None else [f"--ntasks-per-node={ranks}"])]
         done = self.terminal.hpo("slurm", "c.toml", *size, *options)
         assert done.returncode == 0, done.stderr
         found = re.match(r"job (\d+) is in the queue", done.stdout)

@@ -185,8 +185,8 @@ class Terminal:
         tables = map(fields, read_directory(self.directory / "run", []))
         return [table for table in tables if table["type"] == kind]
 
-    def leg_begun(self, leg: int) -> bool:
-        return journal_path(self.directory / "run", launch=leg, island=0, worker=0).exists()
+    def launch_begun(self, launch: int) -> bool:
+        return journal_path(self.directory / "run", launch=launch, island=0, worker=0).exists()
 
     def processes(self) -> list[psutil.Process]:
         """All that came of the commands, wherever they hang in the tree of processes by now."""

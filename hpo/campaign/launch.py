@@ -377,7 +377,7 @@ class Supervisor:
         )
 
     def _left(self) -> Fleet | None:
-        """Whom to start where now; None when no host is left."""
+        """The ranks to start now and their hosts; None when no host is left."""
         if self._listed is not None:
             everywhere: tuple[Host, ...] | None = self._listed
             silent = hosts.silent(host.name for host in self._listed)

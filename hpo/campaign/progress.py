@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
-from hpo.islands.coordinator.ending import IN_VAIN, STOPPED
+from hpo.islands.coordinator.ending import NOTHING_COMPLETED, STOPPED
 from hpo.terminal import quoted, visible, write
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Display:
         self._show(text)
 
     def _show(self, text: str) -> None:
-        """Nobody may be there any more to read it: a terminal was closed, a pipe's reader has ended. The campaign
+        """There may be no reader any more: a terminal was closed, a pipe's reader has ended. The campaign
         goes on."""
         with suppress(OSError):
             if self._columns is None:
@@ -122,21 +122,23 @@ class Display:
         self._next = 0.0
         text = f"{reason}: {self.line(coordinator, now, ended=True)}"
         # It looks like success, and nothing was found.
-        in_vain = reason == IN_VAIN or (coordinator.tally.best is None and bool(self._failures(coordinator)))
-        if in_vain or self._repeats:
+        nothing_completed = reason == NOTHING_COMPLETED or (
+            coordinator.tally.best is None and bool(self._failures(coordinator))
+        )
+        if nothing_completed or self._repeats:
             from hpo.results import text as texts
             from hpo.results.record import load
 
             with suppress(HpoError, OSError):
                 record = load(self._directory)
                 # Where some were evaluated again, the best of the line above may have been lucky.
-                text += f"\n{texts.nothing(record)}" if in_vain else texts.steadiest(record)
-        if reason == IN_VAIN:
+                text += f"\n{texts.nothing(record)}" if nothing_completed else texts.steadiest(record)
+        if reason == NOTHING_COMPLETED:
             text += (
                 "\nThe budget is used up, and no evaluation has completed. Mend what failed; then give more "
                 "evaluations or time, or another directory to begin anew."
             )
-        if not in_vain and self._failures(coordinator):
+        if not nothing_completed and self._failures(coordinator):
             text += f"\n`hpo status {quoted(self._directory)}` says why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."

@@ -102,7 +102,7 @@ class Fleet:
 def left(
     hosts: Sequence[Host], dead: Iterable[str], *, ranks: int, islands: int, ranks_per_worker: int
 ) -> Fleet | None:
-    """Whom to start where when ``dead`` hosts of ``hosts`` are out; None when none is left.
+    """The ranks to start and their hosts without the ``dead`` ones of ``hosts``; None when none is left.
 
     As many ranks as the living have slots for, and no more than ``ranks``, in whole workers; at least a worker
     for each island, which then share cores."""

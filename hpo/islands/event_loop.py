@@ -239,7 +239,7 @@ class EventLoop:
             self._end_as_orphan(failed)
 
     def _end_as_orphan(self, failed: frozenset[int]) -> None:
-        """Nobody counts any more: what runs may save, then this rank ends, and the launch with all of them."""
+        """The coordinator is gone: what runs may save, then this rank ends, and the launch with all of them."""
         end = End(LOST, EXIT_RESUMABLE, None)
         if self._watched != self._members[0]:
             self._watched, self._watchers = self._members[0], self._members[1:]

@@ -240,7 +240,7 @@ class MpiTransport(LocalTransport):
         except self._mpi.Exception as error:
             if error.Get_error_class() not in self._deaths:
                 raise
-            # Somebody died, whom a probe from any source waits for too; it goes on once that is acknowledged.
+            # A rank died, and a probe from any source waits for it too; it goes on once the death is acknowledged.
             self._look_for_failures()
             return None
 

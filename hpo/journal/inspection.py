@@ -77,7 +77,7 @@ class Inspection:
     lock: str = "free"
     holder: str | None = None
     journals: int = 0
-    legs: int = 0
+    launches: int = 0
     records: int = 0
     finished: int = 0
     unfinished: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Inspection:
             "stale": f"no campaign is at work; the lock of {self.holder} is stale and not in the way",
         }
         lines = [
-            f"{self.directory}: {counted(self.journals, 'journal')} of {counted(self.legs, 'launch')}, "
+            f"{self.directory}: {counted(self.journals, 'journal')} of {counted(self.launches, 'launch')}, "
             f"{counted(self.records, 'whole record')}; {at_work[self.lock]}",
             f"{counted(self.finished, 'individual')} finished, {len(self.unfinished)} begun and not finished"
             + (f", which will go on: {listed(self.unfinished)}" if self.unfinished else ""),
@@ -218,7 +218,7 @@ class _Inspection:
         self._say_misfits()
         report = self.report
         report.journals = len(self.journals)
-        report.legs = len({journal.name.launch for journal in self.journals})
+        report.launches = len({journal.name.launch for journal in self.journals})
         report.records = sum(journal.records for journal in self.journals)
         report.finished = self._evaluations.ended
         report.unfinished = [one.record.id for one in self._evaluations.open]

@@ -57,7 +57,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Found(NamedTuple):
     """What the lock file says. ``holder``: None while it is being written; ``local``: its process can be looked up
-    here; ``alive``: as far as one look can tell; ``data``: all of it."""
+    here; ``alive``: as far as one look shows; ``data``: all of it."""
 
     holder: Holder | None
     mtime_ns: int

@@ -314,8 +314,8 @@ def decode(line: bytes) -> Record | None:
 
     Raises:
         NotWhole: the line is cut off, or does not fit its checksum.
-        ValueError: it is whole and no record: somebody has edited it. A checksum tells damage from data, and not who
-            wrote it.
+        ValueError: it is whole and no record: it was edited. A checksum distinguishes damage from data, and not
+            who wrote it.
     """
     check_line(line)
     try:

@@ -112,6 +112,8 @@ def _ended(ended: tuple[str, int] | None) -> str:
     if ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
     reason, code = one_line(ended[0]), ended[1]
+    if reason == "in vain":  # as earlier versions have it in their journals
+        reason = "nothing completed"
     more = {
         "deadline": "deadline: the time was over. The same `hpo run` goes on for as long again",
         "exhausted": "exhausted: all configurations that the space and its constraints allow are evaluated",
@@ -121,8 +123,8 @@ def _ended(ended: tuple[str, int] | None) -> str:
         "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
         "futile": "futile: evaluations of the last launch failed one after the other. Mend that; the same `hpo run` "
         "evaluates them anew",
-        "in vain": "in vain: the budget is used up, and no evaluation has completed. Mend what failed; with more "
-        "evaluations or time the same `hpo run` goes on",
+        "nothing completed": "nothing completed: the budget is used up. Mend what failed; with more evaluations or "
+        "time the same `hpo run` goes on",
     }
     if code:
         return failed.get(reason, f"{reason}. The same `hpo run` goes on")

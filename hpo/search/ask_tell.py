@@ -91,7 +91,7 @@ class Search:
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise UsageError(f"Search: space = {excerpt(space)}: must be a SearchSpace")
-        # The default cannot be told from what was given.
+        # The default cannot be distinguished from what was given.
         given_direction = None if objectives is not None and direction == MINIMIZE else direction
         self._objectives = checked_objectives(given_direction, objectives, "Search")
         self._named = objectives is not None

@@ -1,4 +1,5 @@
-"""Early stopping as one leader does it: its running evaluation, what its peers need to know, and whom it may promote.
+"""Early stopping as one leader does it: its running evaluation, what its peers need to know, and
+the paused individuals that it may promote.
 
 Nothing here waits: a decision uses what has arrived."""
 

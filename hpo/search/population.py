@@ -56,9 +56,9 @@ class Population:
     """The best, the most recent, the last pruned and the last failed members of one island.
 
     ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members dominate
-    one (Fonseca and Fleming 1993), and of those whom as many dominate, the least crowded first (Deb et al. 2002). With
-    a ``reference``, losses beyond which nothing is wanted, those that are beyond it in any come after all others. Ties
-    go to the older member, so that order does not depend on the order of arrival within equal values."""
+    one (Fonseca and Fleming 1993), and of those that equally many dominate, the least crowded first (Deb et al. 2002).
+    With a ``reference``, losses beyond which nothing is wanted, those that are beyond it in any come after all others.
+    Ties go to the older member, so that order does not depend on the order of arrival within equal values."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class Population:
         self._insert(len(self.best), member)
         self._sort()
         if len(self.best) > self._best_limit:
-            # Nobody is dominated by one less: whomever the last one dominated, its dominators dominate too, so it
+            # No member is dominated by one less: those that the last one dominated, its dominators dominate too, so it
             # would come behind the last.
             self._remove(-1)
             self._sort()

@@ -142,7 +142,7 @@ def goes_on(path: Path, task: hpo.Task = TASK) -> None:
 def test_a_whole_campaign(home: Path) -> None:
     before = files(home)
     report = check(home)
-    assert (report.exit_code, report.journals, report.legs, report.lock) == (0, 2, 2, "free")
+    assert (report.exit_code, report.journals, report.launches, report.lock) == (0, 2, 2, "free")
     assert (report.finished, report.unfinished, report.findings) == (EVALUATIONS, ["0-0-99"], [])
     assert "which will go on: 0-0-99" in str(report) and "Nothing is damaged" in str(report)
     assert repair(home).repaired == []

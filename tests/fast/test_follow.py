@@ -10,7 +10,7 @@ from typing import Any
 import journals
 import pandas
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.errors import CampaignError, JournalDamaged
@@ -153,7 +153,6 @@ class _Writers:
             path.write_bytes(b"".join(lines[:-1]))
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=_steps, most=st.sampled_from([1, 700, 1 << 20]))
 def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, Any]], most: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

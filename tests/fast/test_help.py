@@ -18,6 +18,8 @@ import trainers
 from hpo.config.settings import Section, Settings
 
 REQUIRED = inspect.Parameter.empty
+UNNAMED = {"trainers.Strategy.end_epoch", "trainers.Strategy.reduce_gradients"}
+"""Methods whose sentence describes a parameter and does not name it."""
 MADE_ELSEWHERE = {hpo.Trial, trainers.Method, trainers.Strategy, trainers.StreamingMetric, trainers.Wrapped}
 """Users do not construct them."""
 WORDS = {
@@ -129,6 +131,36 @@ def test_members_are_described(name: str) -> None:
         and package == "hpo"
     ):
         compared(documented(described), signature(value))
+
+
+def variadic(value: Callable[..., object]) -> set[str]:
+    """Names of ``*args`` and ``**kwargs``, of which a docstring may say more than a type."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name for name, one in inspect.signature(value).parameters.items() if one.kind in kinds}
+
+
+METHODS = {
+    name: value
+    for name, value in members().items()
+    if name.startswith("trainers.") and inspect.isfunction(value) and set(signature(value)) - variadic(value)
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_trainers_list_their_keywords_or_name_them(name: str) -> None:
+    """Those with "Args:" list all with their defaults. What a loop of one's own calls, and what a method of one's own
+    implements, names each in a sentence otherwise."""
+    value = METHODS[name]
+    text = inspect.cleandoc(value.__doc__ or "")  # its own: torch's optimizers describe theirs
+    named = {one: default for one, default in signature(value).items() if one not in variadic(value)}
+    if re.search("^Args:", text, re.MULTILINE):
+        compared({one: default for one, default in documented(text).items() if one in named}, named)
+        assert all(re.search(rf"^ +\*+{one}: ", text, re.MULTILINE) for one in variadic(value)), (
+            "not described"
+        )
+    elif name.startswith(("trainers.Wrapped.", "trainers.Strategy.")) and name not in UNNAMED:
+        missing = [one for one in named if f"``{one}``" not in text]
+        assert not missing, f"not named in the docstring: {missing}"
 
 
 def test_what_a_trial_holds_is_listed() -> None:

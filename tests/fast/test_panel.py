@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pyte
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo import cli
@@ -199,7 +199,6 @@ WORDS = st.text("abcé─", min_size=1, max_size=12)
         max_size=6,
     )
 )
-@settings(max_examples=20, deadline=None)
 def test_what_scrolls_by_stays_and_what_is_drawn_is_replaced(steps: list) -> None:
     terminal = Terminal(40)
     try:
@@ -286,7 +285,6 @@ def started(identity: tuple[int, int, int], at: float, **more: object) -> dict[s
     }
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from(["begin", "end", "crash", "filler", "look"])),

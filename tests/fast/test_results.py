@@ -10,7 +10,7 @@ from pathlib import Path
 import journals
 import pandas
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
@@ -80,7 +80,7 @@ class _Home:
             path, {"task": "x:y", "objectives": objectives or {"value": "minimize"}, "seed": 0}
         )
 
-    def leg(self, number: int, *files: list[dict[str, object]], at: float = _T) -> None:
+    def launch(self, number: int, *files: list[dict[str, object]], at: float = _T) -> None:
         for worker, records in enumerate(files):
             journals.write(self.path, records, number, worker, at)
 
@@ -109,7 +109,7 @@ def test_a_finished_record_alone_makes_an_individual(home: _Home) -> None:
         retries=1,
         metrics={"accuracy": 0.9, "note": "fine", "loss": math.inf},
     )
-    home.leg(1, [record])
+    home.launch(1, [record])
     assert home.load().individuals == [
         Individual(
             id="1-2-3",
@@ -131,7 +131,7 @@ def test_a_finished_record_alone_makes_an_individual(home: _Home) -> None:
 
 
 def test_what_was_at_work_runs_while_the_campaign_does_and_is_lost_with_it(home: _Home) -> None:
-    home.leg(1, [_finished("0-0-0", 1.0), _started("0-0-1")])
+    home.launch(1, [_finished("0-0-0", 1.0), _started("0-0-1")])
     lock = acquire(home.path)
     assert home.load().alive
     assert home.statuses() == {"0-0-0": "completed", "0-0-1": "running"}
@@ -141,15 +141,15 @@ def test_what_was_at_work_runs_while_the_campaign_does_and_is_lost_with_it(home:
 
 
 def test_what_an_earlier_leg_left_is_lost_while_a_later_one_runs(home: _Home) -> None:
-    home.leg(1, [_started("0-0-1")])
-    home.leg(2, [_started("0-0-2", _T + 9)])
+    home.launch(1, [_started("0-0-1")])
+    home.launch(2, [_started("0-0-2", _T + 9)])
     with_lock = acquire(home.path)
     assert home.statuses() == {"0-0-1": "lost", "0-0-2": "running"}
     with_lock.release()
 
 
 def test_nothing_runs_in_a_leg_that_has_ended(home: _Home) -> None:
-    home.leg(1, [_started("0-0-1"), {"type": "ended", "reason": "deadline", "exit": 75, "time": _T + 9}])
+    home.launch(1, [_started("0-0-1"), {"type": "ended", "reason": "deadline", "exit": 75, "time": _T + 9}])
     acquire(home.path)
     record = home.load()
     assert home.statuses() == {"0-0-1": "lost"}
@@ -158,35 +158,35 @@ def test_nothing_runs_in_a_leg_that_has_ended(home: _Home) -> None:
 
 @pytest.mark.parametrize("status", sorted(FINAL))
 def test_a_final_status_stays(home: _Home, status: str) -> None:
-    home.leg(1, [_started("0-0-1"), _finished("0-0-1", status=status, error="the first")])
-    home.leg(2, [_started("0-0-1", _T + 8), _finished("0-0-1", 0.5, error="the second")])
+    home.launch(1, [_started("0-0-1"), _finished("0-0-1", status=status, error="the first")])
+    home.launch(2, [_started("0-0-1", _T + 8), _finished("0-0-1", 0.5, error="the second")])
     (one,) = home.load().individuals
     assert (one.status, one.error) == (status, "the first")
 
 
 @pytest.mark.parametrize("status", ["lost", "interrupted"])
 def test_another_status_gives_way_to_what_comes_later(home: _Home, status: str) -> None:
-    home.leg(1, [_finished("0-0-1", status=status)])
+    home.launch(1, [_finished("0-0-1", status=status)])
     assert home.statuses() == {"0-0-1": status}
-    home.leg(2, [_started("0-0-1", _T + 60)])
+    home.launch(2, [_started("0-0-1", _T + 60)])
     lock = acquire(home.path)
     assert home.statuses() == {"0-0-1": "running"}
     lock.release()
     assert home.statuses() == {"0-0-1": "lost"}
-    home.leg(3, [_started("0-0-1", _T + 70), _finished("0-0-1", 0.5, started=_T + 70, finished=_T + 80)])
+    home.launch(3, [_started("0-0-1", _T + 70), _finished("0-0-1", 0.5, started=_T + 70, finished=_T + 80)])
     (one,) = home.load().individuals
     assert (one.status, one.value, one.seconds) == ("completed", 0.5, 10.0)
 
 
 def test_an_evaluation_taken_over_by_another_worker_counts_once(home: _Home) -> None:
-    """One worker died with it, another did it again in the same leg; their journals are read in turn."""
-    home.leg(1, [_started("0-0-1", _T + 1)], [_started("0-0-1", _T + 5), _finished("0-0-1", 0.5)])
-    home.leg(2, [_finished("0-1-1", 0.5)], [_started("0-1-1", _T + 1)])
+    """One worker died with it, another did it again in the same launch; their journals are read in turn."""
+    home.launch(1, [_started("0-0-1", _T + 1)], [_started("0-0-1", _T + 5), _finished("0-0-1", 0.5)])
+    home.launch(2, [_finished("0-1-1", 0.5)], [_started("0-1-1", _T + 1)])
     assert home.statuses() == {"0-0-1": "completed", "0-1-1": "completed"}
 
 
 def test_moves_are_ordered_by_hop_and_counted_once(home: _Home) -> None:
-    home.leg(
+    home.launch(
         1,
         [_moved("0-0-1", 1, 2, 1)],
         [_finished("0-0-1", 1.0), _moved("0-0-1", 0, 0, 2), _moved("0-0-1", 0, 0, 2)],
@@ -196,12 +196,12 @@ def test_moves_are_ordered_by_hop_and_counted_once(home: _Home) -> None:
 
 
 def test_unknown_records_are_skipped(home: _Home) -> None:
-    home.leg(1, [{"type": "weather", "time": _T + 7}, _finished("0-0-0", 1.0)])
+    home.launch(1, [{"type": "weather", "time": _T + 7}, _finished("0-0-0", 1.0)])
     assert home.statuses() == {"0-0-0": "completed"}
 
 
 def test_torn_journals_are_reported_and_damaged_ones_refused(home: _Home) -> None:
-    home.leg(1, [_finished("0-0-0", 1.0), _finished("0-0-1", 2.0)])
+    home.launch(1, [_finished("0-0-0", 1.0), _finished("0-0-1", 2.0)])
     path = journal_path(home.path, launch=1, island=0, worker=0)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -212,12 +212,11 @@ def test_torn_journals_are_reported_and_damaged_ones_refused(home: _Home) -> Non
         home.load()
 
 
-@settings(max_examples=50)
 @given(data=st.data())
 def test_the_fold_agrees_with_a_slow_one(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Random histories over three legs, against the rules applied to one individual at a time."""
+    """Random histories over three launches, against the rules applied to one individual at a time."""
     home = _Home(tmp_path_factory.mktemp("fold"))
     endings = [status for status in STATUSES if status != "running"]
     events = data.draw(
@@ -228,14 +227,14 @@ def test_the_fold_agrees_with_a_slow_one(
         )
     )
     events.sort(key=lambda event: event[0])
-    legs: dict[int, list[dict[str, object]]] = {1: [], 2: [], 3: []}
-    for index, (leg, name, kind) in enumerate(events):
+    launches: dict[int, list[dict[str, object]]] = {1: [], 2: [], 3: []}
+    for index, (launch, name, kind) in enumerate(events):
         at = _T + index
-        legs[leg].append(
+        launches[launch].append(
             _started(name, at) if kind == "start" else _finished(name, status=kind, started=at, finished=at)
         )
-    for leg, records in legs.items():
-        home.leg(leg, records)
+    for launch, records in launches.items():
+        home.launch(launch, records)
     expected: dict[str, str] = {}
     for name in {name for _, name, _ in events}:
         kinds = [kind for _, other, kind in events if other == name]
@@ -248,7 +247,7 @@ def test_the_fold_agrees_with_a_slow_one(
 
 
 def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
-    home.leg(
+    home.launch(
         1,
         [
             _launched(deadline_s=7200.0),
@@ -291,8 +290,8 @@ def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
 
 
 def test_time_between_legs_does_not_count_and_the_last_launch_sets_the_budget(home: _Home) -> None:
-    home.leg(1, [_launched(), _finished("0-0-0", 1.0, started=_T, finished=_T + 10)])
-    home.leg(
+    home.launch(1, [_launched(), _finished("0-0-0", 1.0, started=_T, finished=_T + 10)])
+    home.launch(
         2,
         [
             _launched(evaluations=20, workers=6),
@@ -324,7 +323,7 @@ def test_best_follows_the_direction_and_counts_the_completed_only(
     tmp_path: Path, direction: str, order: list[float]
 ) -> None:
     home = _Home(tmp_path / "campaign", {"value": direction})
-    home.leg(
+    home.launch(
         1,
         [
             *(_finished(f"0-0-{index}", value) for index, value in enumerate([2.0, 3.0, 1.0])),
@@ -383,7 +382,7 @@ def test_the_front_is_what_no_other_dominates(losses: list[tuple[float, ...]]) -
 
 def test_status_shows_one_of_the_front_with_all_its_objectives(tmp_path: Path) -> None:
     home = _Home(tmp_path / "campaign", {"f1": "maximize", "seconds": "minimize"})
-    home.leg(
+    home.launch(
         1,
         [
             _finished("0-0-0", objectives={"f1": 0.5, "seconds": 1.0}),
@@ -412,7 +411,7 @@ _COLUMNS = [
 @pytest.fixture
 def mixed(home: _Home) -> _Home:
     """What is awkward in a table: gaps, text with commas and lines, mixed types, non-finite numbers."""
-    home.leg(
+    home.launch(
         1,
         [
             _launched(),
@@ -460,7 +459,7 @@ def test_the_dataframe_has_the_columns_of_the_contract(mixed: _Home) -> None:
 
 def test_several_objectives_have_columns_of_their_own_even_if_none_completed(tmp_path: Path) -> None:
     home = _Home(tmp_path / "campaign", {"f1": "maximize", "seconds": "minimize"})
-    home.leg(1, [_finished("0-0-0", status="failed")])
+    home.launch(1, [_finished("0-0-0", status="failed")])
     table = results.Result(home.path).dataframe()
     at = _COLUMNS.index("value")
     expected = [*_COLUMNS[:at], "objectives.f1", "objectives.seconds", *_COLUMNS[at + 1 :], "params.lr"]
@@ -523,7 +522,9 @@ def test_a_path_that_cannot_be_written_is_named(mixed: _Home, tmp_path: Path) ->
 
 def test_a_result_reads_late_and_tells_why_the_campaign_ended(home: _Home) -> None:
     result = results.Result(home.path)
-    home.leg(1, [_finished("0-0-0", 1.5), {"type": "ended", "reason": "budget", "exit": 0, "time": _T + 9}])
+    home.launch(
+        1, [_finished("0-0-0", 1.5), {"type": "ended", "reason": "budget", "exit": 0, "time": _T + 9}]
+    )
     assert result.best.params == {"lr": 0.1}
     assert result.best.value == 1.5
     assert result.reason == "budget"
@@ -532,7 +533,7 @@ def test_a_result_reads_late_and_tells_why_the_campaign_ended(home: _Home) -> No
 
 
 def test_no_best_one_is_a_sentence_with_the_counts(home: _Home) -> None:
-    home.leg(1, [_finished(f"0-0-{index}", status="failed") for index in range(3)])
+    home.launch(1, [_finished(f"0-0-{index}", status="failed") for index in range(3)])
     with pytest.raises(
         CampaignError, match=r"no evaluation has completed, so there is no best one \(3 failed\)"
     ):

@@ -9,7 +9,7 @@ from collections import Counter
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from scipy.stats import norm
 from simulation import Simulation
 
@@ -66,7 +66,6 @@ def populated(space, losses, seed=0):
 values = st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-1e300, 1e300))
 
 
-@settings(max_examples=25)
 @given(spaces(), st.lists(values, max_size=40), st.integers(0, 3))
 def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space, losses, seed):
     population = populated(space, losses, seed)
@@ -81,7 +80,6 @@ def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space,
         assert space.validate(space.decode(child.genome)) == space.decode(child.genome)
 
 
-@settings(max_examples=25)
 @given(spaces(), st.integers(0, 1000))
 def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
     brood = VectorisedGenomes(space)
@@ -101,7 +99,6 @@ def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
     assert np.isfinite(rows).all() and rows.min() >= -1 and rows.max() <= 1
 
 
-@settings(max_examples=25)
 @given(spaces(), st.integers(0, 1000))
 def test_children_are_genomes_of_their_parents(space, seed):
     brood, generator = VectorisedGenomes(space), np.random.default_rng(seed)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -475,7 +475,6 @@ def test_first_and_last_mean_the_model_s() -> None:
     assert [w.name for w in matrix_weights(net, factored=False)] == ["2.weight"]
 
 
-@settings(max_examples=40)
 @given(
     rows=st.integers(1, 12),
     columns=st.integers(1, 12),

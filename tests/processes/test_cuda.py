@@ -63,7 +63,17 @@ def test_torch_has_what_the_stand_in_stands_for() -> None:
     for name in ("synchronize", "get_device_properties"):
         inspect.signature(getattr(torch.cuda, name)).bind(0)
         inspect.signature(getattr(stand_in.cuda, name)).bind(0)
-    assert torch.version.cuda is None or isinstance(torch.version.cuda, str)
+    for name in ("is_available", "device_count", "is_initialized"):
+        assert type(getattr(torch.cuda, name)()) is type(getattr(stand_in.cuda, name)()), name
+    if torch.version.cuda is None:
+        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
+    else:
+        assert type(torch.version.cuda) is type(stand_in.version.cuda)
+    if not torch.cuda.is_available():
+        # What is caught and quoted where a device does not work.
+        for cuda_of in (torch.cuda, FakeTorch(0).cuda):
+            with pytest.raises((RuntimeError, AssertionError), match=r"\w"):
+                cuda_of.init()
 
 
 def test_every_device_of_this_machine_is_used_and_none_beyond() -> None:

@@ -17,7 +17,7 @@ from hpo.campaign import launch
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.ending import DEADLINE, DONE, FUTILE, IN_VAIN, STOPPED
+from hpo.islands.coordinator.ending import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.islands.coordinator.health import Health, fault, improbable
 from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.messages import (
@@ -318,12 +318,12 @@ def test_a_campaign_in_which_all_fail_ends_and_keeps_what_it_did(seed: int) -> N
 
 def test_switched_off_it_spends_its_budget_and_says_that_it_was_in_vain() -> None:
     simulation = simulate(lambda number: BROKEN, first_failures=None)
-    assert end(simulation) == (IN_VAIN, 1) and finished(simulation, FAILED) == 300
+    assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, FAILED) == 300
 
 
 def test_a_budget_that_is_smaller_is_in_vain_too() -> None:
     simulation = simulate(lambda number: BROKEN, evaluations=9)
-    assert end(simulation) == (IN_VAIN, 1) and finished(simulation, FAILED) == 9
+    assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, FAILED) == 9
 
 
 def without_a_budget(simulation: Simulation) -> None:
@@ -427,7 +427,7 @@ def test_one_worker_needs_no_more_than_thirty() -> None:
 def test_who_was_pruned_or_returned_nan_has_trained() -> None:
     invalid = Outcome(status=INVALID, error="objective 'value' is nan")
     simulation = simulate(lambda number: invalid)
-    assert end(simulation) == (IN_VAIN, 1) and finished(simulation, INVALID) == 300
+    assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, INVALID) == 300
     simulation = simulate(lambda number: Outcome(status=PRUNED) if number == 3 else BROKEN)
     assert end(simulation) == (DONE, 0) and finished(simulation, FAILED) == 299
 
@@ -435,7 +435,7 @@ def test_who_was_pruned_or_returned_nan_has_trained() -> None:
 def test_crashes_and_time_outs_are_not_counted() -> None:
     for status in (CRASHED, TIMEOUT):
         simulation = simulate(lambda number, status=status: Outcome(status=status, error="gone"))  # type: ignore[misc]
-        assert end(simulation) == (IN_VAIN, 1) and finished(simulation, status) == 300
+        assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, status) == 300
 
 
 def earlier_of(simulation: Simulation) -> ResumeState:
@@ -542,7 +542,7 @@ def test_whatever_happens_it_comes_to_an_end_and_is_futile_only_where_nothing_tr
     if finished(simulation, COMPLETED):
         assert reason in (DONE, STOPPED)
     else:
-        assert (reason, code) in ((FUTILE, 1), (IN_VAIN, 1), (STOPPED, EXIT_RESUMABLE))
+        assert (reason, code) in ((FUTILE, 1), (NOTHING_COMPLETED, 1), (STOPPED, EXIT_RESUMABLE))
     if reason == FUTILE:
         assert finished(simulation, FAILED) >= limit / 3
 

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 
@@ -129,7 +129,6 @@ def test_bilinear_upsampling_keeps_a_gradient_straight() -> None:
     assert grids["nearest"].diff().tolist() == [0.0, 10.0] * 59 + [0.0]
 
 
-@settings(max_examples=25)
 @given(indices=st.lists(st.integers(0, PATCHES // 2 - 1), min_size=1, max_size=20))
 def test_batches_are_the_items(store: Path, indices: list[int]) -> None:
     samples = PatchImages(load_bigearthnet(store, "train"), size=20)

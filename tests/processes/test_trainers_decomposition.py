@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gloo import run_ranks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from skips import not_possible_here
 from torch import Tensor, nn
@@ -207,7 +207,6 @@ def test_what_is_not_finite_becomes_nan(value: float) -> None:
     assert all(t.isnan().all() for t in (u, values, vt))
 
 
-@settings(max_examples=40)
 @given(
     rows=st.integers(1, 20),
     columns=st.integers(1, 20),

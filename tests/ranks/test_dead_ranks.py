@@ -151,7 +151,7 @@ def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
     command = terminal.start("run", "c.toml", "--ranks", 2)
     wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
     kill(terminal, 0)
-    wait_until(lambda: terminal.leg_begun(2), "the second start")
+    wait_until(lambda: terminal.launch_begun(2), "the second start")
     again = terminal.rank(0)
     assert again is not None
     deadline = float(again.environ()[config.DEADLINE])

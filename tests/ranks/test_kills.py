@@ -49,7 +49,9 @@ def test_the_whole_job_killed_many_times_in_a_row(terminal: Terminal) -> None:
     rng = random.Random(20)
     before: dict[str, tuple[object, ...]] = {}
     for turn in range(KILLS):
-        leg_before = len({path.name[:4] for path in (terminal.directory / "run" / "journal").glob("*.jsonl")})
+        launch_before = len(
+            {path.name[:4] for path in (terminal.directory / "run" / "journal").glob("*.jsonl")}
+        )
         tries = Counter(terminal.side())
         # Half of them without mpirun, which starts faster; workers come and go.
         ranks = 1 if turn % 2 else rng.choice([2, 3, 4])
@@ -57,7 +59,7 @@ def test_the_whole_job_killed_many_times_in_a_row(terminal: Terminal) -> None:
         if turn % 5 == 3:
             time.sleep(rng.uniform(0.0, 1.0))  # while it starts
         else:
-            wait_until(lambda: terminal.leg_begun(leg_before + 1), "the begin of the leg")  # noqa: B023
+            wait_until(lambda: terminal.launch_begun(launch_before + 1), "the begin of the launch")  # noqa: B023
             time.sleep(rng.uniform(0.0, 0.8))
         kill(terminal, command, rng, spare_evaluators=turn % 3 == 1)
 

@@ -11,6 +11,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from hpo.cluster.slurm import sbatch_options
 from hpo.config import reader as config
 from hpo.config.reader import Settings
 from hpo.errors import UsageError
+from search_spaces import digits
 
 FOLDERS = ("hpo", "hpo/results", "trainers", "search_spaces", "jobs", "tests")
 DOCUMENTS = {
@@ -48,6 +51,10 @@ COMMANDS = [
 ]
 QUOTED = re.findall(r"`((?:bash|hpo|python|pytest|torchrun) [^`]*)`", TEXT)
 """Commands in tables and sentences."""
+MODULES = [
+    line for line in dict.fromkeys([*COMMANDS, *QUOTED]) if re.search(r"-m search_spaces\.\S+ .*--", line)
+]
+"""Commands of modules that give options."""
 PLACEHOLDERS = {"jobs/NAME.toml", "jobs/NAME_small.toml", "tests/benchmarks/NAME.py"}
 HPO = Path(sys.executable).with_name("hpo")
 
@@ -185,8 +192,16 @@ def test_the_campaign_file_runs_on_islands_of_workers_and_its_results_are_read(f
     assert status["best"]["value"] > 0.8
     assert (folder / "runs/my_space/evaluations" / status["best"]["id"] / "2-ranks").is_dir()
     read = run(folder, sys.executable, "read_results.py").stdout
-    assert "momentum" in read or "Adam" in read
-    assert "random" in read
+    best = status["best"]
+    assert read.startswith(f"{best['id']} {best['value']} {best['params']}\n"), read
+    completed = [one for one in hpo.Result(folder / "runs/my_space").individuals if one.value is not None]
+    by_operator = Counter(one.operator for one in completed)
+    assert {"default", "random"} <= set(by_operator)
+    for operator, count in by_operator.items():
+        assert re.search(rf"^{operator} +{count} ", read, re.MULTILINE), read
+    curves = re.search(r"^id\n(.*?)^Name: value", read, re.MULTILINE | re.DOTALL)[1]
+    assert len(curves.splitlines()) == len(completed), read
+    assert "too few for the importance" in read
     if shutil.which("jq"):
         for line in COMMANDS:
             if line.startswith("jq "):
@@ -274,11 +289,32 @@ def test_keys_are_shown_with_their_defaults(folder):
     assert given == Settings(task=given.task, directory=given.directory, evaluations=given.evaluations)
 
 
+def section_of(document: str, heading: str) -> str:
+    return DOCUMENTS[document].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
 def rows(document: str, section: str) -> set[str]:
     """The names in the first column of a section's tables."""
-    text = DOCUMENTS[document].partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    text = section_of(document, section)
     cells = re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
     return {re.match(r"[\w-]+", name)[0] for cell in cells for name in re.findall(r"`(\w[^`]*)`", cell)}
+
+
+@pytest.mark.parametrize("heading", ["Population-based training", "Phases"])
+def test_tables_for_a_campaign_file_are_read_and_fit_the_campaign_that_they_name(tmp_path, heading):
+    block = re.search(r"(?:^    .*\n)+", section_of("hpo/README.md", heading), re.MULTILINE)[0]
+    path = tmp_path / "c.toml"
+    head = 'task = "search_spaces.digits:make_task"\ndirectory = "runs/x"\nevaluations = 1\n'
+    path.write_text(head + textwrap.dedent(block))
+    settings = config.read_file(path)
+    architecture = re.search(r'architecture = "(\w+)"', block)
+    options = {**settings.task_options, **({"architecture": architecture[1]} if architecture else {})}
+    space = digits.make_task(**options).space
+    assert "search_spaces.digits" in block and (settings.search.perturb or settings.phase)
+    assert {*(settings.search.perturb or ())} <= set(space.parameters)
+    for phase in settings.phase:
+        for name, choices in phase.only.items():
+            assert set(choices) <= set(space.parameters[name].values()), name
 
 
 def test_every_search_kind_is_explained():
@@ -353,6 +389,18 @@ def test_scripts_modules_and_options_that_are_named_exist():
             text = (ROOT / script[1]).read_text()
             missing = [one for one in re.findall(r" (--[\w-]+)", line) if one not in text]
             assert not missing, f"{line}: {script[1]} has no {missing}"
+
+
+@pytest.mark.parametrize("line", MODULES)
+def test_options_of_modules_that_are_shown_are_options_of_theirs(tmp_path, line):
+    """Of the module, the given subcommand, and the given architecture, which has parameters of its own."""
+    module, *words = shlex.split(re.search(r"-m (search_spaces\..*)", line)[1])
+    subcommand = [word for word in words[:1] if re.fullmatch(r"[a-z-]+", word) and word[0] != "-"]
+    chosen = re.findall(r"--architecture \w+|--small", line)
+    asked = [sys.executable, "-m", module, *subcommand, *" ".join(chosen).split(), "--help"]
+    text = run(tmp_path, *asked).stdout
+    given = set(re.findall(r"(?<= )--[\w-]+", line.partition(module)[2]))
+    assert given and not given - set(re.findall(r"--[\w-]+", text)), text
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -100,3 +100,32 @@ def test_a_campaign_that_was_stopped_by_hand_stays_out_of_the_queue(user: User) 
     user.wait_for_end(40)
     assert "not put into the queue again: `hpo stop` was asked for" in user.output()
     assert len(user.terminal.records("launched")) == 1
+
+
+GPUS = """
+import os
+import hpo
+from task import note
+
+
+def evaluate(trial):
+    note(trial.id, "ended", os.environ["CUDA_VISIBLE_DEVICES"])
+    return 0.0
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+
+
+@pytest.mark.timeout(150)
+def test_a_job_gets_the_gpus_that_it_asks_for_and_each_worker_one(user: User) -> None:
+    """Two of a node's four, by number; without ``--ntasks-per-node`` there is a rank for each."""
+    user.write(evaluations=12, steps=1)
+    user.terminal.write("saving.py", GPUS)
+    user.submit("--gpus-per-node=2", nodes=1, ranks=None)
+    assert user.cluster.job(user.job)["TresPerNode"].endswith("gpu:2")
+    user.wait_for_end(90)
+    assert user.terminal.side(), user.output()
+    lines = (user.terminal.directory / "side.txt").read_text().splitlines()
+    assert {line.split()[2] for line in lines} == {"0", "1"}, user.output()
+    user.all_is_there_once(12)

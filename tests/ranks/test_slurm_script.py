@@ -296,7 +296,7 @@ def test_srun_gets_the_number_of_cpus_that_the_job_has(
 ENDED = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
 
 
-def leg(
+def write_launch(
     directory: Path,
     number: int,
     *statuses: tuple[str, str | None],
@@ -350,14 +350,14 @@ AGAIN = (75, "job 7 is in the queue again")
 
 
 def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(queue: Queue) -> None:
-    leg(queue.directory, 1, ("completed", None))
-    leg(queue.directory, 2)
-    leg(queue.directory, 3, ("interrupted", "ended by the campaign"))
+    write_launch(queue.directory, 1, ("completed", None))
+    write_launch(queue.directory, 2)
+    write_launch(queue.directory, 3, ("interrupted", "ended by the campaign"))
     assert queue.after(2, 75) == AGAIN
-    leg(queue.directory, 4)
+    write_launch(queue.directory, 4)
     with pytest.raises(CampaignError, match="3 launches in a row finished no evaluation"):
         queue.after(3, 75)
-    leg(queue.directory, 5, ("interrupted", None))  # it saved itself, and will go on from there
+    write_launch(queue.directory, 5, ("interrupted", None))  # it saved itself, and will go on from there
     assert queue.after(4, 75) == AGAIN
     give(queue.directory, Stop(**asked()))
     code, sentence = queue.after(4, 75)
@@ -367,14 +367,14 @@ def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(queue: Qu
 
 @pytest.mark.parametrize("returned", [137, 143, 1, 75])
 def test_a_launch_that_was_killed_goes_on_in_the_queue(queue: Queue, returned: int) -> None:
-    leg(queue.directory, 1, ("completed", None), end=None)
+    write_launch(queue.directory, 1, ("completed", None), end=None)
     assert queue.after(0, returned) == AGAIN
 
 
 def test_a_job_whose_budget_is_complete_is_done(queue: Queue) -> None:
-    leg(queue.directory, 1, *[("completed", None)] * 4, end=None)
+    write_launch(queue.directory, 1, *[("completed", None)] * 4, end=None)
     assert queue.after(0, 137) == AGAIN
-    leg(queue.directory, 2, *[("completed", None)] * 5, end=None)
+    write_launch(queue.directory, 2, *[("completed", None)] * 5, end=None)
     code, sentence = queue.after(1, 137)
     assert code == 0 and "budget is complete" in sentence and "137" in sentence
     assert queue.requeued == 1
@@ -383,7 +383,7 @@ def test_a_job_whose_budget_is_complete_is_done(queue: Queue) -> None:
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_launch_that_came_to_its_end_is_believed(queue: Queue, code: int) -> None:
     """As where a rank dies while MPI ends."""
-    leg(queue.directory, 1, ("failed", "x"), end={**ENDED, "exit": code})
+    write_launch(queue.directory, 1, ("failed", "x"), end={**ENDED, "exit": code})
     assert queue.after(0, 137) == (code, "")
     assert queue.requeued == 0
 
@@ -393,18 +393,18 @@ def test_of_a_launch_that_never_began_the_launcher_s_code_is_all_there_is(
     queue: Queue, returned: int, again: bool
 ) -> None:
     """What an earlier job left in the journal says nothing of it."""
-    leg(queue.directory, 1, ("completed", None), job="6.0", end={**ENDED, "exit": 0})
+    write_launch(queue.directory, 1, ("completed", None), job="6.0", end={**ENDED, "exit": 0})
     assert queue.after(0, returned) == (AGAIN if again else (returned, ""))
 
 
 def test_attempts_that_never_begin_come_to_an_end_too(queue: Queue) -> None:
-    leg(queue.directory, 1, ("completed", None))
+    write_launch(queue.directory, 1, ("completed", None))
     for number in 1, 2:
         assert queue.after(number, 137) == AGAIN
     with pytest.raises(CampaignError, match="3 launches in a row"):
         queue.after(3, 137)
     # Together with those that began and got nothing done.
-    leg(queue.directory, 2, job="7.4")
+    write_launch(queue.directory, 2, job="7.4")
     assert queue.after(4, 75) == AGAIN
     assert queue.after(5, 75) == AGAIN
     with pytest.raises(CampaignError, match="3 launches in a row"):

@@ -75,16 +75,16 @@ def run_disturbed(seed: int) -> None:
     budget = rng.randint(1, 30)
     records: list[dict[str, Any]] = []
     saved: dict[str, int] = {}
-    for leg in range(12):
+    for launch in range(12):
         workers = rng.randint(1, 8)
         islands = rng.randint(1, min(3, workers))
         earlier = fold(records, space=SPACE, islands=islands, losses=losses)
         counted = dict(earlier.tally.counts)
         simulation, _ = pruned_campaign(
-            seed * 12 + leg, workers=workers, islands=islands, evaluations=budget, earlier=earlier
+            seed * 12 + launch, workers=workers, islands=islands, evaluations=budget, earlier=earlier
         )
         simulation.saved = saved
-        until = disturb(simulation, rng, workers) if leg < 10 else float("inf")
+        until = disturb(simulation, rng, workers) if launch < 10 else float("inf")
         report = simulation.run(until=until)
         records += records_of(simulation)
         counts = check_ends(records, budget, complete=False)

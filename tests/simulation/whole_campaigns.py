@@ -12,7 +12,7 @@ from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
 from hpo.errors import CampaignError
 from hpo.individual import COMPLETED
-from hpo.islands.coordinator.ending import DONE, IN_VAIN
+from hpo.islands.coordinator.ending import DONE, NOTHING_COMPLETED
 from hpo.islands.resume.fold import fold
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Finished, Header, Record, Started
@@ -102,8 +102,8 @@ class Campaign:
         forced = launch.coordinator.running > 0
         if not self._unsure and not launch.unread and not forced:
             assert counted == ended, "the coordinator has miscounted"
-            assert (end.exit_code == 0 or end.reason == IN_VAIN) == (ended == self._budget)
-        return end.reason in (DONE, IN_VAIN)
+            assert (end.exit_code == 0 or end.reason == NOTHING_COMPLETED) == (ended == self._budget)
+        return end.reason in (DONE, NOTHING_COMPLETED)
 
     def _check(self) -> int:
         """What holds of the journals at any time; how many individuals have ended."""

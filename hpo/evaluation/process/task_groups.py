@@ -36,7 +36,7 @@ _SETTLE_S = 0.2
 
 
 class TaskGroups:
-    """Stands between the task and torch.distributed, from before torch is imported; imports it for nobody."""
+    """Stands between the task and torch.distributed, from before torch is imported, which it does not import itself."""
 
     def __init__(self) -> None:
         self._ours: tuple[ProcessGroup, ...] = ()

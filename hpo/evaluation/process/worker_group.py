@@ -59,7 +59,7 @@ class WorkerGroup:
 
     @staticmethod
     def _name_interfaces(own: str, hello: Hello) -> None:
-        """Tell gloo and NCCL the interface; between hosts the user's environment comes first."""
+        """Set the interface of gloo and NCCL; between hosts the user's environment comes first."""
         on_one_host = len(set(hello.hosts)) == 1
         name = interface_of(own) if on_one_host else hello.interface or interface_of(own)
         # NCCL takes a bare name for the beginning of one: eth1 would be eth10 as well.

@@ -17,7 +17,7 @@ STORAGE = "storage"
 """The storage did not work for minutes: what is done could not be kept."""
 FUTILE = "futile"
 """All evaluations failed for a while (see ``hpo.islands.coordinator.health``)."""
-IN_VAIN = "in vain"
+NOTHING_COMPLETED = "nothing completed"
 """It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
 LOST = "lost"
 """No worker is left, or rank 0 is gone: ranks died."""
@@ -143,10 +143,10 @@ def verdict(
     # Those that a deadline cut off did not fail: where most were, it came too soon, and nothing else is wrong.
     judged = complete or tally.final > counts.get(INTERRUPTED, 0)
     if finished and judged and tally.final and not any(map(counts.get, (COMPLETED, PRUNED))):
-        finished, reason = False, IN_VAIN
+        finished, reason = False, NOTHING_COMPLETED
     elif reason == FUTILE and works:
         # Something worked after all while the launch was stopping.
         reason = STOPPED
     error = {UNFIT: unfit, FUTILE: futile, STORAGE: storage}.get(reason)
-    code = 0 if finished else 1 if reason in (UNFIT, FUTILE, IN_VAIN) else EXIT_RESUMABLE
+    code = 0 if finished else 1 if reason in (UNFIT, FUTILE, NOTHING_COMPLETED) else EXIT_RESUMABLE
     return End(reason, code, error)

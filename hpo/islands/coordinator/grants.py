@@ -116,7 +116,7 @@ class Grants:
         return len(self.idle) - len(self._recalled)
 
     def recall(self, wanted: int) -> list[tuple[int, int]]:
-        """Whom to ask for ``wanted`` individuals in all, and each for how many at most: those that hold most first."""
+        """The leaders to ask for ``wanted`` individuals in all, those that hold most first, and the most for each."""
         asked = []
         for leader in sorted(self._holders - self._recalled, key=lambda rank: -len(self._outstanding[rank])):
             if wanted <= 0:

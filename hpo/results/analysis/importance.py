@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FEWEST = 20
 """Completed evaluations, and twice as many as there are parameters: fewer show nothing."""
 MOST = 1000
-"""So many at most are learnt from, evenly spread over the campaign."""
+"""The forests learn from at most this many evaluations, evenly spread over the campaign."""
 _FORESTS = 8
 _TREES = 16
 _LEAST_LEAF = 2

@@ -132,7 +132,7 @@ def _words(source: Source, part: Part, seconds: float) -> str:
 
 
 def _merged(bars: Iterable[_Bar], span: float) -> list[_Bar]:
-    """Bars of one row and status that lie so close that nobody could tell them apart become one."""
+    """Bars of one row and status that lie too close to be distinguished become one."""
     found = list(bars)
     apart = span / 4000
     while len(found) > theme.MOST_POINTS:

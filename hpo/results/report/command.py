@@ -81,7 +81,7 @@ def read(directories: Sequence[Path], begin: Callable[[str], None] = lambda what
 
 
 def names(directories: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as it takes to tell them apart."""
+    """The last parts of the paths, as many as it takes to distinguish them."""
     whole = [directory.absolute() for directory in directories]
     for count in range(1, max(len(path.parts) for path in whole) + 1):
         found = ["/".join(path.parts[-count:]) for path in whole]

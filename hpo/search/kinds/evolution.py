@@ -79,7 +79,7 @@ class EvolutionBreeder(RandomBreeder):
         return offspring
 
     def _fittest(self, population: Population) -> list[Member]:
-        # Pruned ones are worse than those that completed, of whom the best fifth of all may be the greater part.
+        # Pruned ones are worse than those that completed, of which the best fifth of all may be the greater part.
         size = self._pool or max(5, population.judged // 5)
         return population.best[: max(2, size)]
 

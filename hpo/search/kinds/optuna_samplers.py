@@ -141,7 +141,7 @@ class OptunaBreeder(EvolutionBreeder):
         attributes: dict[str, Any] = {}
         asked = self._pending.pop(genome, None)
         if asked is not None:
-            # Told as a trial of its own like everybody else's, but for the state that CMA-ES leaves in it.
+            # Added as a trial of its own like all others, but with the state that CMA-ES leaves in it.
             attributes = dict(self._study._storage.get_trial(asked._trial_id).system_attrs)
             self._study.tell(asked, state=TrialState.FAIL)
         if self.operator == "optuna-cmaes":

@@ -20,7 +20,7 @@ _WINDOW = 60
 _DECAY = 0.9
 _LEAST = 0.03
 _DOUBT = 12.0
-"""So many individuals that were worth what a breeder is believed to be count beside its own."""
+"""The prior of a breeder's worth counts as much as this many of its individuals."""
 _BELIEF = 8.0
 """How many times as much as of the others is believed of the first, until they have shown more."""
 _CONTRAST = 3.0

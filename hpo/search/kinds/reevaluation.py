@@ -33,7 +33,7 @@ def check(share: float, kind: str, objectives: Iterable[str]) -> None:
     if len(names := list(objectives)) > 1:
         raise UsageError(
             f"[search] reevaluate = {share} is for one objective, and the task has {', '.join(names)}. Remove it; "
-            "K folds or several trainings an evaluation make each objective surer"
+            "K folds or several trainings an evaluation make each objective less noisy"
         )
 
 

@@ -11,7 +11,7 @@ _FEWEST = 5
 _LARGEST = 1e100
 """Its square, and a sum of many, is still a number."""
 _DOUBT = 2.0
-"""So many repetitions that had differed by half as much as configurations do count beside those that were made."""
+"""The prior of the noise, half of the variance between configurations, counts as much as this many repetitions."""
 _FAR = 5.0
 
 

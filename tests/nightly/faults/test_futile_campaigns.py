@@ -35,7 +35,7 @@ def test_a_data_set_that_is_not_there_ends_the_launch_and_the_same_command_goes_
 ) -> None:
     terminal.write("task.py", TASK.replace("    IMPORTED\n", ""))
     terminal.campaign(settings(6), evaluations=300)
-    for legs in (1, 2):  # the second time nothing is mended, and it counts anew
+    for launches in (1, 2):  # the second time nothing is mended, and it counts anew
         done = terminal.hpo("run", "c.toml", "--ranks", ranks)
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr, done.stderr
@@ -46,10 +46,12 @@ def test_a_data_set_that_is_not_there_ends_the_launch_and_the_same_command_goes_
         assert "give the same command again" in done.stderr
         # No automatic restart.
         assert "starting again" not in done.stderr
-        assert [(one["reason"], one["exit"]) for one in terminal.records("ended")] == [("futile", 1)] * legs
+        assert [(one["reason"], one["exit"]) for one in terminal.records("ended")] == [
+            ("futile", 1)
+        ] * launches
 
         failed = [one["id"] for one in terminal.records("finished") if one["status"] == "failed"]
-        assert 5 * legs <= len(failed) <= (6 + 2 * ranks) * legs
+        assert 5 * launches <= len(failed) <= (6 + 2 * ranks) * launches
         # None of them counts.
         assert len(terminal.records("reopened")) == len(failed)
         assert terminal.status()["evaluations"]["failed"] == 0
@@ -96,15 +98,15 @@ def test_where_the_first_reports_a_value_before_it_fails_the_budget_is_spent(ter
     terminal.campaign(settings(3), evaluations=20)
     done = terminal.hpo("run", "c.toml", "--ranks", 2)
     assert done.returncode == 1, done.stderr
-    assert "in vain: 20/20 evaluated" in done.stderr and "FileNotFoundError" in done.stderr
+    assert "nothing completed: 20/20 evaluated" in done.stderr and "FileNotFoundError" in done.stderr
     assert "The budget is used up, and no evaluation has completed." in done.stderr
     assert "starting again" not in done.stderr
-    assert terminal.records("ended")[-1]["reason"] == "in vain"
+    assert terminal.records("ended")[-1]["reason"] == "nothing completed"
     assert len(terminal.records("finished")) == 20
     # Nothing is left to do, and it is told again.
     again = terminal.hpo("run", "c.toml", "--ranks", 2)
     assert again.returncode == 1 and "no evaluation has completed" in again.stderr
-    assert "in vain: the budget is used up" in terminal.hpo("status", "run").stdout
+    assert "nothing completed: the budget is used up" in terminal.hpo("status", "run").stdout
 
 
 SICK = """

@@ -1,6 +1,6 @@
 """How all figures look: colours, fonts, and texts that are safe inside them.
 
-The colours are those of Okabe and Ito, which the colour-blind can tell apart (jfly.uni-koeln.de/color). Figures are
+The colours are those of Okabe and Ito, which the colour-blind can distinguish (jfly.uni-koeln.de/color). Figures are
 made in the light colours; the page swaps each for its counterpart of ``DARK`` where a dark display is asked for, so
 figures use no colours but those named here."""
 
