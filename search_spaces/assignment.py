@@ -1,4 +1,4 @@
-"""Who trains on which samples and who averages with whom how often: data assignment, households, neighbourhoods and
+"""Which ranks train on which samples, and which average how often: data assignment, households, neighbourhoods and
 L_W on ResNet-20, CIFAR-10 (the study of data assignment and communication, chapter 5).
 
     hpo run jobs/assignment_small.toml                      a small search on data that a package ships

@@ -41,7 +41,13 @@ _WAIT = timedelta(days=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """One of ``folds``, counted from 0. ``group``: the ranks that evaluate it; None if these are all there are."""
+    """One of the folds.
+
+    Attributes:
+        index (int): which one, counted from 0.
+        folds (int): how many there are.
+        group (ProcessGroup; default None): the ranks that evaluate it; None: all of the worker's.
+    """
 
     index: int
     folds: int
@@ -105,7 +111,14 @@ def cross_validated(trial: hpo.Trial, evaluate: EvaluateFold, *, folds: int) -> 
     rest is not evaluated. The trial that a fold gets has ranks, seed and directory of its own. It need not report:
     after each round of folds the mean so far is reported. All ranks of the worker make this call.
 
-    Raises ``hpo.Interrupted`` or ``trainers.Interrupted`` as ``evaluate`` does; ValueError for fewer than two folds.
+    Args:
+        trial (Trial): the evaluation, of which each fold gets a trial of its own.
+        evaluate (callable): ``evaluate(trial, fold)`` returns a number, or a dictionary of numbers by name.
+        folds (int): how many, at least 2.
+
+    Raises:
+        ValueError: ``folds`` is less than 2.
+        Interrupted: that of hpo or of trainers, as ``evaluate`` raises it.
     """
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds = {folds!r}: must be a whole number of at least 2. Correct it.")

@@ -16,10 +16,9 @@ import pytest
 import hpo
 import trainers
 from hpo.config.settings import Section, Settings
+from search_spaces import folds
 
 REQUIRED = inspect.Parameter.empty
-UNNAMED = {"trainers.Strategy.end_epoch", "trainers.Strategy.reduce_gradients"}
-"""Methods whose sentence describes a parameter and does not name it."""
 MADE_ELSEWHERE = {hpo.Trial, trainers.Method, trainers.Strategy, trainers.StreamingMetric, trainers.Wrapped}
 """Users do not construct them."""
 WORDS = {
@@ -29,12 +28,13 @@ WORDS = {
     "Disjoint": trainers.Disjoint,
     "Path": Path,
 }
+FOLDS = {"folds.cross_validated": folds.cross_validated, "folds.Fold": folds.Fold}
 PUBLIC = {f"hpo.{name}": getattr(hpo, name) for name in hpo.__all__} | {
     f"trainers.{name}": getattr(trainers, name) for name in trainers.__all__
 }
 CONSTRUCTED = {
     name: value
-    for name, value in PUBLIC.items()
+    for name, value in (PUBLIC | FOLDS).items()
     if value not in MADE_ELSEWHERE and not (inspect.isclass(value) and issubclass(value, Exception))
 }
 
@@ -158,7 +158,7 @@ def test_methods_of_trainers_list_their_keywords_or_name_them(name: str) -> None
         assert all(re.search(rf"^ +\*+{one}: ", text, re.MULTILINE) for one in variadic(value)), (
             "not described"
         )
-    elif name.startswith(("trainers.Wrapped.", "trainers.Strategy.")) and name not in UNNAMED:
+    elif name.startswith(("trainers.Wrapped.", "trainers.Strategy.")):
         missing = [one for one in named if f"``{one}``" not in text]
         assert not missing, f"not named in the docstring: {missing}"
 

@@ -100,7 +100,7 @@ class Strategy:
         """
 
     def reduce_gradients(self, step: int) -> None:
-        """Turn this rank's gradients into those that the optimizer shall use."""
+        """Turn this rank's gradients, of step ``step``, into those that the optimizer shall use."""
 
     def learning_rate(self, step: int, scheduled: float) -> float:
         """The rate to use at ``step`` where the schedule says ``scheduled``."""
@@ -110,8 +110,8 @@ class Strategy:
         """The optimizer has taken ``step``; ``loss`` is this rank's, detached, without dimensions."""
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
-        """``epoch`` is over with this mean loss over all ranks. Buffers must agree on all ranks afterwards, or
-        inside ``evaluating`` at the latest.
+        """``epoch`` is over; ``train_loss`` is its mean loss over all ranks. Buffers must agree on all ranks
+        afterwards, or inside ``evaluating`` at the latest.
         """
 
     def evaluating(self) -> AbstractContextManager[None]:
