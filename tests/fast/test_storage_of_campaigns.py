@@ -59,7 +59,12 @@ def failing(
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpo.islands.leader.storage._FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("hpo.islands.leader.storage.PATIENCE_S", 0.1)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For launches that are to end; the others wait for however long a busy machine takes."""
+    monkeypatch.setattr("hpo.islands.leader.storage.PATIENCE_S", 0.5)
 
 
 def in_journal(directory: Path) -> Callable[[int], bool]:
@@ -98,7 +103,7 @@ def test_individuals_wait_until_their_directories_can_be_made(
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_where_no_directory_can_be_made_the_launch_ends_and_the_same_one_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None, number: int
 ) -> None:
     home = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -171,7 +176,7 @@ def test_results_wait_for_a_journal_that_comes_back(
 
 @pytest.mark.parametrize("begun", [0, 5, EVALUATIONS])
 def test_without_its_journal_the_launch_ends_and_the_same_one_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None, begun: int
 ) -> None:
     """Also where all is done, and only that is to be put on record; and where it could not even be begun."""
     home = tmp_path / "run"
