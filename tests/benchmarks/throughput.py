@@ -94,7 +94,7 @@ def ours(directory: Path, evaluations: int, kind: str, profile: bool) -> None:
         breeding._propagators()
         transport = connect()
         profiler = cProfile.Profile(time.process_time)
-        profiler.runcall(campaign.run, transport)
+        profiler.runcall(campaign.run, transport=transport)
         profiler.dump_stats(directory / f"profile-{os.getpid()}")
     else:
         campaign.run()

@@ -126,7 +126,11 @@ def compile_and_train(trial: hpo.Trial) -> float:
     return loss.item()
 
 
-compiling = hpo.Task(hpo.SearchSpace(width=hpo.Ordinal(16, 32, 64, 128)), compile_and_train)
+compiling = hpo.Task(
+    # With the turn there are more configurations than are evaluated: a search ends when it has been through its space.
+    hpo.SearchSpace(width=hpo.Ordinal(16, 32, 64, 128), turn=hpo.Int(0, 1_000_000)),
+    compile_and_train,
+)
 
 
 def train(trial: hpo.Trial) -> float:
