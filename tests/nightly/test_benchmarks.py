@@ -223,6 +223,7 @@ def test_every_benchmark_is_run_here() -> None:
     assert scripts == set(KEYS)
 
 
+@pytest.mark.timeout(500)  # DeepHyper takes seconds a proposal, on a busy machine many
 @pytest.mark.filterwarnings("default")  # theirs
 @pytest.mark.parametrize(
     ("system", "package"),
