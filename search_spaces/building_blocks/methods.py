@@ -46,7 +46,8 @@ def parameters(method: MethodName) -> dict[str, Parameter]:
             "rebound": hpo.Float(0.02, 1.0, log=True),  # of a group phase: full rank in common after it
             "lr_rebound": hpo.Float(0.05, 1.0, log=True),  # of a group phase: until the learning rate is back
             "sigma_cutoff": hpo.Float(0.01, 0.5, log=True),
-            "merge_gain": hpo.Float(0.5, 1.0),  # 0.5 is the source's merge; see trainers.AB
+            # 0.5 is the source's merge of groups; see trainers.AB
+            **({"merge_gain": hpo.Float(0.5, 1.0)} if method == "ab" else {}),
         }
     return {}
 
@@ -63,7 +64,8 @@ def default(method: MethodName) -> dict[str, Scalar]:
         return {"sigma_cutoff": 0.1, "update_every": 0.02, "delay": 1 / 3}
     if method in ("ab", "ab-no-groups"):
         return {
-            "warmup": 0.2, "ab": 0.0333, "rebound": 0.25, "lr_rebound": 0.5, "sigma_cutoff": 0.15, "merge_gain": 0.5,
+            "warmup": 0.2, "ab": 0.0333, "rebound": 0.25, "lr_rebound": 0.5, "sigma_cutoff": 0.15,
+            **({"merge_gain": 0.5} if method == "ab" else {}),
         }  # fmt: skip
     return {}
 
@@ -102,7 +104,7 @@ def make(
             rebound_steps=p["rebound"] * p["ab"],
             lr_rebound_steps=p["lr_rebound"] * p["ab"],
             sigma_cutoff=p["sigma_cutoff"],
-            merge_gain=p["merge_gain"],
+            merge_gain=p["merge_gain"] if groups else trainers.AB.merge_gain,
             groups=groups,
             group_size=group_size if groups else None,
         )
