@@ -114,7 +114,7 @@ def summary_line(error: str) -> str:
     """The line that says what went wrong: of a traceback the exception's first, else the first."""
     lines = error.rpartition("Traceback (most recent call last):")[2].splitlines()
     found = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
-    return _encodable(found[:_WIDEST])
+    return _encodable(found if len(found) <= _WIDEST else f"{found[: _WIDEST - 1]}…")
 
 
 def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:

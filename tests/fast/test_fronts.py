@@ -131,6 +131,20 @@ def test_the_knee_is_nearest_to_the_ideal_in_units_of_the_front(tmp_path):
     assert results.Result(home(tmp_path / "none", [])).knee is None
 
 
+def test_the_most_telling_are_the_knee_the_best_in_each_and_those_that_are_alone(tmp_path):
+    # Losses: a gain of 0 to 1 that is missed, and a cost.
+    found = [(0.0, 1.0), (0.1, 0.6), (0.3, 0.3), (0.31, 0.29), (0.6, 0.2), (1.0, 0.0), (0.5, 0.5), (0.9, 0.9)]
+    result = results.Result(
+        home(tmp_path, [record(number, 1 - missed, cost) for number, (missed, cost) in enumerate(found)])
+    )
+    most = [one.id for one in fronts.most_telling(result.record, 8)]
+    assert most[:3] == [result.knee.id, "0-0-0", "0-0-5"] and result.knee.id == "0-0-2"
+    assert most[3:6] == ["0-0-1", "0-0-4", "0-0-3"]  # crowding distances 1.00, 0.98, 0.40
+    assert most[6:] == ["0-0-6", "0-0-7"]  # the fronts that there would be without
+    assert [one.id for one in fronts.most_telling(result.record, 2)] == most[:2]
+    assert fronts.most_telling(results.Result(home(tmp_path / "none", [])).record, 3) == []
+
+
 def test_best_tells_the_whole_front(tmp_path):
     records = [record(0, 10, 100), record(1, 6, 20), record(2, 1, 0), record(3, 5, 99), record(4, None)]
     path = home(tmp_path, records, reference={"gain": 0.0, "cost": 200.0})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
 from hpo.results.analysis import repeated as repeats
-from hpo.search.models.pareto import reference_losses
+from hpo.search.models.pareto import crowding, reference_losses
 
 if TYPE_CHECKING:
     import pandas
@@ -52,9 +52,41 @@ def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:
 
     One dominates another if it is better in one objective and worse in none; equals all stay.
     """
+    return [one for _, one in _not_dominated(with_losses(record, own))]
+
+
+def most_telling(record: CampaignRecord, count: int) -> list[Individual]:
+    """With several objectives the ``count`` individuals of the campaign that say most about its front: the knee, the
+    best in each objective, then those that are most alone (crowding distance). Where the front is shorter, those of the
+    front that there would be without it follow, and so on.
+    """
+    chosen: list[Individual] = []
+    left = with_losses(record, own=True)
+    while left and len(chosen) < count:
+        found = _not_dominated(left)
+        chosen += _most_telling_first(found, record.objectives)[: count - len(chosen)]
+        taken = {one.id for _, one in found}
+        left = [pair for pair in left if pair[1].id not in taken]
+    return chosen
+
+
+def _most_telling_first(
+    found: Sequence[tuple[Losses, Individual]], objectives: Mapping[str, str]
+) -> list[Individual]:
+    middle = knee([one for _, one in found], objectives)
+    best_in_each = [
+        min(found, key=lambda pair: (pair[0][place], pair[0]))[1] for place in range(len(objectives))
+    ]
+    alone = crowding([losses for losses, _ in found])
+    others = sorted(range(len(found)), key=lambda place: -alone[place])
+    ordered = [*filter(None, [middle]), *best_in_each, *(found[place][1] for place in others)]
+    return [*{one.id: one for one in ordered}.values()]
+
+
+def _not_dominated(candidates: Sequence[tuple[Losses, Individual]]) -> list[tuple[Losses, Individual]]:
+    """Those that no other dominates, in ascending order of their losses."""
     import numpy
 
-    candidates = with_losses(record, own)
     if not candidates:
         return []
     losses = numpy.array([loss for loss, _ in candidates])
@@ -66,7 +98,7 @@ def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:
         kept = (losses < losses[turn]).any(axis=1) | (losses == losses[turn]).all(axis=1)
         rows, losses = rows[kept], losses[kept]
         turn = int(kept[: turn + 1].sum())
-    return [candidates[row][1] for row in rows]
+    return [candidates[row] for row in rows]
 
 
 def with_losses(record: CampaignRecord, own: bool = False) -> list[tuple[Losses, Individual]]:
