@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.evaluation.conversation import EvaluationOver, answer_of, to_line
-from hpo.task.outcome import Outcome, describe_exception, judge
+from hpo.task.outcome import Outcome, describe_exception, judge, summary_line
 from hpo.task.trial import Trial, attempt
 
 
@@ -118,3 +118,8 @@ def test_exception_inside_this_package_only_keeps_its_frames() -> None:
     except ValueError as error:
         error.__traceback__ = error.__traceback__.tb_next
         assert "outcome.py" in describe_exception(error)
+
+
+def test_a_line_that_is_cut_says_so() -> None:
+    assert summary_line("x" * 300) == "x" * 300
+    assert summary_line("x" * 301) == f"{'x' * 299}…"

@@ -247,6 +247,22 @@ def test_the_script_passes_signals_on_and_queues_again_after_a_warning_only(
     assert ("again: slurm a b.toml --requeue 75" in lines) is again
 
 
+def test_a_signal_that_comes_while_the_campaign_starts_is_passed_on(tmp_path: Path) -> None:
+    fake = tmp_path / "hpo"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    text = slurm.script(slurm.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path)))
+    started = f"until [[ -s {tmp_path}/out.txt ]]; do sleep 0.01; done"
+    assert text.count("campaign=$!") == 1
+    with (tmp_path / "out.txt").open("w") as file:
+        done = subprocess.run(
+            ["bash", "-c", text.replace("campaign=$!", f"{started}; kill -TERM $$; campaign=$!")],
+            env={**os.environ, "SLURM_NTASKS": "8"}, stdout=file, stderr=file, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 75
+    assert (tmp_path / "out.txt").read_text().splitlines() == ["ranks: run c.toml --ranks 8", "warned"]
+
+
 @pytest.mark.parametrize(
     ("returned", "says", "ends"), [(137, 75, 75), (137, 0, 0), (1, 1, 1), (75, 1, 1), (0, 75, 0)]
 )
