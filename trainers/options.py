@@ -188,7 +188,8 @@ class Monitoring:
         report (callable; default None): ``report(number, metrics)``, called on every rank after each evaluation, which
             are counted from 1 and come after each epoch by default; what it raises ends the run. If it has a method
             ``set_last_epoch``, that is called with the number of the last one before the first step, and again, before
-            the last report, where the run ends earlier.
+            the last report, where the run ends earlier. A method ``check_metrics`` is called before the first
+            step with the names of what will be recorded, but for those of layers, and may raise.
         on_step (callable; default None): ``on_step(steps, values)``, called on every rank after each optimizer step,
             with how many have been taken, and a dictionary of "loss" (float64 without dimensions, of this rank's
             samples, on the device, where reading it waits for the GPU), "lr" and, with ``clip_norm``, "gradient_norm"

@@ -7,7 +7,7 @@ import math
 import operator
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol
@@ -348,10 +348,18 @@ class _EpochReport:
         """The run ends after ``epochs`` epochs: early stopping decides nothing at the last one."""
         self._trial._last_step = epochs
 
+    def check_metrics(self, names: Iterable[str]) -> None:
+        """UsageError if the training will not record the metric; a layer's, "rank/NAME", may come later."""
+        if self._value not in (known := tuple(names)) and "/" not in self._value:
+            raise UsageError(
+                f"trial.training(value={self._value!r}): the training records no such metric. "
+                f"{suggestion(self._value, known)}"
+            )
+
     def __call__(self, epoch: int, metrics: Mapping[str, float]) -> None:
         if self._value not in metrics:
             raise UsageError(
-                f"trial.training(value={self._value!r}): the training records no such metric. "
+                f"trial.training(value={self._value!r}): the training has not recorded it in epoch {epoch}. "
                 f"{suggestion(self._value, metrics)}"
             )
         named = {name: metric for name, metric in metrics.items() if name not in CURVE_COLUMNS}

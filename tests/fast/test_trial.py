@@ -93,8 +93,11 @@ def test_training_ends_early_at_a_last_step_that_the_campaign_knows(tmp_path: Pa
 
 
 def test_a_metric_that_training_does_not_record_is_refused(tmp_path: Path) -> None:
+    def on_step(steps: int, values: object) -> None:
+        raise AssertionError("it is refused before the first step")
+
     with pytest.raises(UsageError, match=r"'validation_los'.*Did you mean \"validation_loss\""):
-        train_two_numbers(**make(Recorder(), tmp_path).training(value="validation_los"))
+        train_two_numbers(**make(Recorder(), tmp_path).training(value="validation_los"), on_step=on_step)
 
 
 WRONG = [(0, None), (0, "1"), (0, [1.0]), (0.5, 1.0), ("a", 1.0), (0, True)]

@@ -42,6 +42,9 @@ class Recorder:
         if settings.validation_set is not None:
             names += ["validation_loss", *settings.metrics]
         names += [*TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s"]
+        names += ["samples_per_s"]
+        names += ["peak_memory_bytes"] if settings.device.type == "cuda" else []
+        names += ["mfu"] if settings.monitoring.peak_flops is not None else []
         known = dict.fromkeys([*names, *of_strategy], 0.0)
         for asking in (settings.early_stopping, settings.schedule):
             # A layer's are recorded from the step on at which a method changes it.
@@ -49,6 +52,8 @@ class Recorder:
                 OF_LAYERS
             ):
                 recorded(known, asking.metric, type(asking).__name__)
+        if (check := getattr(settings.monitoring.report, "check_metrics", None)) is not None:
+            check(tuple(known))
 
     def totals(self, position: Position, strategy: Strategy) -> Metrics:
         """Over the run so far: bytes of all ranks together, seconds as their mean; what is trained now. Collective: one
