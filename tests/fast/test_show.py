@@ -15,7 +15,7 @@ from hpo import cli
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Finished, Header, Launched, Migrated, Note, Reopened, Started
+from hpo.journal.records import Finished, Header, Launched, Migrated, Note, Reopened, Reported, Started
 from hpo.results.terminal.show import sparkline
 
 IDENTITY = {"task": "t", "objectives": {"score": "maximize"}, "space": {}}
@@ -52,6 +52,7 @@ def home(tmp_path: Path) -> Path:
         second.append(Reopened(id="0-0-2", number=1, reason="hpo retry", time=40.0))
         again = fields(2, reopened=1, parents=("0-0-1", "0-9-9"))
         second.append(Started(**again, time=50.0))
+        second.append(Reported(id="0-0-2", island=0, step=4, loss=-0.5, time=54.0))
         second.append(finished(2, 0.5, 60.0, reopened=1, parents=("0-0-1", "0-9-9"), started=50.0))
         second.append(Migrated(id="0-0-2", source=0, target=1, hop=1, copy=False, time=61.0))
         second.append(
@@ -94,6 +95,7 @@ def test_it_tells_one_individual_whole(home: Path, capsys: pytest.CaptureFixture
         "launch 1, worker 0-0 on n0: failed after 4 s",
         "evaluated again (hpo retry)",
         "launch 2, worker 0-1 on n1: completed after 10 s",
+        "compared by the pruner after step 4: value 0.5",  # of an objective to be maximised
         "curve: steps 1 to 8, 8 reports, from 0.125 to 1 ▁▂▃▄▅▆▇█ step value loss",
         "8 1 0.125",
         f"directory {home}/evaluations/0-0-2",

@@ -8,6 +8,7 @@ from pathlib import Path
 from hpo.journal.files import journal_files, read_lines_about
 from hpo.journal.records import Finished, Header, Note, Record, Reopened, Reported, Started
 from hpo.task.outcome import summary_line
+from hpo.task.task import MAXIMIZE
 from hpo.terminal import one_line
 
 
@@ -27,8 +28,12 @@ class Run:
     reopened: int = 0
 
 
-def history(directory: Path, identity: str) -> tuple[list[Run], list[tuple[float, str]]]:
-    """The evaluations of the individual, and what happened between, in the order of time."""
+def history(
+    directory: Path, identity: str, *, direction: str | None = None
+) -> tuple[list[Run], list[tuple[float, str]]]:
+    """The evaluations of the individual, and what happened between, in the order of time. ``direction``: of the
+    campaign's one objective; None: it has several.
+    """
     runs: list[Run] = []
     events: list[tuple[float, str]] = []
     for path in journal_files(directory):
@@ -55,7 +60,7 @@ def history(directory: Path, identity: str) -> tuple[list[Run], list[tuple[float
                 begun = None
                 if record.error:
                     events.append((record.time, f"tried again after: {one_line(summary_line(record.error))}"))
-            elif (event := _event(record, identity)) is not None:
+            elif (event := _event(record, identity, direction)) is not None:
                 events.append(event)
         if header is not None and begun is not None:
             runs.append(_run(header, begun, None))
@@ -84,10 +89,11 @@ def _run(header: Header, begun: Started | None, ended: Finished | None) -> Run:
     )
 
 
-def _event(record: Record, identity: str) -> tuple[float, str] | None:
+def _event(record: Record, identity: str, direction: str | None) -> tuple[float, str] | None:
     if isinstance(record, Reopened) and record.id == identity:
         return record.time, f"its failure does not count: evaluated again ({record.reason})"
     if isinstance(record, Reported) and record.id == identity:
-        loss = "not finite" if record.loss is None else f"{record.loss:.4g}"
-        return record.time, f"compared by the pruner after step {record.step}: loss {loss}"
+        name, sign = ("loss", 1) if direction is None else ("value", -1 if direction == MAXIMIZE else 1)
+        number = "not finite" if record.loss is None else f"{sign * record.loss:.4g}"
+        return record.time, f"compared by the pruner after step {record.step}: {name} {number}"
     return None

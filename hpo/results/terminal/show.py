@@ -77,7 +77,8 @@ def show(directory: Path, identity: str) -> Shown:
     found = pareto.best(record, 1)
     schedule = results.schedule(record, identity) if one.inherits else [one]
     curves = of_individuals(directory, {each.id for each in schedule})
-    runs, events = history(directory, identity)
+    (direction, *others) = record.objectives.values()
+    runs, events = history(directory, identity, direction=None if others else direction)
     places = EvaluationDirectories(directory)
     home = None if is_known(identity) else places.path(identity)
     return Shown(
