@@ -11,9 +11,8 @@ Optuna gets its random sampler, its fastest: in memory in one process, which is 
 one journal file in four; there a quarter of the evaluations, which saves minutes and flatters it, since its rate
 falls with the number of trials, as Propulate's does: hence two counts. Medians over repeats.
 
-Where our time goes is told by a profile of one rank that has imported everything before: processor time (not
-what is waited for) by module, that of the interpreter's own functions counted by their names. Ends in one
-line of JSON."""
+A profile of one rank that has imported everything before says where our time goes: processor time (not what is
+waited for) by module, that of the interpreter's own functions by their names. Ends in one line of JSON."""
 
 from __future__ import annotations
 
@@ -34,6 +33,9 @@ from pathlib import Path
 
 from launching import single_threaded, start_ranks
 
+import hpo
+
+OURS = f"{Path(hpo.__file__).parent}{os.sep}"
 RANKS, ISLANDS, FLOATS = 4, 2, 10
 PROCESSES = {"optuna": RANKS, "optuna_memory": 1}
 """Of the systems that run without MPI."""
@@ -74,8 +76,6 @@ def rate(directory: Path, workers: int) -> tuple[float, int, float]:
 
 
 def ours(directory: Path, evaluations: int, kind: str, profile: bool) -> None:
-    import hpo
-
     watch = Stopwatch(directory)
     function = watch(lambda trial: sphere(trial.params))
     space = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
@@ -156,7 +156,10 @@ def where_time_goes(directory: Path) -> dict[str, float]:
     path = next(directory.glob("profile-*"))
     spent: dict[str, float] = defaultdict(float)
     for (file, _, name), (_, _, own, _, _) in pstats.Stats(str(path)).stats.items():  # type: ignore[attr-defined]
-        if "propulate" in file:
+        if file.startswith(OURS):
+            # mpi4py's functions are not seen by the profiler: they count where they are called.
+            module = f"hpo/{file.removeprefix(OURS)}"
+        elif "propulate" in file:
             module = "propulate"
         elif file == "~":
             module = next(
@@ -165,9 +168,6 @@ def where_time_goes(directory: Path) -> dict[str, float]:
             )
         elif Path(file).name in ("copy.py", "random.py", "pathlib.py"):
             module = Path(file).name
-        elif Path(file).parent.name == "hpo":
-            # mpi4py's functions are not seen by the profiler: they count where they are called.
-            module = "transport.py and MPI" if file.endswith("transport.py") else Path(file).name
         else:
             module = "other libraries"
         spent[module] += own
