@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hpo import __version__, terminal
 from hpo.cluster.signals import Signals
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import CRASHED, FAILED, INVALID, TIMEOUT
+from hpo.spelling import suggestion, unrecognized
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ _STARTS = ("mpirun", "srun")
 class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(terminal.visible(message), file)
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        choices = list(action.choices or ())
+        if choices and value not in choices:
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {suggestion(value, choices)}")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End with the sentence for arguments that the command does not take."""
+        self.error(unrecognized(unknown, (one for action in self._actions for one in action.option_strings)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, parser=command)
         return command
 
     run = add(
@@ -304,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown and options.run is not _slurm:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        options.parser.refuse(unknown)
     options.unknown = unknown
     try:
         code: int = options.run(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from hpo.text import MOST_SHOWN, excerpt
@@ -14,7 +14,9 @@ def nearest(word: object, valid: Iterable[str]) -> str | None:
     """The valid name that ``word`` was most likely meant to be; None when none is near."""
     folded = {name.casefold(): name for name in reversed(list(valid))}
     text = (word if isinstance(word, str) else excerpt(word))[:MOST_SHOWN]
-    near = get_close_matches(text.casefold(), folded, n=1, cutoff=0.6)
+    near = get_close_matches(text.casefold(), folded, n=3, cutoff=0.6)
+    # Letters in the wrong order are the likelier mistake: "bset" is "best", although it holds the whole of "set".
+    near.sort(key=lambda name: sorted(name) != sorted(text.casefold()))
     return folded[near[0]] if near else None
 
 
@@ -28,3 +30,11 @@ def suggestion(word: object, valid: Iterable[str]) -> str:
         return "There is none to choose from."
     shown = ", ".join(names[:_LISTED])
     return f"Valid: {shown}{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}."
+
+
+def unrecognized(arguments: Sequence[str], options: Iterable[str]) -> str:
+    """Says that a command does not take ``arguments``, and which of its ``options`` the first was meant to be."""
+    option = next((word.split("=")[0] for word in arguments if word.startswith("-")), "")
+    near = nearest(option, options)
+    meant = f'. Did you mean "{near}"?' if near is not None else ""
+    return f"unrecognized arguments: {' '.join(arguments)}{meant}"

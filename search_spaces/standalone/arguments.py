@@ -12,6 +12,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, Union, get_args, get_origin
 
 import hpo
+from hpo.spelling import unrecognized
 from search_spaces.options import Options
 from search_spaces.standalone.trained_models import Trained, of_campaign
 
@@ -53,7 +54,8 @@ class _Parser(argparse.ArgumentParser):
     """One whose mistakes are UsageErrors: a sentence, without the list of all options before it."""
 
     def error(self, message: str) -> NoReturn:
-        raise hpo.UsageError(f"{message}. `{self.prog} --help` lists what there is.")
+        sentence = message if message.endswith("?") else f"{message}."
+        raise hpo.UsageError(f"{sentence} `{self.prog} --help` lists what there is.")
 
 
 def read(
@@ -128,15 +130,21 @@ def _check_together(given: Mapping[str, Any], about_training: Sequence[str]) -> 
 
 
 def parameters(
-    module: str, task: hpo.Task, request: Request, *, options: Mapping[str, Any]
+    module: str, make_task: MakeTask, task: hpo.Task, request: Request, *, options: Mapping[str, Any]
 ) -> dict[str, Scalar]:
     """The configuration: the parameters that are given, the others as in ``request.start``. UsageError for what the
     space or a constraint refuses.
     """
     parser = _Parser(prog=f"python -m {module}", add_help=False, allow_abbrev=False)
     _add_parameters(parser, task.space)
-    found = vars(parser.parse_args(request.rest))
-    chosen = {name[1:]: value for name, value in found.items() if value is not None}
+    found, unknown = parser.parse_known_args(request.rest)
+    if unknown:
+        whole = _general(module, make_task, exports=True)
+        _add_parameters(whole, task.space)
+        parser.error(
+            unrecognized(unknown, (one for action in whole._actions for one in action.option_strings))
+        )
+    chosen = {name[1:]: value for name, value in vars(found).items() if value is not None}
     start = request.start if request.start is not None else task.default or {}
     params = _completed(task.space, start, chosen)
     for constraint in task.constraints:

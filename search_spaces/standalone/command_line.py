@@ -79,7 +79,7 @@ def _trained(
             f"--folds {options['folds']} trains a model for each fold, and --export writes one. Add --folds 0"
         )
     task = make_task(**options)
-    params = command.parameters(module, task, request, options=options)
+    params = command.parameters(module, make_task, task, request, options=options)
     if path is not None and place.rank == 0:
         check_writable(path)
     with directory_of(request.directory, place) as directory:

@@ -635,7 +635,9 @@ def requests(run: Path) -> list[Request]:
         (["set", "DIR", "evalutions=3"], ['Did you mean "evaluations"']),
         (["set", "DIR", "evaluations"], ["evaluations=40"]),
         (["set", "DIR", "evaluations=3", "evaluations=4"], ["twice"]),
-        (["retry", "DIR", "--status", "completed"], ["invalid choice"]),
+        (["retry", "DIR", "--status", "completed"], ["invalid choice: 'completed'. Valid: failed, crashed"]),
+        (["retry", "DIR", "--sttaus", "failed"], ['--sttaus failed. Did you mean "--status"?']),
+        (["bset", "DIR"], ["invalid choice: 'bset'. Did you mean \"best\"?"]),
     ],
 )
 def test_nonsense_is_refused_before_anything_is_written(

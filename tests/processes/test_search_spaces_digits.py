@@ -333,7 +333,12 @@ def test_a_configuration_from_a_file_is_tested(
         (["--lr", "5"], "argument --lr: 5: must be a number from 0.0001 to 1.0"),
         (["--lr", "fast"], "argument --lr: fast: must be a number"),
         (["--optimizer", "adma"], "must be one of 'sgd'"),
-        (["--learning-rate", "5"], "unrecognized arguments"),
+        (["--learning-rate", "5"], "unrecognized arguments: --learning-rate 5. `python -m"),
+        (
+            ["--optimiser", "sgd"],
+            'unrecognized arguments: --optimiser sgd. Did you mean "--optimizer"? `python -m',
+        ),
+        (["--epoch=3"], 'unrecognized arguments: --epoch=3. Did you mean "--epochs"?'),
         (["--epochs", "few"], "argument --epochs: few: must be a whole number"),
     ],
 )
