@@ -317,10 +317,13 @@ class _Reader:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.problems: list[str] = []
+        self._meant: set[str] = set()
+        """Keys at the top that were most likely meant by those that do not exist."""
 
     def settings(self, data: Mapping[str, object]) -> Settings:
         """The settings in ``data``, by section; UsageError with all problems found here and before."""
-        if data.get("evaluations") is None and data.get("deadline") is None:
+        ends = ("evaluations", "deadline")
+        if all(data.get(key) is None for key in ends) and not self._meant.intersection(ends):
             self.problems.append(
                 "neither evaluations nor deadline is given, so nothing would end it. Add evaluations = 100."
             )
@@ -348,6 +351,7 @@ class _Reader:
                 self.problems.append(f"[{key}]: there is no such section. {suggestion(key, headers)}")
             elif key not in _SECTIONS:
                 self._note("", key, value, f"there is no such key here. {_remedy(_TOP, key, data)}")
+                self._meant.add(nearest(key, _RULES[_TOP]) or key)
             elif isinstance(value, Mapping):
                 kept[key] = self._known(key, value, self._start(key))
             else:
@@ -363,6 +367,7 @@ class _Reader:
                 top[key] = self._tables(key, value)
             elif key not in _KEYWORDS:
                 self._note("", key, value, f"there is no such keyword. {suggestion(key, _KEYWORDS)}")
+                self._meant.add(nearest(key, _KEYWORDS) or key)
             else:
                 section, name = _KEYWORDS[key]
                 (top if section == _TOP else sections.setdefault(section, {}))[name] = value

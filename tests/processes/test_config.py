@@ -469,6 +469,15 @@ def test_something_must_end_a_campaign() -> None:
         from_keywords(directory="x")
 
 
+def test_a_misspelt_end_is_one_problem_and_not_two(tmp_path: Path) -> None:
+    found = problems(file(tmp_path, LEAST.replace("evaluations", "evalutions")))
+    assert len(found) == 1 and found[0].endswith('Did you mean "evaluations"?')
+    with pytest.raises(
+        UsageError, match=r'^dedline = 3: there is no such keyword\. Did you mean "deadline"\?$'
+    ):
+        from_keywords(directory="x", dedline=3)
+
+
 def test_a_directory_is_needed() -> None:
     with pytest.raises(UsageError, match=r'^directory is missing\. Add directory = "runs/NAME"\.$'):
         from_keywords(evaluations=1)
