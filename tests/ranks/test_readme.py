@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -229,30 +230,22 @@ def test_the_example_of_each_harness_passes(tmp_path, names):
         path.write_text(BLOCKS[name])
     # Beside the tests of their tier, which some of them build on.
     paths = [ROOT, TESTS, *(TESTS / tier for tier in ("fast", "processes", "nightly"))]
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-rs",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "conftest",
-                "-n",
-                "0",
-            ),
-            *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), *names),
-        ],
-        cwd=tmp_path,
-        env={**environment(dict(os.environ)), "PYTHONPATH": os.pathsep.join(map(str, paths))},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    # In pytest's usual place it would first remove what earlier sessions left there: files by the ten thousand. Below
+    # ``tmp_path`` the names of sockets would be too long.
+    with tempfile.TemporaryDirectory(prefix="examples-") as scratch:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "conftest"),
+                *("-n", "0", f"--basetemp={scratch}/t", "-c", str(ROOT / "pyproject.toml")),
+                *("--rootdir", str(ROOT), *names),
+            ],
+            cwd=tmp_path,
+            env={**environment(dict(os.environ)), "PYTHONPATH": os.pathsep.join(map(str, paths))},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     if skipped := re.findall(r"SKIPPED \[1\] \S+: (.*)", done.stdout):
         pytest.skip(skipped[0])
