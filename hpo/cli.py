@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End with the sentence for arguments that the command does not take."""
-        self.error(unrecognized(unknown, (one for action in self._actions for one in action.option_strings)))
+        self.error(unrecognized(unknown, self))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from hpo.text import MOST_SHOWN, excerpt
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 _LISTED = 12
 
 
 def nearest(word: object, valid: Iterable[str]) -> str | None:
     """The valid name that ``word`` was most likely meant to be; None when none is near."""
+    # Here, as every command imports this module and only one with a mistake needs it.
+    from difflib import get_close_matches
+
     folded = {name.casefold(): name for name in reversed(list(valid))}
     text = (word if isinstance(word, str) else excerpt(word))[:MOST_SHOWN]
     near = get_close_matches(text.casefold(), folded, n=3, cutoff=0.6)
@@ -32,8 +38,9 @@ def suggestion(word: object, valid: Iterable[str]) -> str:
     return f"Valid: {shown}{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}."
 
 
-def unrecognized(arguments: Sequence[str], options: Iterable[str]) -> str:
-    """Says that a command does not take ``arguments``, and which of its ``options`` the first was meant to be."""
+def unrecognized(arguments: Sequence[str], parser: ArgumentParser) -> str:
+    """Says that a command does not take ``arguments``, and which of ``parser``'s options the first was meant to be."""
+    options = [name for action in parser._actions for name in action.option_strings]
     option = next((word.split("=")[0] for word in arguments if word.startswith("-")), "")
     near = nearest(option, options)
     meant = f'. Did you mean "{near}"?' if near is not None else ""

@@ -160,6 +160,10 @@ class Slurm:
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def regain(self, node: str) -> None:
+        """Once its slurmd has ended the steps of the jobs that lost it: at a node that comes back with some, Slurm ends
+        all steps of that job, and among these may be the first ones of its next start."""
+        spool = self.folder / f"spool-{node}"  # with a socket for each step
+        wait_until(lambda: not [*spool.glob(f"{node}_*")], f"the end of all steps on {node}", seconds=30)
         self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         wait_until(lambda: self.states()[node] == "idle", f"an idle {node}", seconds=40, pause_s=0.2)
 

@@ -487,7 +487,9 @@ class Supervisor:
                 )
                 return EXIT_RESUMABLE, False
             self._say(
-                f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above."
+                "not all ranks started, so mpirun was ended."
+                if code is None
+                else f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above."
             )
             # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
             passing = code not in (1, 2)

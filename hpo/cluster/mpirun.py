@@ -4,6 +4,9 @@
 tolerance begins after it. mpirun's parent sees that a rank of its host has gone, and ends the launch within seconds;
 for those of other hosts each rank ends by itself after a time that no healthy start takes.
 
+*An mpirun that starts no rank*, as one waits for ever, and ignores SIGTERM, whose daemon on another host was killed
+before it answered. It is ended where it shows no rank for longer than a healthy start takes.
+
 *Ranks that die while MPI ends.* The others would wait in MPI_Finalize: they end after a minute.
 
 *An mpirun that outlives its ranks*, as that of Open MPI 5.0.11 sometimes does where they ended in an unusual way.
@@ -31,6 +34,9 @@ from hpo.errors import EXIT_RESUMABLE
 
 START_S = 300
 """For MPI to connect all ranks, the slowest one's imports included."""
+UNSEEN_S = 2.0 * START_S
+"""For a campaign to begin whose ranks are all out of sight, on other hosts: to connect, and then to read the task and
+the journals."""
 END_S = 60
 """For MPI to take leave, once no message is under way."""
 _LOOK_S = 0.5
@@ -93,10 +99,11 @@ def wait(
     ``ended``: whether the campaign's end is on record.
 
     Where some of this host's are gone before that, and the others neither begin nor end within 10 s, it and they are
-    killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone, and one that stays
-    for two once the campaign has ended: it may wait for a host that has lost its power. Otherwise without a time-out:
-    a campaign lasts as long as it lasts, and its deadline is kept by its ranks. Of MPIs other than Open MPI the ranks
-    are not known."""
+    killed; also an mpirun that shows no rank and has not begun after ``UNSEEN_S``, one that stays for a minute when all
+    its ranks, all of this host, are gone, and one that stays for two once the campaign has ended: it may wait for a
+    host that has lost its power. Otherwise without a time-out: a campaign lasts as long as it lasts, and its deadline
+    is kept by its ranks. Of MPIs other than Open MPI the ranks are not known."""
+    start = time.monotonic()
     known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later
     here = 0
     since: float | None = None
@@ -129,7 +136,8 @@ def wait(
         if over is None and size is not None and before == size != asked:
             asked = size
             over = now if ended() else None
-        if over is not None and now - over > _OVER_S:
+        unseen = not known and not begun.exists() and now - start > UNSEEN_S
+        if unseen or (over is not None and now - over > _OVER_S):
             _kill(mpirun)
             return None
         alone = bool(known) and here == ranks and not living

@@ -141,9 +141,7 @@ def parameters(
     if unknown:
         whole = _general(module, make_task, exports=True)
         _add_parameters(whole, task.space)
-        parser.error(
-            unrecognized(unknown, (one for action in whole._actions for one in action.option_strings))
-        )
+        parser.error(unrecognized(unknown, whole))
     chosen = {name[1:]: value for name, value in vars(found).items() if value is not None}
     start = request.start if request.start is not None else task.default or {}
     params = _completed(task.space, start, chosen)

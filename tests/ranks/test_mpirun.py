@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 from cases import cases
 from terminal import wait_until
 
+from hpo.campaign.launch import command, environment, find_mpirun
+from hpo.cluster.hosts import Host
 from hpo.cluster.mpirun import _session, bounded, end_rest, wait
 
 WAITS = """
@@ -148,6 +151,40 @@ def test_an_mpirun_that_hides_its_ranks_is_waited_for(
     monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.1)
     mpirun = subprocess.Popen(["sleep", "2"], start_new_session=True)
     assert wait(mpirun, 2, tmp_path / "begun") == 0
+
+
+def test_an_mpirun_that_waits_for_its_daemon_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch agent stands for an srun whose task was killed before it answered: it never returns."""
+    monkeypatch.setattr("hpo.cluster.mpirun.UNSEEN_S", 2.0)
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nexec sleep 100\n")
+    agent.chmod(0o700)
+    line = command(
+        find_mpirun(), "Open MPI 5", 2, ["true"], fleet=(Host("localhost", 1), Host("192.0.2.1", 1))
+    )
+    mpirun = subprocess.Popen(
+        line,
+        env=environment(os.environ) | {"PRTE_MCA_plm": "ssh", "PRTE_MCA_plm_ssh_agent": str(agent)},
+        start_new_session=True,
+    )
+    try:
+        wait_until(
+            lambda: any(one.cmdline()[:1] == ["sleep"] for one in psutil.Process(mpirun.pid).children()),
+            "the launch agent",
+        )
+        mpirun.terminate()  # which it ignores
+        assert wait(mpirun, 2, tmp_path / "begun") is None
+        assert mpirun.poll() == -signal.SIGKILL and _session(mpirun.pid) == []
+    finally:
+        end_rest(mpirun.pid)
+
+
+def test_an_mpirun_is_waited_for_once_the_campaign_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.cluster.mpirun.UNSEEN_S", 0.1)
+    (tmp_path / "begun").touch()
+    assert wait(subprocess.Popen(["sleep", "2"], start_new_session=True), 2, tmp_path / "begun") == 0
 
 
 def test_ranks_of_other_hosts_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
