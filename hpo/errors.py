@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
-EXIT_REPORTED = 64
-"""Added to the exit code of a rank that has said why it ends, so that ``hpo run`` need not guess."""
+EXIT_REPORTED = 32
+"""Added to the exit code of a rank that has said why it ends, so that ``hpo run`` need not guess. The sums stay below
+128, from where mpirun's codes are those of ranks that a signal ended."""
 EXIT_STORAGE = 76
 """From a rank to ``hpo run`` only: as EXIT_RESUMABLE, and to start again at once would be in vain."""
 

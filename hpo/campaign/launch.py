@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpo.campaign.campaign import Campaign, held_back
+from hpo.campaign.greeting import greeting_s
 from hpo.campaign.painter import painted
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
@@ -33,6 +34,7 @@ from hpo.errors import (
     EXIT_STORAGE,
     CampaignError,
     HpoError,
+    RanksDied,
     StorageFailed,
     UsageError,
 )
@@ -42,13 +44,28 @@ from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
 from hpo.journal.commands import stop_pending
 from hpo.journal.files import journal_path, last_launch
-from hpo.journal.launches import MOST_IN_VAIN, got_something_done, is_complete, read_launch
+from hpo.journal.launches import (
+    MOST_IN_VAIN,
+    got_something_done,
+    is_complete,
+    read_launch,
+    wait_for_storage,
+)
 from hpo.journal.lock import acquire
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
 _GONE_S = PATIENCE_S
 """A directory that is gone may come back within this time."""
+_LEAVE_S = 30.0
+"""What an mpirun gets once a campaign that was to stop is on record as ended: a job's time limit may be near."""
+_PAUSES_S = (5.0, 60.0)
+"""Before another start, by how many launches in a row got nothing done: what ended them may pass."""
+_VERSION_S = 60.0
+_NETWORK_S = 120.0
+"""How long hosts are asked again of which none answers: it may be the network, and not all of them."""
+_KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals by which a person, or a machine that is short of memory, ends an mpirun; others are its own errors."""
 _AGENT = "PRTE_MCA_prte_launch_agent"
 """What Open MPI 5 starts on other nodes, there to start ranks."""
 
@@ -244,6 +261,18 @@ def keepalive(hang_timeout_s: float) -> dict[str, str]:
     return {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in values.items()}
 
 
+def _version(mpirun: str) -> str:
+    try:
+        return subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False
+        ).stdout
+    except subprocess.TimeoutExpired:
+        raise RanksDied(
+            f"{mpirun} --version did not answer within {_VERSION_S:g} s, as where the storage with the programs hangs. "
+            "Give the same command again once it works"
+        ) from None
+
+
 class Supervisor:
     """Runs a campaign under mpirun, and starts it again where ranks died and ended it: on the hosts that are left,
     where some died. ``rank``: the command line of each rank; ``say``: what takes sentences for the user; ``output``:
@@ -270,9 +299,7 @@ class Supervisor:
         self._directory = settings.directory
         self._restarts = settings.restarts
         self._mpirun = mpirun
-        self._version = subprocess.run(
-            [mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False
-        ).stdout
+        self._version = _version(mpirun)
         self._live = config.panel_shown()
         self._rest = [*rank]
         self._say = say or _say
@@ -332,6 +359,8 @@ class Supervisor:
                     )
                     return code
                 restarts += 1
+                if in_vain:
+                    self._pause(_PAUSES_S[in_vain - 1])
                 if stop_pending(self._directory):
                     self._say("`hpo stop` was given, so this is not started again.")
                     return 0
@@ -369,18 +398,26 @@ class Supervisor:
             time.sleep(0.5)
         return True
 
+    def _pause(self, seconds: float) -> None:
+        """Wait, though not on after a signal."""
+        self._say(f"this launch got nothing done, so the next one begins in {seconds:g} s.")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._requests.count:
+            time.sleep(0.1)
+
     def _gone(self) -> bool:
         """It was there when the lock was tried; and what runs on may make directories of individuals in its place."""
         campaign = self._directory / "campaign.json"
-        return not self._directory.exists() or (
-            (self._directory / "evaluations").exists() and not campaign.exists()
+        # Path.exists raises where storage fails.
+        return not os.path.exists(self._directory) or (
+            os.path.exists(self._directory / "evaluations") and not os.path.exists(campaign)
         )
 
     def _left(self) -> Fleet | None:
         """The ranks to start now and their hosts; None when no host is left."""
         if self._listed is not None:
             everywhere: tuple[Host, ...] | None = self._listed
-            silent = hosts.silent(host.name for host in self._listed)
+            silent = self._silent([host.name for host in self._listed])
         else:
             everywhere = slurm.allocation(self._environment)
             silent = frozenset() if everywhere is None else slurm.dead_nodes(host.name for host in everywhere)
@@ -395,6 +432,18 @@ class Supervisor:
             ranks_per_worker=layout.ranks_per_worker,
         )
 
+    def _silent(self, names: list[str]) -> frozenset[str]:
+        """The hosts that do not answer. Where none answers but this one, of several, they are asked again for a while
+        before all of them are given up."""
+        end = time.monotonic() + _NETWORK_S
+        others = hosts.others(names)
+        while True:
+            silent = hosts.silent(names)
+            all_gone = len(silent) == len(names) or len(silent) == len(others) > 1
+            if not all_gone or time.monotonic() >= end or self._requests.count:
+                return silent
+            time.sleep(0.5)
+
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._requests.note(number):
             self._forward()
@@ -403,7 +452,7 @@ class Supervisor:
         if self._process is None or self._process.poll() is not None:
             return
         # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
-        self._early |= not self._begun.exists()
+        self._early |= not os.path.exists(self._begun)
         if self._kill_at is None and (self._early or self._requests.count >= PATIENCE):
             self._kill_at = time.monotonic() + _INTERRUPTED_S
         self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
@@ -443,12 +492,24 @@ class Supervisor:
             self._fleet.ranks,
             self._begun,
             kill_at=lambda: self._kill_at,
-            ended=lambda: (
-                (found := read_launch(self._directory, launch)) is not None and found.end is not None
-            ),
+            ended=lambda: self._ended(launch),
+            # To connect, and then as long as ranks wait for rank 0, which reads the task and the journals first.
+            unseen_s=processes.START_S + 2 * greeting_s(self._settings, self._fleet.ranks),
         )
         processes.end_rest(self._process.pid)
         return code
+
+    def _ended(self, launch: int) -> bool:
+        """Whether the campaign's end is on record, as far as it can be read now. After a stop, mpirun gets less time
+        from then on."""
+        try:
+            found = read_launch(self._directory, launch)
+        except CampaignError:
+            return False
+        ended = found is not None and found.end is not None
+        if ended and self._asked and self._kill_at is None:
+            self._kill_at = time.monotonic() + _LEAVE_S
+        return ended
 
     def _launch(self, launch: int) -> tuple[int, bool]:
         """One launch: its exit code, and whether it ended because ranks died."""
@@ -460,6 +521,7 @@ class Supervisor:
         code = self._wait(launch)
         if code == EXIT_REPORTED + EXIT_STORAGE:
             return EXIT_RESUMABLE, False
+        wait_for_storage(self._directory, _GONE_S)
         on_record = read_launch(self._directory, launch)
         reported = code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2)
         if code is not None and reported and on_record is None:
@@ -479,27 +541,30 @@ class Supervisor:
             # one whose directory is gone must not begin anew in an empty one.
             return EXIT_RESUMABLE, on_record is None and (self._directory / "campaign.json").exists()
         if on_record is None:
-            if code is not None and code < 0:
-                # By a person, or by a machine that was short of memory: the next one would meet the same.
+            if code is not None and -code in _KILLED:
+                # The next one would meet the same.
                 self._say(
                     f"mpirun was killed by signal {-code} before the campaign began, so it is not started again. Give "
                     "the same command again to start it."
                 )
                 return EXIT_RESUMABLE, False
             self._say(
-                "not all ranks started, so mpirun was ended."
+                "not all ranks started in time, so mpirun was ended."
                 if code is None
                 else f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above."
             )
             # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
             passing = code not in (1, 2)
-            return EXIT_RESUMABLE if passing and launch > 1 else 1, passing
+            resumable = code is None or (passing and launch > 1)
+            return EXIT_RESUMABLE if resumable else 1, passing
         self._say(f"the ranks ended ({_ending(code)}) before the campaign did.")
         return EXIT_RESUMABLE, True
 
 
 def _ending(code: int | None) -> str:
-    return "mpirun was killed" if code is None else f"mpirun returned {code}"
+    if code is None:
+        return "mpirun was killed"
+    return f"mpirun returned {code}" if code >= 0 else f"signal {-code} ended mpirun"
 
 
 def _say(sentence: str) -> None:

@@ -116,19 +116,23 @@ def left(
     return Fleet(max(room // ranks_per_worker, islands) * ranks_per_worker, living)
 
 
+def others(names: Iterable[str]) -> list[str]:
+    """Those that are not this host."""
+    here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]}
+    return [name for name in names if name not in here]
+
+
 def silent(
     names: Iterable[str], probe: Callable[[str], list[str]] | None = None, limit_s: float = _PROBE_S
 ) -> frozenset[str]:
     """Those that do not answer ``probe`` (by default ``ssh HOST true``, as mpirun reaches them) within ``limit_s``
     seconds; this host always does. Where nothing can be asked, none counts as silent."""
-    here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]}
-    others = [name for name in names if name not in here]
     if probe is None:
         if shutil.which("ssh") is None:
             return frozenset()
         probe = _ssh
     end = time.monotonic() + limit_s
-    asked = {name: _ask(probe(name)) for name in others}
+    asked = {name: _ask(probe(name)) for name in others(names)}
     answers: dict[str, bool] = {}
     for name, process in asked.items():
         if process is None:

@@ -5,7 +5,7 @@ tolerance begins after it. mpirun's parent sees that a rank of its host has gone
 for those of other hosts each rank ends by itself after a time that no healthy start takes.
 
 *An mpirun that starts no rank*, as one waits for ever, and ignores SIGTERM, whose daemon on another host was killed
-before it answered. It is ended where it shows no rank for longer than a healthy start takes.
+before it answered. It is ended after a time that no healthy start takes.
 
 *Ranks that die while MPI ends.* The others would wait in MPI_Finalize: they end after a minute.
 
@@ -20,6 +20,7 @@ launch has read the journals: what one of them recorded then would be evaluated 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -34,9 +35,6 @@ from hpo.errors import EXIT_RESUMABLE
 
 START_S = 300
 """For MPI to connect all ranks, the slowest one's imports included."""
-UNSEEN_S = 2.0 * START_S
-"""For a campaign to begin whose ranks are all out of sight, on other hosts: to connect, and then to read the task and
-the journals."""
 END_S = 60
 """For MPI to take leave, once no message is under way."""
 _LOOK_S = 0.5
@@ -47,6 +45,8 @@ _STAY_S = 60.0
 """For an mpirun without ranks: what reads its output may be slow."""
 _OVER_S = 2.0 * END_S
 """For an mpirun after the campaign's end: within half of it ranks that cannot take leave of each other have ended."""
+_AGAIN_S = 60.0
+"""When the campaign's end is looked for again, though the journal does not grow: what is written may go elsewhere."""
 
 
 @contextmanager
@@ -93,23 +93,27 @@ def wait(
     begun: Path,
     kill_at: Callable[[], float | None] = lambda: None,
     ended: Callable[[], bool] = lambda: False,
+    unseen_s: float = math.inf,
 ) -> int | None:
     """The return code of ``mpirun``, which leads a session and starts ``ranks`` ranks; None where it was killed here.
     ``begun`` exists once all have met. ``kill_at``: on the monotonic clock, when it and all its session are killed;
-    ``ended``: whether the campaign's end is on record.
+    ``ended``: whether the campaign's end is on record; ``unseen_s``: how long ``begun`` may take where no rank is seen,
+    as they may all be on other hosts.
 
     Where some of this host's are gone before that, and the others neither begin nor end within 10 s, it and they are
-    killed; also an mpirun that shows no rank and has not begun after ``UNSEEN_S``, one that stays for a minute when all
-    its ranks, all of this host, are gone, and one that stays for two once the campaign has ended: it may wait for a
-    host that has lost its power. Otherwise without a time-out: a campaign lasts as long as it lasts, and its deadline
-    is kept by its ranks. Of MPIs other than Open MPI the ranks are not known."""
+    killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone, and one that stays
+    for two once the campaign has ended: it may wait for a host that has lost its power. Otherwise without a time-out:
+    a campaign lasts as long as it lasts, and its deadline is kept by its ranks. Of MPIs other than Open MPI the ranks
+    are not known."""
     start = time.monotonic()
+    met = False  # kept, as storage that fails for a while shows no file
     known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later
     here = 0
     since: float | None = None
     over: float | None = None
     size: int | None = None  # of the journal; its end is looked for once where it does not grow
     asked: int | None = None
+    asked_at = -math.inf
     looked = -_REST_S
     while True:
         try:
@@ -120,7 +124,9 @@ def wait(
         if limit is not None and time.monotonic() >= limit:
             _kill(mpirun)
             return None
-        if begun.exists() and since is None and time.monotonic() < looked + _REST_S:
+        # Path.exists raises where storage fails.
+        met = met or os.path.exists(begun)
+        if met and since is None and time.monotonic() < looked + _REST_S:
             continue
         looked = time.monotonic()
         session = _session(mpirun.pid)
@@ -133,20 +139,20 @@ def wait(
         living = sum(pid in session for pid in known.values())
         now = time.monotonic()
         before, size = size, _size(begun)
-        if over is None and size is not None and before == size != asked:
-            asked = size
+        if over is None and met and before == size and (size != asked or now - asked_at > _AGAIN_S):
+            asked, asked_at = size, now
             over = now if ended() else None
-        unseen = not known and not begun.exists() and now - start > UNSEEN_S
+        unseen = not known and not met and now - start > unseen_s
         if unseen or (over is not None and now - over > _OVER_S):
             _kill(mpirun)
             return None
         alone = bool(known) and here == ranks and not living
-        hangs = bool(known) and begun.exists() and _hangs(known, session, all_here=here == ranks, ended=ended)
-        if not alone and not hangs and (not known or living >= here or begun.exists()):
+        hangs = bool(known) and met and _hangs(known, session, all_here=here == ranks, ended=ended)
+        if not alone and not hangs and (not known or living >= here or met):
             since = None
         elif since is None:
             since = now
-        elif now - since > (_STAY_S if alone and begun.exists() else _REST_S):
+        elif now - since > (_STAY_S if alone and met else _REST_S):
             _kill(mpirun)
             return None
 

@@ -22,14 +22,24 @@ from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.islands.coordinator.ending import LOST
+from hpo.islands.leader.storage import PATIENCE_S
 from hpo.journal.commands import stop_pending
 from hpo.journal.files import last_launch
-from hpo.journal.launches import MOST_IN_VAIN, is_complete, launches_in_vain, read_launch
+from hpo.journal.launches import (
+    MOST_IN_VAIN,
+    is_complete,
+    launches_in_vain,
+    read_launch,
+    wait_for_storage,
+)
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
 
 _COMMAND_S = 30.0
 """How long one of Slurm's commands may take before it counts as failed."""
+_REQUEUE_S = 60.0
+"""How long a job is put into the queue again and again where Slurm refuses, as its controller may be changing over."""
+_PAUSE_S = 5.0
 _EARLY_S = 60
 """Slurm looks at time limits so seldom that its warning may come this much earlier than was asked."""
 _LONGEST_WARNING_S = 65535
@@ -112,12 +122,13 @@ def script(plan: Plan) -> str:
             f'export PATH={path}:"$PATH"',
             f"file={file}",
             "",
-            "# SIGUSR1 is Slurm's warning before the time limit, SIGTERM is scancel's. What runs may save, and all is",
-            "# on disk when the campaign ends.",
+            "# SIGUSR1 is Slurm's warning before the time limit; SIGTERM is scancel's, or at the limit Slurm's own.",
+            "# What runs may save, and all is on disk when the campaign ends.",
             "campaign= cancelled= early=",
             'pass_on() { if [[ $campaign ]]; then kill -USR1 "$campaign"; else early=1; fi; }',
             "trap pass_on USR1",
-            "trap 'cancelled=1; pass_on' TERM",
+            "past_limit() { ((${SLURM_JOB_END_TIME:-0} && $(date +%s) >= SLURM_JOB_END_TIME)); }",
+            "trap 'past_limit || cancelled=1; pass_on' TERM",
             *start,
             "campaign=$!",
             "[[ -z $early ]] || pass_on",
@@ -357,9 +368,11 @@ def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> 
     launch that met an error before it began returns 1 or 2.
 
     Raises:
+        StorageFailed: the journals cannot be read.
         CampaignError: Slurm refused, or launch after launch got nothing done.
     """
     directory, job = settings.directory, attempt.job
+    wait_for_storage(directory, PATIENCE_S)
     last = read_launch(directory, last_launch(directory))
     begun = last is not None and last.job == str(attempt)
     end = last.end if last is not None and begun else None
@@ -381,7 +394,10 @@ def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> 
             "above for what ends them; if they are too short for one evaluation, give them more time, or let the task "
             "save"
         )
-    code, out, err = _call(["scontrol", "requeue", job])
+    until = time.monotonic() + _REQUEUE_S
+    while (answer := _call(["scontrol", "requeue", job]))[0] and time.monotonic() < until:
+        time.sleep(_PAUSE_S)
+    code, out, err = answer
     if code:
         raise CampaignError(
             f"Slurm did not put job {job} into the queue again: {err or out}. Submit it again"

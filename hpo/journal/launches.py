@@ -6,10 +6,12 @@ into a queue again or called done follows from here."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpo.errors import CampaignError, StorageFailed
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
 from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations
@@ -18,6 +20,8 @@ from hpo.journal.records import Command, Ended, Finished, Header, Launched, Reco
 
 MOST_IN_VAIN = 3
 """Launches in a row that get nothing done are not followed by another: what ends them will not go away."""
+
+_LOOK_S = 0.5
 
 
 @dataclass(kw_only=True)
@@ -46,6 +50,29 @@ def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
         elif isinstance(record, Ended):
             launch.end = record.reason, record.exit
     return launch
+
+
+def wait_for_storage(directory: Path, patience_s: float) -> None:
+    """Return once the journal of the last launch can be read, or there is none.
+
+    Raises:
+        StorageFailed: it could not for ``patience_s``.
+        CampaignError: it will not become readable by itself: it is damaged, or of another version.
+    """
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            read_launch(directory, last_launch(directory))
+            return
+        except CampaignError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            if time.monotonic() >= end:
+                raise StorageFailed(
+                    f"{error} Nothing that was recorded is lost: once it can be read, give the same command again to "
+                    "go on."
+                ) from error
+        time.sleep(_LOOK_S)
 
 
 def is_complete(directory: Path, evaluations: int | None) -> bool:

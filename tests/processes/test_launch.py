@@ -7,7 +7,9 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import journals
 import pytest
@@ -17,7 +19,7 @@ from hpo.campaign import launch
 from hpo.campaign.launch import Supervisor
 from hpo.cluster.mpirun import _session
 from hpo.config import reader as config
-from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE
+from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, StorageFailed
 
 MPIRUN = """#!{python}
 import os, signal, subprocess, sys, time
@@ -56,14 +58,20 @@ def journal(directory: Path, *statuses: str) -> str:
     return f"import shutil; shutil.copy({str(path)!r}, {str(directory / 'run' / 'journal')!r}); "
 
 
-def supervisor(directory: Path, then: str) -> tuple[Supervisor, Path]:
+def supervisor(directory: Path, then: str, evaluations: int = 1) -> tuple[Supervisor, Path]:
     """One whose mpirun notes its process in a file, which is returned too, and does ``then``."""
     log, mpirun = directory / "started.txt", directory / "mpirun"
     mpirun.write_text(MPIRUN.format(python=sys.executable, log=log, then=then))
     mpirun.chmod(0o755)
-    settings = config.from_keywords(directory=directory / "run", evaluations=1)
+    settings = config.from_keywords(directory=directory / "run", evaluations=evaluations)
     (directory / "run" / "journal").mkdir(parents=True)
     return Supervisor(["rank"], settings, 2, str(mpirun)), log
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between launches that get nothing done."""
+    monkeypatch.setattr(launch, "_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -108,11 +116,95 @@ def test_an_mpirun_that_was_killed_before_its_campaign_began_is_not_started_agai
     assert f"killed by signal {int(number)} before the campaign began, so it is not started again" in told
 
 
-@pytest.mark.parametrize("then", ["sys.exit(5)", "sys.exit(134)"])
+@pytest.mark.parametrize(
+    "then",
+    [
+        "sys.exit(5)",
+        *(f"sys.exit({128 + number})" for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGUSR2)),
+        f"os.kill(os.getpid(), {int(signal.SIGSEGV)})",
+    ],
+)
 def test_an_mpirun_whose_ranks_did_not_start_is_started_again(tmp_path: Path, then: str) -> None:
     supervised, log = supervisor(tmp_path, then)
     assert supervised.run() == 1
     assert len(log.read_text().split()) == 3
+
+
+def test_a_pause_before_another_start_ends_at_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_PAUSES_S", (100.0,))
+    supervised, log = supervisor(tmp_path, "sys.exit(5)")
+    say = supervised._say
+
+    def then_stop(sentence: str) -> None:
+        say(sentence)
+        if "the next one begins in 100 s" in sentence:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(supervised, "_say", then_stop)
+    assert supervised.run() == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 1
+
+
+UNREADABLE = """
+if os.path.exists({once!r}):
+    sys.exit(0)
+shutil.move({journal!r}, {away!r})
+open({journal!r}, "w").close()
+open({once!r}, "w").close()
+sys.exit(137)
+"""
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_journals_that_cannot_be_read_after_a_launch_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    """A file stands where their folder was, so that listing it fails, as on storage that is away."""
+    folder, away = tmp_path / "run" / "journal", tmp_path / "away"
+    places = {"journal": folder, "away": away, "once": tmp_path / "once"}
+    then = UNREADABLE.format(**{name: str(path) for name, path in places.items()})
+    supervised, log = supervisor(tmp_path, journal(tmp_path, "completed") + then)
+    if back:
+
+        def mend(seconds: float) -> None:
+            folder.unlink()
+            away.rename(folder)
+
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=mend)
+        monkeypatch.setattr("hpo.journal.launches.time", clock)
+        assert supervised.run() == 0
+    else:
+        monkeypatch.setattr(launch, "_GONE_S", 0.0)
+        with pytest.raises(StorageFailed, match="Nothing that was recorded is lost") as caught:
+            supervised.run()
+        assert caught.value.exit_code == EXIT_RESUMABLE
+    assert len(log.read_text().split()) == 1
+
+
+def test_an_mpirun_that_stays_after_a_stop_ends_before_the_job_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_LEAVE_S", 0.5)
+    ended = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
+    path = journals.write(tmp_path / "prepared", [ended])
+    then = f"""
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+import shutil; shutil.copy({str(path)!r}, {str(tmp_path / "run" / "journal")!r})
+open({str(tmp_path / "ready")!r}, "w").close()
+time.sleep(300)
+"""
+    supervised, _ = supervisor(tmp_path, then, evaluations=9)
+
+    def stop() -> None:
+        wait_until((tmp_path / "ready").exists, "the end on record")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert supervised.run() == EXIT_RESUMABLE
+    thread.join(60)
 
 
 def test_a_signal_while_hosts_are_asked_who_is_left_ends_it(

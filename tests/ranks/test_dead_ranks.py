@@ -127,23 +127,6 @@ def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:
     check_complete(terminal, 60, victims=3)
 
 
-def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> None:
-    terminal.write(
-        "task.py",
-        "import os, signal, hpo\n"
-        "def evaluate(trial):\n"
-        "    os.kill(os.getppid(), signal.SIGKILL)\n"
-        "    return 1.0\n"
-        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)\n",
-    )
-    terminal.campaign(evaluations=10)
-    done = terminal.start("run", "c.toml", "--ranks", 2).wait(120)
-    assert done.returncode == 75
-    assert "not started again by itself any more (nothing gets done)" in done.stderr
-    assert "same command again" in done.stderr
-    wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=20)
-
-
 def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
     terminal.task(0.05)
     terminal.campaign('deadline = "10 min"\n[evaluation]\ngrace = 1', evaluations=None)

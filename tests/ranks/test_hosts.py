@@ -16,6 +16,7 @@ from terminal import Terminal
 from hpo.campaign import launch
 from hpo.cluster import hosts
 from hpo.cluster.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
+from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
 
@@ -157,6 +158,42 @@ def test_hosts_that_hang_are_waited_for_together_and_so_long_only(monkeypatch: p
 
 def test_a_probe_that_cannot_be_started_is_no_answer() -> None:
     assert silent(["a"], lambda name: ["/nowhere/ssh", name]) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        (["a b", "a b", ""], 3),  # the network was away
+        (["a", ""], 1),  # a host has died
+        (["a b", "b"], 2),
+    ],
+)
+def test_hosts_of_which_none_answers_are_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[str], asked: int
+) -> None:
+    listed = (Host("localhost", 1), Host("a", 1), Host("b", 1))
+    settings = config.from_keywords(directory=tmp_path, evaluations=1)
+    monkeypatch.setattr(launch, "_version", lambda mpirun: "mpirun (Open MPI) 5.0.11")
+    supervised = launch.Supervisor(["rank"], settings, 3, "mpirun", listed)
+    left = iter(answers)
+    silences: list[frozenset[str]] = []
+
+    def silent(names: list[str]) -> frozenset[str]:
+        silences.append(frozenset(next(left).split()))
+        return silences[-1]
+
+    monkeypatch.setattr(hosts, "silent", silent)
+    fleet = supervised._left()
+    assert len(silences) == asked
+    assert fleet is not None and fleet.hosts == tuple(one for one in listed if one.name not in silences[-1])
+
+
+def test_hosts_that_stay_silent_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_NETWORK_S", 0.0)
+    monkeypatch.setattr(launch, "_version", lambda mpirun: "mpirun (Open MPI) 5.0.11")
+    monkeypatch.setattr(hosts, "silent", frozenset)
+    settings = config.from_keywords(directory=tmp_path, evaluations=1)
+    assert launch.Supervisor(["rank"], settings, 1, "mpirun", (Host("a", 1),))._left() is None
 
 
 def test_mpirun_is_told_the_hosts() -> None:

@@ -153,9 +153,8 @@ def test_an_mpirun_that_hides_its_ranks_is_waited_for(
     assert wait(mpirun, 2, tmp_path / "begun") == 0
 
 
-def test_an_mpirun_that_waits_for_its_daemon_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mpirun_that_waits_for_its_daemon_ends(tmp_path: Path) -> None:
     """The launch agent stands for an srun whose task was killed before it answered: it never returns."""
-    monkeypatch.setattr("hpo.cluster.mpirun.UNSEEN_S", 2.0)
     agent = tmp_path / "agent"
     agent.write_text("#!/bin/sh\nexec sleep 100\n")
     agent.chmod(0o700)
@@ -173,18 +172,33 @@ def test_an_mpirun_that_waits_for_its_daemon_ends(tmp_path: Path, monkeypatch: p
             "the launch agent",
         )
         mpirun.terminate()  # which it ignores
-        assert wait(mpirun, 2, tmp_path / "begun") is None
+        assert wait(mpirun, 2, tmp_path / "begun", unseen_s=1.0) is None
         assert mpirun.poll() == -signal.SIGKILL and _session(mpirun.pid) == []
     finally:
         end_rest(mpirun.pid)
 
 
-def test_an_mpirun_is_waited_for_once_the_campaign_has_begun(
+def test_an_mpirun_is_waited_for_once_the_campaign_has_begun(tmp_path: Path) -> None:
+    (tmp_path / "begun").touch()
+    mpirun = subprocess.Popen(["sleep", "2"], start_new_session=True)
+    assert wait(mpirun, 2, tmp_path / "begun", unseen_s=0.1) == 0
+
+
+def test_a_launch_is_not_ended_for_storage_that_fails_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpo.cluster.mpirun.UNSEEN_S", 0.1)
-    (tmp_path / "begun").touch()
-    assert wait(subprocess.Popen(["sleep", "2"], start_new_session=True), 2, tmp_path / "begun") == 0
+    """One rank of two dies, as it may once all have met, while the file that says so cannot be seen."""
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.6)
+    begun = tmp_path / "begun"
+    begun.touch()
+    mpirun = start([2, 6], "sys.exit(7)")
+
+    def ended() -> bool:
+        begun.unlink(missing_ok=True)
+        return False
+
+    assert wait(mpirun, 2, begun, ended=ended) == 7
+    assert not begun.exists()
 
 
 def test_ranks_of_other_hosts_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,21 +220,31 @@ for ((i = 0; i < 600; i++)); do sleep 0.05; done
 """
 
 
-@pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_the_script_passes_signals_on_and_queues_again_after_a_warning_only(
-    tmp_path: Path, number: int, again: bool
+@pytest.mark.parametrize(
+    ("number", "limit_in_s", "again"),
+    [
+        (signal.SIGUSR1, 100, True),
+        (signal.SIGTERM, None, False),
+        (signal.SIGTERM, 100, False),
+        (signal.SIGTERM, -1, True),
+    ],
+    ids=["warning", "scancel", "scancel before the limit", "limit"],
+)
+def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
+    tmp_path: Path, number: int, limit_in_s: int | None, again: bool
 ) -> None:
     fake = tmp_path / "hpo"
     fake.write_text(FAKE)
     fake.chmod(0o755)
     plan = slurm.Plan(file="a b.toml", grace_s=1.0, options={}, path=str(tmp_path))
     out = tmp_path / "out.txt"
+    limit = {} if limit_in_s is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + limit_in_s)}
     with out.open("w") as file:
         job = subprocess.Popen(
             ["bash", "-c", slurm.script(plan)],
             stdout=file,
             stderr=file,
-            env={**os.environ, "SLURM_NTASKS": "8"},
+            env={**os.environ, "SLURM_NTASKS": "8", **limit},
         )
     try:
         wait_until(lambda: "ranks" in out.read_text(), "the start", seconds=10)
@@ -343,10 +353,13 @@ class Queue:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.requeued = 0
+        self.refusals: list[str] = []
         self._settings = from_keywords(directory=directory, evaluations=5)
 
     def call(self, line: list[str], *rest: object) -> tuple[int, str, str]:
         assert line == ["scontrol", "requeue", "7"]
+        if self.refusals:
+            return 1, "", self.refusals.pop()
         self.requeued += 1
         return 0, "", ""
 
@@ -379,6 +392,19 @@ def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(queue: Qu
     code, sentence = queue.after(4, 75)
     assert code == 75 and "hpo stop" in sentence
     assert queue.requeued == 2
+
+
+def test_slurm_is_asked_again_while_its_controller_does_not_answer(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_PAUSE_S", 0.0)
+    write_launch(queue.directory, 1, ("completed", None))
+    queue.refusals = ["Unable to contact slurm controller"] * 3
+    assert queue.after(0, 75) == AGAIN
+    queue.refusals = ["Access denied"] * 3
+    monkeypatch.setattr(slurm, "_REQUEUE_S", 0.0)
+    with pytest.raises(CampaignError, match="Access denied"):
+        queue.after(0, 75)
 
 
 @pytest.mark.parametrize("returned", [137, 143, 1, 75])

@@ -1,10 +1,10 @@
-"""Where all evaluations fail for one reason: the launch ends with that, before the budget is spent, and goes on when it
-is mended."""
+"""Where all evaluations fail for one reason, the launch ends with that, before the budget is spent, and goes on when it
+is mended; where one ends all launches, so does the campaign."""
 
 from __future__ import annotations
 
 import pytest
-from terminal import Terminal
+from terminal import Terminal, wait_until
 
 TASK = """
 import os, time
@@ -148,3 +148,21 @@ def test_one_sick_worker_of_four_costs_no_individual(terminal: Terminal) -> None
     assert [one["reason"] for one in terminal.status()["left"]] == ["failing"]
     assert "failing" in terminal.hpo("status", "run").stdout
     assert terminal.hpo("check", "run").returncode == 0
+
+
+@pytest.mark.timeout(240)
+def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> None:
+    terminal.write(
+        "task.py",
+        "import os, signal, hpo\n"
+        "def evaluate(trial):\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    return 1.0\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)\n",
+    )
+    terminal.campaign(evaluations=10)
+    done = terminal.start("run", "c.toml", "--ranks", 2).wait(200)  # with its pauses, of 65 s
+    assert done.returncode == 75
+    assert "not started again by itself any more (nothing gets done)" in done.stderr
+    assert "same command again" in done.stderr
+    wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=20)
