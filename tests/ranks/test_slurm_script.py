@@ -221,30 +221,33 @@ for ((i = 0; i < 600; i++)); do sleep 0.05; done
 
 
 @pytest.mark.parametrize(
-    ("number", "limit_in_s", "again"),
+    ("number", "reason", "again"),
     [
-        (signal.SIGUSR1, 100, True),
-        (signal.SIGTERM, None, False),
-        (signal.SIGTERM, 100, False),
-        (signal.SIGTERM, -1, True),
+        (signal.SIGUSR1, "None", True),
+        (signal.SIGTERM, "None", False),
+        (signal.SIGTERM, "TimeLimit", True),
     ],
-    ids=["warning", "scancel", "scancel before the limit", "limit"],
+    ids=["warning", "scancel", "limit"],
 )
 def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
-    tmp_path: Path, number: int, limit_in_s: int | None, again: bool
+    tmp_path: Path, number: int, reason: str, again: bool
 ) -> None:
     fake = tmp_path / "hpo"
     fake.write_text(FAKE)
     fake.chmod(0o755)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        f'#!/usr/bin/env bash\n[[ $* == "show job 7" ]] && echo "JobState=COMPLETING Reason={reason} X=1"\n'
+    )
+    scontrol.chmod(0o755)
     plan = slurm.Plan(file="a b.toml", grace_s=1.0, options={}, path=str(tmp_path))
     out = tmp_path / "out.txt"
-    limit = {} if limit_in_s is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + limit_in_s)}
     with out.open("w") as file:
         job = subprocess.Popen(
             ["bash", "-c", slurm.script(plan)],
             stdout=file,
             stderr=file,
-            env={**os.environ, "SLURM_NTASKS": "8", **limit},
+            env={**os.environ, "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"},
         )
     try:
         wait_until(lambda: "ranks" in out.read_text(), "the start", seconds=10)
@@ -267,7 +270,8 @@ def test_a_signal_that_comes_while_the_campaign_starts_is_passed_on(tmp_path: Pa
     with (tmp_path / "out.txt").open("w") as file:
         done = subprocess.run(
             ["bash", "-c", text.replace("campaign=$!", f"{started}; kill -TERM $$; campaign=$!")],
-            env={**os.environ, "SLURM_NTASKS": "8"}, stdout=file, stderr=file, timeout=60, check=False,
+            env={**os.environ, "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"},
+            stdout=file, stderr=file, timeout=60, check=False,
         )  # fmt: skip
     assert done.returncode == 75
     assert (tmp_path / "out.txt").read_text().splitlines() == ["ranks: run c.toml --ranks 8", "warned"]
