@@ -12,8 +12,8 @@ before it answered. It is ended after a time that no healthy start takes.
 *An mpirun that outlives its ranks*, as that of Open MPI 5.0.11 sometimes does where they ended in an unusual way.
 
 *Ranks that hang.* The others have given them up, and mpirun would wait for them. Once the campaign's end is on record
-and rank 0 has ended, they are killed; so is a rank 0 that is stopped, or in a call that does not return, where all the
-others have ended without it.
+and rank 0 has ended, they are killed; so are ranks that are stopped, or in a call that does not return, where rank 0
+has gone, and such a rank 0 where all the others have.
 
 *Ranks that outlive their mpirun.* Where that was killed, they end as soon as they see it, which may be after the next
 launch has read the journals: what one of them recorded then would be evaluated again."""
@@ -161,9 +161,14 @@ def _hangs(known: dict[int, int], session: list[int], *, all_here: bool, ended: 
     """Whether ranks are left that hang. ``known``: the processes of this host's ranks; ``all_here``: there are no
     others."""
     living = [rank for rank, pid in known.items() if pid in session]
-    if living == [0]:
-        return all_here and len(known) > 1 and _state(known[0]) in ("T", "D")
-    return bool(living) and 0 in known and 0 not in living and ended()
+    if not living or 0 not in known:
+        return False
+    if 0 in living and (living != [0] or len(known) == 1):
+        return False
+    # With rank 0 alone, or without it, ranks that can run end by themselves.
+    if all_here and all(_state(known[rank]) in ("T", "D") for rank in living):
+        return True
+    return 0 not in living and ended()
 
 
 def _size(path: Path) -> int | None:

@@ -184,6 +184,23 @@ def test_an_mpirun_is_waited_for_once_the_campaign_has_begun(tmp_path: Path) -> 
     assert wait(mpirun, 2, tmp_path / "begun", unseen_s=0.1) == 0
 
 
+@pytest.mark.parametrize(("stopped", "code"), [(True, None), (False, 7)])
+def test_ranks_that_are_stopped_end_where_rank_0_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, code: int | None
+) -> None:
+    """It was killed, so the campaign's end is on no record."""
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.6)
+    (tmp_path / "begun").touch()
+    mpirun = start([2, 60 if stopped else 5], "sys.exit(7)")
+    try:
+        wait_until(lambda: len(_session(mpirun.pid)) == 3, "the start of its ranks")
+        if stopped:
+            max(psutil.Process(mpirun.pid).children(), key=lambda one: one.pid).suspend()
+        assert wait(mpirun, 2, tmp_path / "begun") == code
+    finally:
+        end_rest(mpirun.pid)
+
+
 def test_a_launch_is_not_ended_for_storage_that_fails_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
