@@ -95,14 +95,18 @@ def test_one_that_wakes_up_ends_by_itself(terminal: Terminal) -> None:
     check_complete(terminal, 100)
 
 
-def test_without_rank_0_it_is_started_again(terminal: Terminal) -> None:
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_without_rank_0_it_is_started_again(terminal: Terminal, stopped: int) -> None:
+    """It is stopped; or it is killed, and another rank is stopped."""
     terminal.task(0.1)
     terminal.campaign('[evaluation]\ngrace = 2\nhang_timeout = "3 s"', evaluations=60)
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
-    first = terminal.rank(0)
-    assert first is not None
-    first.send_signal(signal.SIGSTOP)
+    first, other = terminal.rank(0), terminal.rank(stopped)
+    assert first is not None and other is not None
+    other.send_signal(signal.SIGSTOP)
+    if stopped:
+        first.kill()
     done = command.wait(110)
     assert done.returncode == 0, done.stderr
     assert "starting again (1 of at most 10 times)" in done.stderr
