@@ -30,7 +30,7 @@ def run_ranks(
     size: int,
     function: Callable[..., Any],
     *arguments: Any,
-    timeout_s: float = 60,
+    timeout_s: float = 100,
     method: str = "forkserver",
 ) -> list[Any]:
     """What ``function(rank, *arguments)`` returned on each rank; AssertionError with the traceback of one
@@ -49,7 +49,7 @@ def outcomes_of_ranks(
     size: int,
     function: Callable[..., Any],
     *arguments: Any,
-    timeout_s: float = 60,
+    timeout_s: float = 100,
     method: str = "forkserver",
 ) -> list[tuple[str, Any]]:
     """("returned", value), ("raised", traceback), ("ended", exit code) or ("hung", "") of each rank."""
