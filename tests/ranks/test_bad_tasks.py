@@ -75,7 +75,7 @@ def test_one_campaign_with_all_of_them_completes_its_budget(terminal: Terminal, 
     terminal.task()
     terminal.write("bad.py", BAD)
     terminal.campaign(
-        f'[evaluation]\nisolation = "{isolation}"\ntimeout = 0.5\nretries = 2',
+        f'[evaluation]\nisolation = "{isolation}"\ntimeout = 4\nretries = 2',
         evaluations=30,
         task="bad.py:task",
     )
