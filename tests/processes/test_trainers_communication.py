@@ -484,6 +484,7 @@ def test_out_of_memory_is_no_lost_peer(starting: bool) -> None:
 
 def without_a_backend(rank: int) -> None:
     elsewhere = dist.new_group(backend="cuda:gloo")
+    dist.barrier()  # neither may end while the other still connects
     for members in ([0, 1], [0]):
         group = elsewhere if len(members) > 1 else dist.new_group(members, backend="cuda:gloo")
         if rank not in members:
