@@ -49,7 +49,7 @@ from hpo.journal.launches import (
     got_something_done,
     is_complete,
     read_launch,
-    wait_for_storage,
+    read_launch_patiently,
 )
 from hpo.journal.lock import acquire
 
@@ -521,8 +521,7 @@ class Supervisor:
         code = self._wait(launch)
         if code == EXIT_REPORTED + EXIT_STORAGE:
             return EXIT_RESUMABLE, False
-        wait_for_storage(self._directory, _GONE_S)
-        on_record = read_launch(self._directory, launch)
+        on_record = read_launch_patiently(self._directory, _GONE_S, launch)
         reported = code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2)
         if code is not None and reported and on_record is None:
             return code - EXIT_REPORTED, False

@@ -147,7 +147,7 @@ def wait(
             _kill(mpirun)
             return None
         alone = bool(known) and here == ranks and not living
-        hangs = bool(known) and met and _hangs(known, session, all_here=here == ranks, ended=ended)
+        hangs = met and _hangs(known, session, all_here=here == ranks, ended=ended)
         if not alone and not hangs and (not known or living >= here or met):
             since = None
         elif since is None:

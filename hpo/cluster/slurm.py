@@ -24,13 +24,11 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.leader.storage import PATIENCE_S
 from hpo.journal.commands import stop_pending
-from hpo.journal.files import last_launch
 from hpo.journal.launches import (
     MOST_IN_VAIN,
     is_complete,
     launches_in_vain,
-    read_launch,
-    wait_for_storage,
+    read_launch_patiently,
 )
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
@@ -372,8 +370,7 @@ def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> 
         CampaignError: Slurm refused, or launch after launch got nothing done.
     """
     directory, job = settings.directory, attempt.job
-    wait_for_storage(directory, PATIENCE_S)
-    last = read_launch(directory, last_launch(directory))
+    last = read_launch_patiently(directory, PATIENCE_S)
     begun = last is not None and last.job == str(attempt)
     end = last.end if last is not None and begun else None
     if (end is None or end[0] == LOST) and is_complete(directory, settings.evaluations):

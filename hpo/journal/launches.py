@@ -52,8 +52,10 @@ def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
     return launch
 
 
-def wait_for_storage(directory: Path, patience_s: float) -> None:
-    """Return once the journal of the last launch can be read, or there is none.
+def read_launch_patiently(
+    directory: Path, patience_s: float, number: int | None = None
+) -> LaunchOnRecord | None:
+    """As ``read_launch``, tried again while storage fails. ``number``: None for the last launch.
 
     Raises:
         StorageFailed: it could not for ``patience_s``.
@@ -62,8 +64,7 @@ def wait_for_storage(directory: Path, patience_s: float) -> None:
     end = time.monotonic() + patience_s
     while True:
         try:
-            read_launch(directory, last_launch(directory))
-            return
+            return read_launch(directory, last_launch(directory) if number is None else number)
         except CampaignError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
