@@ -51,7 +51,7 @@ from hpo.journal.launches import (
     read_launch,
     read_launch_patiently,
 )
-from hpo.journal.lock import acquire
+from hpo.journal.lock import STALE_S, acquire, last_refresh
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
@@ -487,6 +487,7 @@ class Supervisor:
         """mpirun's return code; None where it was killed here."""
         if self._process is None:
             return None
+        evaluation = self._settings.evaluation
         code = processes.wait(
             self._process,
             self._fleet.ranks,
@@ -495,6 +496,9 @@ class Supervisor:
             ended=lambda: self._ended(launch),
             # To connect, and then as long as ranks wait for rank 0, which reads the task and the journals first.
             unseen_s=processes.START_S + 2 * greeting_s(self._settings, self._fleet.ranks),
+            refreshed=lambda: last_refresh(self._directory),
+            # Until a rank 0 that lives has given up; then the others miss it, save what they evaluate and leave MPI.
+            silent_s=STALE_S + evaluation.hang_timeout_s + evaluation.grace_s + processes.END_S,
         )
         processes.end_rest(self._process.pid)
         return code
@@ -538,7 +542,7 @@ class Supervisor:
         if code == EXIT_REPORTED + EXIT_RESUMABLE:
             # What ended a campaign that had begun, such as another launch at work, another start would meet, too; and
             # one whose directory is gone must not begin anew in an empty one.
-            return EXIT_RESUMABLE, on_record is None and (self._directory / "campaign.json").exists()
+            return EXIT_RESUMABLE, on_record is None and os.path.exists(self._directory / "campaign.json")
         if on_record is None:
             if code is not None and -code in _KILLED:
                 # The next one would meet the same.

@@ -13,7 +13,8 @@ before it answered. It is ended after a time that no healthy start takes.
 
 *Ranks that hang.* The others have given them up, and mpirun would wait for them. Once the campaign's end is on record
 and rank 0 has ended, they are killed; so are ranks that are stopped, or in a call that does not return, where rank 0
-has gone, and such a rank 0 where all the others have.
+has gone, and such a rank 0 where all the others have. Those of other hosts cannot be seen: mpirun is killed when rank 0
+has shown no life for so long that all that can run have ended.
 
 *Ranks that outlive their mpirun.* Where that was killed, they end as soon as they see it, which may be after the next
 launch has read the journals: what one of them recorded then would be evaluated again."""
@@ -94,17 +95,20 @@ def wait(
     kill_at: Callable[[], float | None] = lambda: None,
     ended: Callable[[], bool] = lambda: False,
     unseen_s: float = math.inf,
+    refreshed: Callable[[], int | None] = lambda: None,
+    silent_s: float = math.inf,
 ) -> int | None:
     """The return code of ``mpirun``, which leads a session and starts ``ranks`` ranks; None where it was killed here.
     ``begun`` exists once all have met. ``kill_at``: on the monotonic clock, when it and all its session are killed;
     ``ended``: whether the campaign's end is on record; ``unseen_s``: how long ``begun`` may take where no rank is seen,
-    as they may all be on other hosts.
+    as they may all be on other hosts; ``refreshed``: a number that changes while rank 0 lives, None where it cannot be
+    had; ``silent_s``: how long it may stay the same.
 
     Where some of this host's are gone before that, and the others neither begin nor end within 10 s, it and they are
     killed; also an mpirun that stays for a minute when all its ranks, all of this host, are gone, and one that stays
-    for two once the campaign has ended: it may wait for a host that has lost its power. Otherwise without a time-out:
-    a campaign lasts as long as it lasts, and its deadline is kept by its ranks. Of MPIs other than Open MPI the ranks
-    are not known."""
+    for two once the campaign has ended: it may wait for a host that has lost its power. Otherwise without a time-out
+    while rank 0 lives: a campaign lasts as long as it lasts, and its deadline is kept by its ranks. Of MPIs other than
+    Open MPI the ranks are not known."""
     start = time.monotonic()
     met = False  # kept, as storage that fails for a while shows no file
     known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later
@@ -115,6 +119,7 @@ def wait(
     asked: int | None = None
     asked_at = -math.inf
     looked = -_REST_S
+    signs = _Signs(refreshed)
     while True:
         try:
             return mpirun.wait(_LOOK_S)
@@ -143,7 +148,8 @@ def wait(
             asked, asked_at = size, now
             over = now if ended() else None
         unseen = not known and not met and now - start > unseen_s
-        if unseen or (over is not None and now - over > _OVER_S):
+        silent = met and signs.silence_s(now) > silent_s
+        if unseen or silent or (over is not None and now - over > _OVER_S):
             _kill(mpirun)
             return None
         alone = bool(known) and here == ranks and not living
@@ -155,6 +161,25 @@ def wait(
         elif now - since > (_STAY_S if alone and met else _REST_S):
             _kill(mpirun)
             return None
+
+
+class _Signs:
+    """Of the life of rank 0: ``refreshed`` is of ``wait``."""
+
+    def __init__(self, refreshed: Callable[[], int | None]) -> None:
+        self._refreshed = refreshed
+        self._last: int | None = None
+        self._looked = -math.inf
+        self._silence_s = 0.0
+
+    def silence_s(self, now: float) -> float:
+        """For how long there has been none, as far as was looked: while this process is stopped rank 0 may be, too, and
+        needs a moment then. ``now``: on the monotonic clock."""
+        before, self._last = self._last, self._refreshed()
+        looked, self._looked = self._looked, now
+        same = self._last is not None and self._last == before
+        self._silence_s = self._silence_s + min(now - looked, 2 * _REST_S) if same else 0.0
+        return self._silence_s
 
 
 def _hangs(known: dict[int, int], session: list[int], *, all_here: bool, ended: Callable[[], bool]) -> bool:

@@ -106,6 +106,18 @@ def stale_holder(directory: Path) -> str | None:
     return str(found.holder or "a process that cannot be read")
 
 
+def last_refresh(directory: Path) -> int | None:
+    """When the lock was last refreshed, in nanoseconds of its storage's clock: to be compared with an earlier answer. 0
+    where there is no lock, None where that cannot be seen now."""
+    try:
+        with open(directory / "lock", "rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        return None
+
+
 class Lock:
     """The right to be the one campaign at work in a directory; from :func:`acquire`. As a context it is kept alive by
     its ``heartbeat``, on which others may register what they do as often, and released in the end."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpo.errors import CampaignError, LockLost
-from hpo.journal.lock import STALE_S, acquire, holder
+from hpo.journal.lock import STALE_S, acquire, holder, last_refresh
 
 _HOLD = (
     "import sys, pathlib\n"
@@ -183,3 +183,14 @@ def test_of_many_that_find_a_dead_holders_lock_one_gets_it(tmp_path: Path) -> No
         for rival in rivals:
             rival.communicate()
         assert sorted(words) == ["held", *["refused"] * 5]
+
+
+def test_a_refresh_can_be_seen(tmp_path: Path) -> None:
+    assert last_refresh(tmp_path) == 0
+    lock = acquire(tmp_path)
+    _age(tmp_path, 60)
+    before = last_refresh(tmp_path)
+    lock.refresh()
+    after = last_refresh(tmp_path)
+    assert before is not None and after is not None and after > before > 0
+    assert last_refresh(tmp_path / "lock") is None, "as where storage fails"

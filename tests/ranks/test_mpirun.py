@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -197,6 +198,22 @@ def test_ranks_that_are_stopped_end_where_rank_0_has_gone(
         if stopped:
             max(psutil.Process(mpirun.pid).children(), key=lambda one: one.pid).suspend()
         assert wait(mpirun, 2, tmp_path / "begun") == code
+    finally:
+        end_rest(mpirun.pid)
+
+
+@pytest.mark.parametrize(("signs", "code"), [([1, 2, 2, 2], None), ([1, None], 7), (range(99), 7)], ids=str)
+def test_an_mpirun_ends_whose_rank_0_shows_no_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signs: Sequence[int | None], code: int | None
+) -> None:
+    """It is on another host, and so is another rank; what cannot be seen for a while is no proof."""
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.6)
+    (tmp_path / "begun").touch()
+    given = iter(signs)
+    mpirun = start([100 if code is None else 5], "sys.exit(7)", here=1)
+    try:
+        found = wait(mpirun, 3, tmp_path / "begun", refreshed=lambda: next(given, None), silent_s=0.9)
+        assert found == code
     finally:
         end_rest(mpirun.pid)
 
