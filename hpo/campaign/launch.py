@@ -525,10 +525,10 @@ class Supervisor:
         code = self._wait(launch)
         if code == EXIT_REPORTED + EXIT_STORAGE:
             return EXIT_RESUMABLE, False
-        on_record = read_launch_patiently(self._directory, _GONE_S, launch)
-        reported = code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2)
-        if code is not None and reported and on_record is None:
+        if code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2):
+            # Where it was refused because another had just started, what is on record of this number is the other's.
             return code - EXIT_REPORTED, False
+        on_record = read_launch_patiently(self._directory, _GONE_S, launch)
         end = None if on_record is None else on_record.end
         if (end is None or end[0] == LOST) and is_complete(self._directory, self._settings.evaluations):
             return 0, False
@@ -537,8 +537,6 @@ class Supervisor:
             return EXIT_RESUMABLE, False
         if end is not None:
             return end[1], end[0] == LOST
-        if code is not None and reported:
-            return code - EXIT_REPORTED, False
         if code == EXIT_REPORTED + EXIT_RESUMABLE:
             # What ended a campaign that had begun, such as another launch at work, another start would meet, too; and
             # one whose directory is gone must not begin anew in an empty one.

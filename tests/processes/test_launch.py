@@ -220,10 +220,22 @@ def test_a_signal_while_hosts_are_asked_who_is_left_ends_it(
     assert len(log.read_text().split()) == 1
 
 
-@pytest.mark.parametrize("code", [0, 1, 137, EXIT_REPORTED + 1])
+@pytest.mark.parametrize("code", [0, 1, 137])
 def test_a_complete_budget_is_the_end_whatever_mpirun_returns(tmp_path: Path, code: int) -> None:
     supervised, log = supervisor(tmp_path, journal(tmp_path, "completed") + f"sys.exit({code})")
     assert supervised.run() == 0
+    assert len(log.read_text().split()) == 1
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_launch_that_is_refused_ends_so_though_another_of_its_number_is_complete(
+    tmp_path: Path, code: int
+) -> None:
+    """As where two commands are given at once."""
+    supervised, log = supervisor(
+        tmp_path, journal(tmp_path, "completed") + f"sys.exit({EXIT_REPORTED + code})"
+    )
+    assert supervised.run() == code
     assert len(log.read_text().split()) == 1
 
 
