@@ -4,6 +4,7 @@
 # Usage: bash jobs/check.sh gpu [OPTION ...] [ARGUMENTS OF PYTEST ...]   with arguments these tests alone, and no figures
 #   --wheels DIR       packages that this Python lacks
 #   --figures FILE     where figures and the tests' outcomes go, as JSON; default runs/gpu.json
+#   --only-figures     no tests: they and the figures together take about ten minutes
 #   --cpu              on the CPU what can run there: do the tests themselves work?
 #        bash jobs/check.sh gpu --make-wheels DIR    fetch these packages, for Python 3.12 on x86-64 Linux, into DIR
 set -uo pipefail
@@ -14,7 +15,7 @@ usage() { say "$*"; exit 2; }
 die() { say "$*"; exit 1; }
 after() { [[ -n ${2-} ]] || usage "$1 needs a value: name a $3."; }
 
-wheels='' make='' figures=runs/gpu.json device=cuda
+wheels='' make='' figures=runs/gpu.json device=cuda only_figures=''
 while (($#)); do
     case $1 in
     --wheels | --make-wheels) after "$1" "${2-}" folder ;;&
@@ -22,10 +23,12 @@ while (($#)); do
     --wheels) wheels=$2 && shift 2 ;;
     --make-wheels) make=$2 && shift 2 ;;
     --figures) figures=$2 && shift 2 ;;
+    --only-figures) only_figures=yes && shift ;;
     --cpu) device=cpu && shift ;;
     *) break ;;
     esac
 done
+[[ -z $only_figures || -z ${1-} ]] || usage "--only-figures runs no tests, and $1 was given. Leave one of them out."
 
 if [[ -n $make ]]; then
     ! compgen -G "$make/*.whl" >/dev/null || usage "$make holds wheels already. Name an empty folder."
@@ -74,11 +77,16 @@ lacking=$("$python" jobs/requirements.py lacking | paste -sd ' ')
 export OMP_NUM_THREADS=1
 # Of the plugins that this Python may have, only the one that is needed.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+# A run that is cut off should have left its output.
+export PYTHONUNBUFFERED=1
 failed=0 tests=("$@")
-((${#tests[@]})) || tests=(tests/gpu)
-# Warnings of other versions than those of constraints.txt are no errors here.
-"$python" -m pytest -p pytest_timeout -p no:cacheprovider -o filterwarnings=default -v --tb=short --durations=15 \
-    --device "$device" --figures "$figures" "${tests[@]}" || failed=1
+# First what shows soonest that the GPU does not work.
+((${#tests[@]})) || tests=(tests/gpu/test_gpu_{training,campaigns}.py)
+if [[ -z $only_figures ]]; then
+    # Warnings of other versions than those of constraints.txt are no errors here.
+    "$python" -m pytest -p pytest_timeout -p no:cacheprovider -o filterwarnings=default -v --tb=short --durations=15 \
+        --device "$device" --figures "$figures" "${tests[@]}" || failed=1
+fi
 if ! (($#)); then
     "$python" tests/benchmarks/gpu.py --device "$device" --into "$figures" || failed=1
 fi
