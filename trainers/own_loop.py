@@ -194,18 +194,25 @@ class Wrapped:
         the method makes of them.
 
         Args:
-            loss (Tensor, without dimensions): a mean over this rank's samples.
+            loss (Tensor, without dimensions): a mean over this rank's samples, not scaled: some methods decide by it.
             last (bool; default True): False: another backward pass of the same step follows, and nothing is sent yet.
             **arguments: of ``torch.autograd.backward``: ``retain_graph``, say.
 
         Raises:
-            RuntimeError: the model has not been called in this step, or all steps are taken.
+            RuntimeError: the model has not been called in this step, all steps are taken, or gradients of this step
+                are those that the optimizer shall use already.
             CommunicationError: a rank is lost or hangs.
         """
         if self._step == self._setup.total_steps:
             raise RuntimeError(
                 f"run.backward(loss): all {self._step} steps of the run are taken, {self._setup.epochs} epochs of "
                 f"{self._setup.steps_per_epoch}. Give trainers.wrap as many as the loop takes."
+            )
+        if self._reduced:
+            raise RuntimeError(
+                "run.backward(loss): the optimizer has taken no step with the gradients of the last one. Where a step "
+                "takes several passes, all but the last need last=False. What leaves steps out (torch's GradScaler "
+                "does) does so on some ranks only: train in bfloat16, which needs none, or in single precision."
             )
         if not self._begun:
             raise RuntimeError(

@@ -11,9 +11,11 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -32,16 +34,39 @@ def seed_generators(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
+class Generators(NamedTuple):
+    """States of the global generators; ``of_cuda`` by device, None where CUDA is not in use."""
+
+    of_python: Any
+    of_numpy: Any
+    of_torch: Tensor
+    of_cuda: list[Tensor] | None
+
+
+def generators() -> Generators:
+    """Their states now."""
+    return Generators(
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
+    )
+
+
+def set_generators(states: Generators) -> None:
+    """Put them back into ``states``, which were theirs."""
+    random.setstate(states.of_python)
+    np.random.set_state(states.of_numpy)
+    torch.set_rng_state(states.of_torch)
+    if states.of_cuda is not None:
+        torch.cuda.set_rng_state_all(states.of_cuda)
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Give the global generators back as they were found."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    saved = generators()
     try:
         yield
     finally:
-        random.setstate(saved[0])
-        np.random.set_state(saved[1])
-        torch.set_rng_state(saved[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        set_generators(saved)

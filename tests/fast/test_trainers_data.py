@@ -222,6 +222,29 @@ def test_a_set_finishes_its_batches_on_the_device(chosen: list[int] | None, proc
     assert torch.equal(torch.cat([targets for _, targets in read]), expected + 1)
 
 
+class NoisyOnDevice(Bytes):
+    """The device draws numbers."""
+
+    def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.rand(len(inputs)), targets
+
+
+@pytest.mark.parametrize("processes", cases([0], nightly=[1]))
+def test_what_is_drawn_on_the_device_depends_on_the_batch_alone(processes: int) -> None:
+    samples: Any = NoisyOnDevice()
+    drawn = []
+    for start in (0, 1):
+        torch.manual_seed(start)
+        expected = torch.rand(2)
+        torch.manual_seed(start)
+        batches = in_order(range(8), batch_size=4)
+        read: list[Any] = list(load(samples, batches[start:], device=CPU, processes=processes))
+        assert torch.equal(torch.rand(2), expected), "the loop's own numbers are as they were"
+        drawn.append(read[-1][0])
+    assert torch.equal(*drawn)
+    assert len(set(drawn[0].tolist())) == 4
+
+
 def test_a_part_of_a_tensor_data_set_is_read_at_once() -> None:
     whole = TensorDataset(torch.arange(6.0), torch.arange(6))
     read: list[Any] = list(
@@ -252,7 +275,7 @@ def test_only_what_is_on_the_cpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Tensor, "pin_memory", note)
     parts = ({"a": torch.zeros(2), "b": torch.zeros(3, device="meta")}, [torch.zeros(4), "text"])
-    batch = Collated(parts, 2).pin_memory().parts
+    batch = Collated(parts, 2, 0).pin_memory().parts
     assert pinned == [(2,), (4,)]
     assert isinstance(batch, tuple)
     assert batch[0]["b"].device.type == "meta"

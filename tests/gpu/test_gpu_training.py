@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -310,6 +311,100 @@ def test_on_device_gets_what_the_data_set_made_on_the_device(device: torch.devic
     found = [torch.cat(part).tolist() for part in zip(*batches, strict=True)]
     values = samples.values.tolist()
     assert found == [[2 * value for value in values], [-value for value in values]]
+
+
+class DrawsOnTheDevice(Dataset[Any]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.zeros(3), index
+
+    def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.rand_like(inputs), targets
+
+
+def test_what_the_device_draws_does_not_hang_on_who_reads(device: torch.device) -> None:
+    """With processes that read ahead a batch comes to a GPU a step earlier."""
+    found = []
+    for processes, first in ((0, 0), (1, 0), (1, 2)):
+        with Loader(DrawsOnTheDevice(), device=device, processes=processes) as loader:
+            batches = in_order(range(24), batch_size=4)[first:]
+            read = []
+            for inputs, _ in loader.batches(batches, epoch=0):
+                assert isinstance(inputs, Tensor) and inputs.device.type == device.type
+                read.append(inputs.cpu())
+                torch.rand(5, device=device)  # as dropout does
+        found.append(torch.cat(read[2 - first :]))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(24, 64), nn.Dropout(0.5), nn.Linear(64, 1))
+        forward = self.block.forward
+        self.block.forward = lambda *, x: forward(x)  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x=x)  # type: ignore[no-any-return]
+
+
+def test_a_block_that_is_called_by_keyword_drops_the_same_when_it_is_computed_again(
+    device: torch.device,
+) -> None:
+    ends = []
+    for patterns in ((), ["block"]):
+        torch.manual_seed(0)
+        model = Dropped().to(device)
+        trainers.train(
+            model, samples(STEPS * BATCH, torch.float32), loss=mse_loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            epochs=1, batch_size=BATCH, progress=False, activation_checkpointing=patterns,
+        )  # fmt: skip
+        ends.append(weights(model))
+    start = ends[0].clone().zero_()
+    assert apart(ends[1], ends[0], start) < 1e-5
+
+
+def wrapped_in_pieces(rank: int, on: str, saved_at: int | None) -> list[float]:
+    device = torch.device(on)
+    model = perceptron(torch.float32, 24, 32, 1).to(device)
+    data = samples(16 * BATCH, torch.float32).tensors
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    settings: dict[str, Any] = {
+        "method": trainers.DASO(sync_every=3, sync_delay=1, warmup_epochs=0, cooldown_epochs=0),
+        "topology": trainers.Topology(ranks_per_node=1), "epochs": 1, "steps_per_epoch": 8,
+        "timeout": timedelta(seconds=60),
+    }  # fmt: skip
+    run = trainers.wrap(model, optimizer, **settings)
+    try:
+        for step in range(8):
+            if step == saved_at:
+                # The state's tensors stay where they are.
+                state = deepcopy(run.state_dict())
+                run.close()
+                run = trainers.wrap(model, optimizer, **settings)
+                run.load_state_dict(state)
+            part = slice((2 * step + rank) * BATCH, (2 * step + rank + 1) * BATCH)
+            inputs, targets = (one[part].to(device) for one in data)
+            optimizer.zero_grad()
+            run.backward(mse_loss(model(inputs), targets))
+            optimizer.step()
+    finally:
+        run.close()
+    return weights(model).tolist()
+
+
+def test_a_loop_of_one_s_own_goes_on_from_a_state_on_the_device(device: torch.device) -> None:
+    """DASO keeps what nodes have in common, and sums that are under way."""
+    whole, pieces = (
+        run_ranks(2, wrapped_in_pieces, str(device), at, timeout_s=150, method="spawn") for at in (None, 5)
+    )
+    apart_by = [
+        max(abs(a - b) for a, b in zip(*both, strict=True)) for both in zip(whole, pieces, strict=True)
+    ]
+    assert max(apart_by) < 1e-5
 
 
 def test_what_is_compared_notices_a_setting(classified: tuple[Tensor, trainers.Result]) -> None:

@@ -323,7 +323,13 @@ def test_a_loop_that_leaves_a_call_out_is_refused() -> None:
             optimizer.step()
         with pytest.raises(RuntimeError, match=r"Save after optimizer.step\(\)"):
             run.state_dict()
-        for _ in range(4):
+        run.backward(mse_loss(net(torch.ones(2, 4)), torch.zeros(2, 4)))
+        with pytest.raises(
+            RuntimeError, match="has taken no step with the gradients"
+        ):  # as GradScaler has it
+            run.backward(mse_loss(net(torch.ones(2, 4)), torch.zeros(2, 4)))
+        optimizer.step()
+        for _ in range(3):
             step(net, optimizer, run)
         with pytest.raises(RuntimeError, match="all 4 steps of the run are taken, 2 epochs of 2"):
             step(net, optimizer, run)

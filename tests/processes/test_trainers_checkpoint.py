@@ -516,6 +516,25 @@ def test_copies_in_the_host_s_memory_are_taken_where_the_last_one_was() -> None:
     assert grown["a"][0].tolist() == [0.0] * 9 and grown["b"]["again"].tolist() == [7.0] * 6
 
 
+def test_a_host_without_page_locked_memory_gives_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that need none would wait for one that fails."""
+    asked = []
+
+    def empty_like(tensor: Tensor, *, device: str, pin_memory: bool = False) -> Tensor:
+        asked.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return torch.empty(tensor.shape, device=device)
+
+    class OnGPU(Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr("trainers.checkpoints.host_copy.torch.empty_like", empty_like)
+    memory = HostCopy()
+    assert [memory._memory_like(OnGPU(3)).shape for _ in range(2)] == [(3,), (3,)]
+    assert asked == [True, False, False]
+
+
 # One copy of what ranks have in common
 
 NODES = trainers.DASO(warmup_epochs=0, cooldown_epochs=0, sync_every=2, sync_delay=1)

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainers.communication.averager import GradientAverager
-from trainers.communication.buckets import average_tensors, broadcast_tensors, buckets, reconcile_buffers
+from trainers.communication.buckets import (
+    average_tensors,
+    broadcast_everywhere,
+    broadcast_tensors,
+    buckets,
+    reconcile_buffers,
+)
 from trainers.communication.channel import Channel, CommunicationError
 from trainers.communication.communicator import Communicator
 from trainers.communication.process_groups import give_back, group_apart, next_number
@@ -284,6 +290,35 @@ def test_groups_and_their_bytes_over_two_nodes_of_two() -> None:
     assert total("across", "bytes_between") == 4 * 2000
     assert total("across", "bytes_inside") == 0
     assert all(one["counters"]["world"]["wait_s"] > 0 for one in found)
+
+
+def in_any_order(rank: int) -> tuple[list[int], int, list[int] | None, list[float], str]:
+    comm = communicator()
+    part = comm.group("part", [(0, 1), (3, 2)])
+    mine = torch.tensor([rank])
+    gathered = [int(one) for one in part.all_gather(mine)]
+    first = part.gather(mine)
+    told = int(part.broadcast(mine.clone(), source=0).wait())
+    # As ranks are numbered where a launcher goes over two hosts and back.
+    comm.nodes = ((0, 3), (1, 2))
+    heard = []
+    for source in range(4):
+        value = torch.tensor([float(rank)])
+        broadcast_everywhere(comm, [value], source=source)
+        heard.append(value.item())
+    comm.close()
+    apart = dist.new_group([0, 1, 2, 3], backend="cpu:gloo")
+    inside = Communicator(topology=None, timeout=timedelta(seconds=30), device=CPU, among=apart)
+    backend = dist.get_backend_config(inside.world.group)
+    inside.close()
+    return gathered, told, first and [int(one) for one in first], heard, backend
+
+
+def test_groups_whose_ranks_are_in_any_order_and_of_a_backend_of_their_own() -> None:
+    for rank, found in enumerate(run_ranks(4, in_any_order)):
+        part = [0, 1] if rank < 2 else [3, 2]
+        first = part if rank == part[0] else None
+        assert found == (part, part[0], first, [0.0, 1.0, 2.0, 3.0], "cpu:gloo")
 
 
 def again_and_again(rank: int, rounds: int) -> list[list[float]]:

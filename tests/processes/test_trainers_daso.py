@@ -654,7 +654,8 @@ def merged_once(rank: int, dtype: torch.dtype) -> tuple[list[float], float, bool
         base = exchange.base()
         other = NodeExchange([parameter], communicator, **keywords)
         kept = other.load_base(base) and torch.equal(torch.cat(other.base()), torch.cat(base))
-        kept = kept and other.load_base([part.to(dtype) for part in base])
+        with torch.device("meta"):  # the user's default device, which is another than the parameters'
+            kept = kept and other.load_base([part.to(dtype) for part in base])
     communicator.close()
     return torch.cat(base).tolist(), parameter[0].item(), kept
 

@@ -988,7 +988,11 @@ class Buffered(Pair):
         return super().forward(x[:, :3], torch.tensor(2.0))
 
 
-BUFFERS = {"sparse": torch.eye(2).to_sparse(), "expanded": torch.tensor(1.0).expand(2)}
+BUFFERS = {
+    "sparse": torch.eye(2).to_sparse(),
+    "expanded": torch.tensor(1.0).expand(2),
+    "elsewhere": torch.empty(2, device="meta"),
+}
 
 
 def buffer_refused(rank: int, kind: str) -> str:
@@ -1001,6 +1005,8 @@ def test_buffers_that_cannot_be_exchanged_or_filled_are_refused_where_they_would
     for kind, found in (("sparse", "mask is sparse"), ("expanded", "mask is an expanded tensor")):
         assert all(f"model: {found}" in words for words in run_ranks(2, buffer_refused, kind))
         train(Buffered(BUFFERS[kind]), epochs=1)
+    elsewhere = "model: mask is on meta, and the first parameter on cpu. Move all to one device"
+    assert all(elsewhere in words for words in run_ranks(2, buffer_refused, "elsewhere"))
     train(Buffered(BUFFERS["sparse"]), epochs=1, checkpoint=tmp_path / "sparse")
     with pytest.raises(ValueError, match="mask is an expanded tensor"):
         train(Buffered(BUFFERS["expanded"]), epochs=1, checkpoint=tmp_path / "expanded")

@@ -21,6 +21,8 @@ class HostCopy:
 
     def __init__(self) -> None:
         self._buffers: dict[_Place, Tensor] = {}
+        self._locks = True
+        """Whether the host gave page-locked memory wherever it was asked."""
 
     @torch.no_grad()
     def of(self, value: Any) -> Any:
@@ -51,6 +53,15 @@ class HostCopy:
             )
         return deepcopy(value)
 
+    def _memory_like(self, tensor: Tensor) -> Tensor:
+        if tensor.is_cuda and self._locks:
+            try:
+                return torch.empty_like(tensor, device="cpu", pin_memory=True)
+            except RuntimeError:
+                # What can be locked may be used up. Other ranks, which may need none, are not to wait for an error.
+                self._locks = False
+        return torch.empty_like(tensor, device="cpu")
+
     def _copy_of(
         self, tensor: Tensor, place: _Place, before: dict[_Place, Tensor], seen: dict[object, Tensor]
     ) -> Tensor:
@@ -65,10 +76,10 @@ class HostCopy:
             buffer is not None
             and buffer.shape == tensor.shape
             and buffer.dtype is tensor.dtype
-            and buffer.is_pinned() == tensor.is_cuda
+            and buffer.is_pinned() == (tensor.is_cuda and self._locks)
         )
         if buffer is None or not fits:
-            buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            buffer = self._memory_like(tensor)
         buffer.copy_(tensor, non_blocking=True)
         self._buffers[place] = seen[memory] = buffer
         return buffer

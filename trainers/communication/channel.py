@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,7 @@ class Channel:
 
     name: str
     ranks: Ranks
+    """In any order; torch numbers those of a group in ascending order."""
     rank: int
     """Place of this process in ``ranks``."""
     group: dist.ProcessGroup | None
@@ -109,11 +111,15 @@ class Channel:
         return self._start(
             tensor,
             "broadcast",
-            lambda: dist.broadcast(_sendable(tensor), group=self.group, async_op=True, group_src=source),
+            lambda: dist.broadcast(
+                _sendable(tensor), group=self.group, async_op=True, group_src=self._numbers[source]
+            ),
         )
 
     def all_gather_parts(self, tensor: Tensor) -> Pending:
-        """Start to fill ``tensor``, which has an equal part a rank, one after the other, with each rank's own part."""
+        """Start to fill ``tensor``, which has an equal part a rank, one after the other, with each rank's own part. For
+        ranks in ascending order.
+        """
         self._count(tensor.nbytes * (self.size - 1) / self.size)
         whole = _sendable(tensor)
         own = whole.chunk(self.size)[self.rank]
@@ -134,7 +140,7 @@ class Channel:
             tensor, "all-gather", lambda: dist.all_gather(into, sent, group=self.group, async_op=True)
         )
         gather.wait()
-        return parts
+        return [parts[number] for number in self._numbers]
 
     def gather(self, tensor: Tensor) -> list[Tensor] | None:
         """The tensors of all ranks, which have the same shape, in order of rank, on the first; None on the others."""
@@ -146,15 +152,23 @@ class Channel:
         self._start(
             tensor,
             "gather",
-            lambda: dist.gather(_sendable(tensor), into, group=self.group, group_dst=0, async_op=True),
+            lambda: dist.gather(
+                _sendable(tensor), into, group=self.group, group_dst=self._numbers[0], async_op=True
+            ),
         ).wait()
-        return parts
+        return parts and [parts[number] for number in self._numbers]
 
     def barrier(self, device: torch.device) -> None:
         """Return when all ranks have come here."""
         arrived = self.all_reduce(torch.ones(1, device=device)).wait()
         # On a GPU, waiting only orders streams; reading the value waits for the ranks.
         arrived.item()
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        """By place in ``ranks``, the number in the group."""
+        numbers = {rank: number for number, rank in enumerate(sorted(self.ranks))}
+        return [numbers[rank] for rank in self.ranks]
 
     def _count(self, sent: float) -> None:
         if self.size > 1:

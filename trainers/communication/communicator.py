@@ -49,6 +49,8 @@ class Communicator:
         self.backend = ""
         """The name of torch.distributed's, "gloo" or "nccl"; empty for one rank."""
         self._timeout = timeout
+        # Not the world's, which may be another.
+        self._backends = dist.get_backend_config(among) if among is not None else None
         self._own_groups: list[dist.ProcessGroup | None] = []
         self._channels: dict[str, Channel] = {}
         everyone = tuple(range(self.size))
@@ -184,7 +186,7 @@ class Communicator:
         """Made by all ranks of the world, or by its members alone where it has a ``number``."""
         try:
             if number is not None:
-                return group_apart(members, number, timeout=self._timeout)
+                return group_apart(members, number, timeout=self._timeout, backend=self._backends)
             return cast(dist.ProcessGroup, dist.new_group(list(members), timeout=self._timeout))
         except RuntimeError as error:
             raise CommunicationError(
@@ -198,12 +200,13 @@ class Communicator:
         return max(int(part.item()) for part in self._finding.all_gather(mine))
 
     def _register(self, name: str, ranks: Ranks, group: dist.ProcessGroup | None) -> Channel:
-        place = ranks.index(self.rank)
-        following = ranks[(place + 1) % len(ranks)]
+        # In the order of the group's ring.
+        ascending = sorted(ranks)
+        following = ascending[(ascending.index(self.rank) + 1) % len(ranks)]
         self._channels[name] = Channel(
             name=name,
             ranks=ranks,
-            rank=place,
+            rank=ranks.index(self.rank),
             group=group,
             timeout=self._timeout,
             next_is_near=self._node_of[self.rank] == self._node_of[following],

@@ -38,8 +38,11 @@ def next_number(largest: Callable[[int], int]) -> int:
     return _made
 
 
-def group_apart(members: Sequence[int], number: int, *, timeout: timedelta) -> dist.ProcessGroup:
-    """The group of these ranks of the world, made by them alone; ``number`` by ``next_number``, with others maybe.
+def group_apart(
+    members: Sequence[int], number: int, *, timeout: timedelta, backend: str | None = None
+) -> dist.ProcessGroup:
+    """The group of these ranks of the world, made by them alone; ``number`` by ``next_number``, with others maybe;
+    ``backend``: None for the world's.
 
     torch's own way, ``use_local_synchronization``, names a group by its members and by how many groups there are: a
     group in the place of one that was given back gets its name, and with it its addresses, which lead nowhere. What a
@@ -52,7 +55,7 @@ def group_apart(members: Sequence[int], number: int, *, timeout: timedelta) -> d
     # Of a world that was given its device torch splits NCCL's communicator off, in which all of its ranks take part.
     everyone.bound_device_id = None
     try:
-        made = dist.new_group(list(members), timeout=timeout)
+        made = dist.new_group(list(members), timeout=timeout, backend=backend)
     finally:
         # All ranks count alike what they make in common.
         world.group_count, everyone.bound_device_id = kept, device

@@ -38,7 +38,9 @@ class FinishesOnDevice(Protocol):
     """
 
     def on_device(self, inputs: Any, targets: Any) -> tuple[object, object]:
-        """What the model and the loss get of a batch that has come to the device."""
+        """What the model and the loss get of a batch that has come to the device. The global generators are seeded for
+        each batch.
+        """
         ...
 
 
@@ -94,29 +96,31 @@ class Fetched(Dataset[object]):
             if own is not None:
                 own(epoch)
 
-    def __getitems__(self, order: Order) -> tuple[object, int]:
-        """The batch, and its number of samples."""
+    def __getitems__(self, order: Order) -> tuple[object, int, int]:
+        """The batch, its number of samples, and its seed."""
         batch = order.batch
         if order.epoch is not None:
             self.set_epoch(order.epoch)
         indices = batch.indices if self._chosen is None else self._chosen[batch.indices]
         if self._tensors is not None:
-            return tuple(tensor[indices] for tensor in self._tensors), len(indices)
+            # Where they are on a GPU, the host would wait for it if the indices were not.
+            chosen = [tensor[indices.to(tensor.device, non_blocking=True)] for tensor in self._tensors]
+            return tuple(chosen), len(indices), batch.seed
         items = None
         if self._stream is not None:
             first, count = int(batch.indices[0]), len(batch.indices)
             items = self._stream.read(first, count, epoch=order.epoch, again=not order.once)
             if not items:
-                return None, 0
+                return None, 0, batch.seed
         with generators_kept():
             seed_generators(batch.seed)
             if items is None:
                 if isinstance(self._samples, ReadsBatches):
-                    return self._samples.read_batch(indices), len(indices)
+                    return self._samples.read_batch(indices), len(indices), batch.seed
                 items = self._items(indices.tolist())
             # Not where the user's default device has numbers become tensors: processes that read ahead have no GPU.
             with torch.device("cpu"):
-                return self._collate(items), len(items)
+                return self._collate(items), len(items), batch.seed
 
     def _items(self, indices: list[int]) -> list[object]:
         samples = self._samples
@@ -127,20 +131,21 @@ class Fetched(Dataset[object]):
 
 
 class Collated:
-    """A batch of ``samples`` samples, which DataLoader asks to pin itself."""
+    """A batch of ``samples`` samples, which DataLoader asks to pin itself; ``seed``: for what is drawn to make it."""
 
-    def __init__(self, parts: object, samples: int) -> None:
+    def __init__(self, parts: object, samples: int, seed: int) -> None:
         self.parts = parts
         self.samples = samples
+        self.seed = seed
 
     @classmethod
-    def of(cls, fetched: tuple[object, int]) -> Collated:
+    def of(cls, fetched: tuple[object, int, int]) -> Collated:
         """What ``Fetched`` gave."""
         return cls(*fetched)
 
     def pin_memory(self, device: object = None) -> Collated:
         """The same with its tensors in page-locked memory."""
-        return Collated(mapped(self.parts, _pinned), self.samples)
+        return Collated(mapped(self.parts, _pinned), self.samples, self.seed)
 
 
 def check_reading(name: str, samples: object, *, loader_processes: int, collate: object) -> None:
@@ -180,5 +185,8 @@ def _stacked(items: Sequence[object]) -> object:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """``tensor`` in page-locked memory; one on a GPU cannot be."""
-    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+    """``tensor`` in page-locked memory of its own; one on a GPU cannot be."""
+    if tensor.device.type != "cpu":
+        return tensor
+    # The data set may read the next batch into the same memory while this one is still copied.
+    return (tensor.clone() if tensor.is_pinned() else tensor).pin_memory()

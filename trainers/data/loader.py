@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainers.data.batches import Batch
 from trainers.data.fetching import Collate, Collated, Fetched, Order
-from trainers.randomness import derive
+from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.structures import moved, tensors_in
 
 
@@ -166,12 +166,12 @@ class Loader:
                     )
                 inputs, targets = parts
                 if self._copying is None:
-                    yield _Copy(*self._on_device(inputs, targets), collated.samples, None)
+                    yield _Copy(*self._on_device(inputs, targets, collated.seed), collated.samples, None)
                     continue
                 if made_here := [tensor for tensor in tensors_in(parts) if tensor.is_cuda]:
                     self._copy_after(made_here)
                 with torch.cuda.stream(self._copying):
-                    inputs, targets = self._on_device(inputs, targets)
+                    inputs, targets = self._on_device(inputs, targets, collated.seed)
                 yield _Copy(inputs, targets, collated.samples, self._copying.record_event())
 
     def _copy_after(self, made: Sequence[Tensor]) -> None:
@@ -185,11 +185,16 @@ class Loader:
         for tensor in made:
             tensor.record_stream(self._copying)
 
-    def _on_device(self, inputs: object, targets: object) -> tuple[object, object]:
+    def _on_device(self, inputs: object, targets: object, seed: int) -> tuple[object, object]:
         """Both there, as the model and the loss get them, maybe only when the current stream has come so far."""
         inputs, targets = moved(inputs, self._device), moved(targets, self._device)
         finish = self._fetched.on_device
-        return (inputs, targets) if finish is None else finish(inputs, targets)
+        if finish is None:
+            return inputs, targets
+        # The batch's own seed: how far ahead of the step this is depends on where batches are read.
+        with generators_kept():
+            seed_generators(derive(seed, "device"))
+            return finish(inputs, targets)
 
     def _arrived(self, copies: Generator[_Copy]) -> Generator[_Copy]:
         # What other processes have read is there already: its copy begins while the batch before it is computed.

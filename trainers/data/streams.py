@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from trainers.arguments import is_whole
-from trainers.randomness import derive, generators_kept, seed_generators
+from trainers.randomness import derive, generators, generators_kept, seed_generators, set_generators
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +104,7 @@ class StreamReader:
         """Of this rank's samples in this epoch the number of the one to be read."""
         self._iterator: Iterator[object] = iter(())
         self._ended = False
-        self._generators = _generators()
+        self._generators = generators()
 
     def read(self, first: int, count: int, *, epoch: int | None, again: bool) -> list[object]:
         """That number of this rank's samples, from the ``first`` of this ``epoch`` on.
@@ -122,9 +117,9 @@ class StreamReader:
                 self._begin(epoch)
                 self._read(first, again)
             else:
-                _set_generators(self._generators)
+                set_generators(self._generators)
             found = self._read(count, again)
-            self._generators = _generators()
+            self._generators = generators()
         return found
 
     def _begin(self, epoch: int | None) -> None:
@@ -159,17 +154,3 @@ class StreamReader:
                 self._iterator = self._mine()
         self._next += len(found)
         return found
-
-
-_States = tuple[Any, Any, Tensor]
-
-
-def _generators() -> _States:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def _set_generators(states: _States) -> None:
-    of_python, of_numpy, of_torch = states
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)
-    torch.set_rng_state(of_torch)

@@ -171,7 +171,9 @@ class Scores:
                     f"metrics: sums() of {name!r} returned {type(tensor).__name__} in its list, and must return "
                     "tensors, which the ranks sum in place."
                 )
-            tensor.copy_(self._channel.all_reduce(tensor.to(self._device, copy=True)).wait())
+            # NCCL takes no transposed one.
+            sent = tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)
+            tensor.copy_(self._channel.all_reduce(sent).wait())
 
     def _of_first_rank(self, compute: Callable[[], list[float]]) -> list[float]:
         values, failed = [0.0] * len(self._names), None

@@ -105,13 +105,15 @@ class NodeExchange:
 
     def load_base(self, parts: Sequence[Tensor]) -> bool:
         """Take up what ``base`` gave; whether that is of the same parameters."""
-        # In earlier versions it had the parameters' own precision.
-        parts = [part.to(_base_dtype(part.dtype)) for part in parts]
+        # In earlier versions it had the parameters' own precision. They may lie on any device.
+        parts = [part.to("cpu", _base_dtype(part.dtype)) for part in parts]
         types = {base.wire_dtype for base in self._base} | {part.dtype for part in parts}
         for dtype in types:
             own = [base.flat for base in self._base if base.wire_dtype is dtype]
             # Parameters of a type come in order, in messages of whatever size.
-            saved = torch.cat([torch.empty(0, dtype=dtype), *(p for p in parts if p.dtype is dtype)])
+            saved = torch.cat(
+                [torch.empty(0, dtype=dtype, device="cpu"), *(p for p in parts if p.dtype is dtype)]
+            )
             if sum(map(len, own)) != len(saved):
                 return False
             for flat, values in zip(own, torch.split(saved, [len(flat) for flat in own]), strict=True):

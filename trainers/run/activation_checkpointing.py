@@ -70,9 +70,15 @@ def _checkpointed(module: nn.Module, own: Callable[..., Any] | None) -> Callable
         )
 
     def recomputed(*arguments: Any, **keywords: Any) -> Any:
-        if module.training and torch.is_grad_enabled():
-            return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
-        return forward(*arguments, **keywords)
+        if not (module.training and torch.is_grad_enabled()):
+            return forward(*arguments, **keywords)
+        names, places = tuple(keywords), len(arguments)
+
+        def of_all(*values: Any) -> Any:
+            return forward(*values[:places], **dict(zip(names, values[places:], strict=True)))
+
+        # All by place: only where it finds tensors of a GPU there, checkpoint draws that GPU's random numbers again.
+        return checkpoint(of_all, *arguments, *keywords.values(), use_reentrant=False)
 
     return recomputed
 

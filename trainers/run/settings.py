@@ -16,6 +16,7 @@ from trainers.arguments import check_argument, is_integer, is_number, is_whole
 from trainers.data.batches import Assignment, Disjoint, InTurn, length_of
 from trainers.data.fetching import check_reading
 from trainers.data.streams import stream_of
+from trainers.evaluation.evaluate import device_of
 from trainers.evaluation.forward import Forward, Loss, Step
 from trainers.evaluation.metrics import Metric, check_metrics
 from trainers.methods.strategy import Steps, check_steps, steps_of
@@ -241,7 +242,13 @@ def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
                 f"model: {name or 'it'} has max_norm={module.max_norm}, by which each pass changes the rows that this "
                 "rank looks up, and ranks would not end with the same. Use max_norm=None, and scale what is looked up."
             )
+    device = device_of(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if exchanged and tensor.device.type != device.type:
+            raise ValueError(
+                f"model: {name} is on {tensor.device}, and the first parameter on {device}. Move all to one device: "
+                "model.to(device), once all layers and buffers are there."
+            )
         if is_lazy(tensor):
             raise ValueError(
                 f"model: {name} has no shape yet, as its layer is lazy. Put a batch through the model first: "
