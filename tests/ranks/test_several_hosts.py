@@ -68,6 +68,7 @@ def test_a_host_dies(terminal: Terminal, victim: str, power: bool) -> None:
         check_complete(terminal, 160, victims=4)
 
 
+@pytest.mark.timeout(STALE_S + 300)
 @pytest.mark.parametrize("stopped", cases([], nightly=[0, 2]))
 def test_a_rank_is_stopped_where_mpirun_does_not_see_it(terminal: Terminal, stopped: int) -> None:
     """It is rank 0; or that is killed, and the one that is stopped is on another host."""
