@@ -48,8 +48,8 @@ class Jobs:
     def __call__(self, candidate: Candidate) -> Job:
         resumed = candidate.resumed
         if candidate.contested:
-            candidate.contested = False
             directory, copied = self._directories.copy(candidate.id)
+            candidate.contested = False
             resumed &= copied
         elif candidate is self._latest[0]:
             directory = self._latest[1]

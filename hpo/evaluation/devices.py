@@ -12,6 +12,7 @@ from hpo.evaluation.cuda import NoDevice, OwnDevice
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/dev")
 _NODE = re.compile(r"nvidia[0-9]+")
+_NAME = re.compile(r"[0-9]+$|GPU-|MIG-")
 
 
 def visible_devices(
@@ -26,7 +27,8 @@ def visible_devices(
         return tuple(map(str, range(_listed(driver) or _listed(nodes, _NODE))))
     devices: list[str] = []
     for name in listed.split(","):
-        if not name.strip() or name.strip() == "-1":  # CUDA ignores all that follow such an entry
+        # CUDA ignores all that follow an entry such as -1, or Slurm's NoDevFiles.
+        if not _NAME.match(name.strip()):
             break
         devices.append(name.strip())
     return tuple(devices)

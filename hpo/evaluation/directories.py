@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,13 +26,15 @@ class EvaluationDirectories:
         self._root = directory / "evaluations"
 
     def path(self, identity: str) -> Path:
-        """The directory of the individual's latest attempt, whether it is there or not."""
+        """The directory of the individual's latest attempt, whether it is there or not. OSError where the storage fails
+        and does not say which that is."""
         return self._attempts(identity)[-1]
 
     def _attempts(self, identity: str) -> list[Path]:
-        """Of the attempts that have a directory of their own, the first in any case."""
+        """Of the attempts that have a directory of their own, the first in any case. OSError where the storage fails:
+        what an earlier attempt may still write to is not to be taken for the latest's."""
         found = [self._root / identity]
-        while (following := self._attempt(identity, len(found) + 1)).is_dir():
+        while _is_directory(following := self._attempt(identity, len(found) + 1)):
             found.append(following)
         return found
 
@@ -40,7 +43,7 @@ class EvaluationDirectories:
 
     def copy(self, identity: str) -> tuple[Path, bool]:
         """The directory of another attempt, a copy of the latest; and whether that could be made, else it is to
-        begin anew there."""
+        begin anew there. OSError as of ``path``."""
         latest = self.path(identity)
         target = self._attempt(identity, len(self._attempts(identity)) + 1)
         try:
@@ -92,8 +95,20 @@ class EvaluationDirectories:
 
     def forget(self, identity: str) -> None:
         """Remove what the individual saved; what it printed stays. Nothing happens where there is nothing."""
-        for path in reversed(self._attempts(identity)):
-            with suppress(OSError):  # another process may hold a file there; it is only space
+        try:
+            attempts = self._attempts(identity)
+        except OSError:  # it is only space
+            return
+        for path in reversed(attempts):
+            with suppress(OSError):  # another process may hold a file there
                 clear_directory(path)
             with suppress(OSError):  # not empty: it holds output
                 path.rmdir()
+
+
+def _is_directory(path: Path) -> bool:
+    # Path.is_dir hides some errors of storage that fails, and other ones by version of Python.
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

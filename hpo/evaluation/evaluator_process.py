@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,7 +196,8 @@ class EvaluatorProcess:
         return [answer_of(line) for line in lines]
 
     def ended(self) -> str | None:
-        """How the child ended, as a clause; None while it runs. What it left running in its group is killed."""
+        """How the child ended, as a clause; None while it runs. What it left running in its group is killed, though not
+        what had a session of its own."""
         if self._process.returncode is None:
             try:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -224,10 +226,8 @@ class EvaluatorProcess:
         started = descendants(self.pid)
         _signal_group(self.pid)
         for pid in started:  # those that left the group
-            try:
+            with suppress(OSError):  # it has ended, or is another user's, as what sudo started
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
     def release(self) -> None:
         """Close what this process holds of a child that has ended."""
@@ -245,7 +245,8 @@ class EvaluatorProcess:
 
 
 class Guard:
-    """A shell that kills this process's evaluators, and all that they started, should this process be killed.
+    """A shell that kills this process's evaluators, and what they started in their sessions, should this process be
+    killed.
 
     The kernel ends the evaluators themselves then, but not what they started. The shell reads from a pipe of
     which only this process has the other end, so it learns of this process's death however that comes.
@@ -284,7 +285,8 @@ class Guard:
         """End the shell; it kills what it was last given to watch."""
         if self._shell is not None and self._shell.stdin is not None:
             self._shell.stdin.close()
-            self._shell.wait(5.0)
+            with suppress(subprocess.TimeoutExpired):
+                self._shell.wait(5.0)
         self._shell = None
 
 

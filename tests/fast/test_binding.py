@@ -30,6 +30,9 @@ def gpus(directory: Path, count: int) -> Path:
         ("2,-1,3", ("2",)),
         ("", ()),
         ("-1", ()),
+        ("NoDevFiles", ()),
+        ("1,none,2", ("1",)),
+        ("MIG-5c1e", ("MIG-5c1e",)),
     ],
 )
 def test_what_the_environment_lists_is_visible(tmp_path: Path, listed: str, devices: tuple[str, ...]) -> None:

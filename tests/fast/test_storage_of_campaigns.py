@@ -101,6 +101,24 @@ def test_individuals_wait_until_their_directories_can_be_made(
     assert [one.error and one.error.partition(": ")[2] for one in records] == [os.strerror(number), None]
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_individuals_wait_until_it_can_be_seen_which_directory_is_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    home = tmp_path / "run"
+    tries: list[str] = []
+
+    def another_attempt(path: Any) -> bool:
+        tries.extend([str(path)] * str(path).endswith("0-0-3.attempt-2"))
+        return str(path).endswith("0-0-3.attempt-2") and len(tries) <= 4
+
+    failing(monkeypatch, "lstat", number, another_attempt)
+    check_complete(home, run(home))
+    assert len(tries) > 4
+    records = [one for one in read_directory(home) if isinstance(one, Storage)]
+    assert [one.error and one.error.partition(": ")[2] for one in records] == [os.strerror(number), None]
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 def test_where_no_directory_can_be_made_the_launch_ends_and_the_same_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None, number: int

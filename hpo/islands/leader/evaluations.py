@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
+from hpo.errors import describe_os_error
 from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED
 from hpo.islands.assignment import anew
 from hpo.islands.coordinator.health import fault
@@ -100,7 +101,13 @@ class Evaluations:
         self.running = candidate
         # A copy of its directory, where it needs one, comes before the record that it was begun: whoever reads that
         # takes the directory that is there for its own.
-        job = self._job_of(candidate)
+        try:
+            job = self._job_of(candidate)
+        except OSError as failure:
+            self.running = None
+            self.wait.failed(describe_os_error(failure, "the individual's directory"), self._now())
+            self._claims.queue.appendleft(candidate)
+            return
         if self._rules.durable_starts:
             self._journal.append(Started(**_identity(candidate), time=candidate.started))
             if not self._publisher.publish():
