@@ -209,11 +209,14 @@ class TrainedTask(hpo.Task):
         model = _on_device(recipe.network, device)
         if recipe.synchronise_batch_norms and group is None and options.method in ("ddp", "oialr"):
             model = _with_synchronised_batch_norms(model, ranks, device)
+        anew = checkpoint is None or not (checkpoint / "latest").exists()
         if options.init:
             transfer = initial_weights.take_file(model, options.init)
-            if checkpoint is None or not (checkpoint / "latest").exists():
+            if anew:
                 print(f"init = {options.init!r}: {transfer}", file=sys.stderr)
         begun = None if parent is None else initial_weights.grow(model, parent)
+        if begun is not None and anew:
+            print(f"of its parent's checkpoint {begun.transfer}", file=sys.stderr)
 
         def optimizer(weights: Iterable[nn.Parameter]) -> Optimizer:
             made = recipe.optimizer(weights)

@@ -120,6 +120,9 @@ def correlated(queries: Tensor, keys: Tensor, values: Tensor, *, factor: float, 
     by these, are summed with weights, the softmax of that agreement. Keys and values of another length than the
     queries are cut, or filled up with zeros.
     """
+    # In a lower precision a GPU has no Fourier transform.
+    precision = torch.promote_types(queries.dtype, torch.float32)
+    queries, keys, values = (part.to(precision) for part in (queries, keys, values))
     points = queries.shape[1]
     missing = max(0, points - keys.shape[1])
     keys, values = (nn.functional.pad(part[:, :points], (0, 0, 0, missing)) for part in (keys, values))

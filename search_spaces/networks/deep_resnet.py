@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from search_spaces.networks.residual import PRE_ACTIVATION, Residual, activation_of, conv
 from search_spaces.networks.resnet import BARE, EXPANSION, initialise
@@ -81,8 +82,8 @@ class DeepBlock(Residual):
         "activation-before-addition" and an activation that is 0 at 0: the scale is 1e-4, for at 0 ReLU has no gradient.
         In the others its normalisation or activation remains.
         """
-        last = next(one for one in reversed(self.branch) if isinstance(one, (nn.BatchNorm2d, nn.Conv2d)))
-        if isinstance(last, nn.BatchNorm2d):
+        last = next(one for one in reversed(self.branch) if isinstance(one, (_BatchNorm, nn.Conv2d)))
+        if isinstance(last, _BatchNorm):  # of all kinds, the synchronised one, too
             nn.init.constant_(last.weight, 1e-4 if self._activates_last else 0.0)
             nn.init.zeros_(last.bias)
         else:

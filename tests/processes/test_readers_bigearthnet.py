@@ -39,6 +39,7 @@ from search_spaces.readers.bigearthnet_files.lists import CLOUD, SNOW
 from search_spaces.readers.bigearthnet_files.lmdb_reader import LmdbReader
 from search_spaces.readers.bigearthnet_files.scenes import made_up_patch
 from search_spaces.readers.bigearthnet_files.sources import UNLISTED, open_archive
+from search_spaces.readers.bigearthnet_files.store import Store
 
 PATCHES = 12
 
@@ -309,6 +310,13 @@ def test_a_broken_patch_is_named_and_refused_or_skipped(
     assert said in str(refused.value)
     assert str(refused.value).endswith("Repair it and start again, which goes on; or pass --on-error skip.")
     assert not (tmp_path / "store" / "index.npz").exists()
+    # Nor does one that is extended look complete.
+    convert(root, tmp_path / "some", patches=1, processes=1, show=False)
+    assert (tmp_path / "some" / "index.npz").exists()
+    with pytest.raises(PatchError):
+        convert(root, tmp_path / "some", processes=1, show=False)
+    with pytest.raises(ValueError, match="is not complete"):
+        Store(tmp_path / "some")
 
     summary = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False)
     assert list(summary.skipped) == [patch.name]

@@ -19,7 +19,7 @@ from search_spaces import assignment, bigearthnet, daso_intervals, digits, vit_a
 from search_spaces.building_blocks import initial_weights
 from search_spaces.building_blocks.architecture import ACTIVATIONS, ORDERS, latency_ms
 from search_spaces.networks import residual
-from search_spaces.networks.deep_resnet import DeepResNet
+from search_spaces.networks.deep_resnet import DeepResNet, start_new_blocks_as_identity
 from search_spaces.networks.small_resnet import ACTIVATIONS as SMALL_ACTIVATIONS
 
 NEW = ("blocks1", "blocks2", "blocks3", "blocks4", "bottleneck", "kernel", "stem", "groups", "squeeze")
@@ -137,6 +137,21 @@ def test_a_deeper_child_computes_what_its_parent_did(order: str, tmp_path: Path)
     images = torch.rand(8, 1, 8, 8)
     for mode in (False, True):
         assert torch.allclose(child.train(mode)(images), parent.train(mode)(images), atol=1e-5)
+
+
+def test_a_new_block_with_synchronised_norms_begins_by_its_norm() -> None:
+    network = digits.untrained(
+        {**(digits.make_task(**DEEP).default or {}), "blocks1": 2}, architecture="deep"
+    )
+    convolution = network.stages[0][1].branch  # type: ignore[index,union-attr]
+    before = [one.weight.clone() for one in convolution.modules() if isinstance(one, nn.Conv2d)]
+    synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    start_new_blocks_as_identity(synchronised, {})
+    block = synchronised.stages[0][1].branch  # type: ignore[index,union-attr]
+    norms = [one for one in block.modules() if isinstance(one, nn.SyncBatchNorm)]
+    assert float(norms[-1].weight.detach().abs().max()) <= 1e-4
+    after = [one.weight for one in block.modules() if isinstance(one, nn.Conv2d)]
+    assert all(map(torch.equal, before, after))
 
 
 def test_an_individual_begins_with_what_its_parent_has_trained(

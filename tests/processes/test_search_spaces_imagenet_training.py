@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gloo import run_ranks
+from PIL import Image
 
 import hpo
 import trainers
@@ -86,9 +87,19 @@ def test_a_run_goes_on_with_the_images_that_it_would_have_had(folders: Path, tmp
     assert losses[0] == losses[1] and len(losses[0]) == 2
 
 
-def test_a_damaged_image_ends_the_training_with_its_name(folders: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["torn", "another format", "huge"])
+def test_a_damaged_image_ends_the_training_with_its_name(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    if damage == "huge":
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10**6)
     for path in sorted((folders / "train" / "n01440774").iterdir()):
-        path.write_bytes(path.read_bytes()[:300])
+        if damage == "torn":
+            path.write_bytes(path.read_bytes()[:300])
+        elif damage == "another format":  # of which Pillow has many, and EPS starts another program
+            Image.new("RGB", (40, 40)).save(path, format="BMP")
+        else:
+            Image.new("RGB", (1500, 1000)).save(path, format="PNG")
     task = imagenet_oialr.make_task(**FAST, data=str(folders), loader_processes=1)
     with pytest.raises(
         (ValueError, hpo.UsageError), match=r"n01440774_train_000\d\d\.JPEG is no whole image"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from copy import deepcopy
 from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -178,6 +180,73 @@ def test_a_child_with_another_network_takes_what_agrees(tmp_path: Path) -> None:
     assert grown is not None and grown.optimizer is None
     assert torch.equal(wider.state_dict()["classifier.bias"], model.state_dict()["classifier.bias"])
     assert initial_weights.grow(wider, tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("of_parent", "own", "kept"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.Adam(p, lr=0.01), False),
+        (lambda p: torch.optim.Adam(p), lambda p: torch.optim.Adam(p, amsgrad=True), False),
+        (lambda p: torch.optim.RMSprop(p), lambda p: torch.optim.RMSprop(p, centered=True), False),
+        (lambda p: torch.optim.RMSprop(p), lambda p: torch.optim.RMSprop(p, momentum=0.9), False),
+        (lambda p: torch.optim.Adam(p, lr=0.1), lambda p: torch.optim.Adam(p, lr=0.01), True),
+        (lambda p: trainers.Ftrl(p, lr=0.001), lambda p: trainers.Ftrl(p, lr=0.5), True),
+    ],
+    ids=["adam", "amsgrad", "centered", "momentum", "its own", "ftrl"],
+)
+def test_a_child_has_its_parent_s_optimizer_s_state_where_its_own_keeps_the_same(
+    of_parent: Any, own: Any, kept: bool
+) -> None:
+    from search_spaces.building_blocks import initial_weights
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, gradient: float) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        optimizer.step()
+
+    model = torch.nn.Linear(3, 2)
+    before = of_parent(model.parameters())
+    step(model, before, 0.1)
+    parent = initial_weights.Parent(
+        transfer=initial_weights.Transfer(taken=(), left={}),
+        kind=type(before).__name__,
+        optimizer=deepcopy(before.state_dict()),
+    )
+    made = parent.going_on(own(model.parameters()))
+    assert bool(made.state) == kept
+    assert made.param_groups[0]["lr"] == own(model.parameters()).param_groups[0]["lr"]
+    weights = model.weight.detach().clone()
+    step(model, made, 1e-6)
+    assert torch.allclose(model.weight, weights, atol=0.2)
+
+
+def test_a_child_of_a_parent_in_factors_or_that_diverged_begins_where_its_score_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from search_spaces.building_blocks import initial_weights
+
+    task = digits.make_task(epochs=3, train_samples=64, method="oialr")
+    params = {**(task.default or {}), "width": 24}
+    model, _ = task.fit(params, checkpoint=tmp_path / "parent")
+    assert any(name.endswith("_sigma") for name in model.state_dict())
+    child = digits.untrained(params)
+    begun = initial_weights.grow(child, tmp_path / "parent")
+    assert begun is not None and begun.optimizer is None and not begun.transfer.left
+    images = torch.rand(4, 1, 8, 8)
+    assert torch.allclose(child.eval()(images), model.eval()(images), atol=1e-4)
+
+    best = {name: torch.full_like(value, 2) for name, value in child.state_dict().items()}
+    last = {
+        name: torch.full_like(value, math.nan) for name, value in best.items() if value.is_floating_point()
+    }
+    saved = {
+        "reason": "diverged", "model": {**best, **last}, "best": {"model": best},
+        "optimizer": {}, "identity": {"optimizer": "SGD"},
+    }  # fmt: skip
+    monkeypatch.setattr(initial_weights, "read_alone", lambda checkpoint: saved)
+    begun = initial_weights.grow(child, tmp_path / "parent")
+    assert begun is not None and begun.optimizer is None
+    assert all(bool((parameter == 2).all()) for parameter in child.parameters())
 
 
 # Folds

@@ -213,7 +213,7 @@ def test_time_limits_as_sbatch_reads_them(text: str, seconds: float | None) -> N
 FAKE = """#!/usr/bin/env bash
 if [[ $1 == slurm ]]; then echo "again: $*"; exit ${JOURNAL_SAYS:-75}; fi
 [[ -z ${RETURNS:-} ]] || exit $RETURNS
-trap 'echo warned; touch gone; exit 75' USR1
+trap 'echo warned; touch "${0%/*}/gone"; exit 75' USR1
 trap 'echo told' TERM
 echo "ranks: $*"
 for ((i = 0; i < 600; i++)); do sleep 0.05; done
@@ -238,7 +238,7 @@ def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(
         # What it is asked for has ended when it answers.
-        "#!/usr/bin/env bash\nuntil [[ -e gone ]]; do sleep 0.05; done\n"
+        "#!/usr/bin/env bash\nuntil [[ -e ${0%/*}/gone ]]; do sleep 0.05; done\n"
         f'[[ $* == "show job 7" ]] && echo "JobState=COMPLETING Reason={reason} X=1"\n'
     )
     scontrol.chmod(0o755)
@@ -249,7 +249,6 @@ def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
             ["bash", "-c", slurm.script(plan)],
             stdout=file,
             stderr=file,
-            cwd=tmp_path,
             env={**os.environ, "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"},
         )
     try:

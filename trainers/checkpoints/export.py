@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.checkpoints.files import read_alone
-from trainers.lowrank.layers import factorise, matrix_weights, product
+from trainers.lowrank.layers import MatrixWeight, factorise, matrix_weights, product
 from trainers.names import plain, plain_name
 
 _PRODUCTS = (("u", "sigma", "vt"), ("a", "b"))
@@ -57,24 +57,12 @@ def load_state(
     Raises:
         ValueError: the state is of another model.
     """
-    filled, places = plain(state), _places(model)
+    filled = plain(state)
     with torch.no_grad():
-        for weight in matrix_weights(model, factored=False):
-            held = plain_name(weight.name)
-            names = next(
-                (names for names in _PRODUCTS if all(f"{held}_{name}" in filled for name in names)), ()
-            )
-            if held in filled or not names:
-                continue
-            factors = {name: filled[f"{held}_{name}"] for name in names}
-            if merge:
-                whole = product(tuple(factors.values()), weight.rows, weight.columns).view(weight.shape)
-                # The state has a layer that the model uses in several places once for each.
-                for place in places[weight.module]:
-                    for name in names:
-                        filled.pop(f"{place}{weight.attribute}_{name}", None)
-                    filled[f"{place}{weight.attribute}"] = whole
-            else:
+        if merge:
+            filled = multiplied_out(model, filled)
+        else:
+            for weight, factors in _factors(model, filled):
                 factorise(
                     weight,
                     {
@@ -98,6 +86,36 @@ def load_state(
     own.update({name: filled[plain_name(name)] for name in own})
     model.load_state_dict(own)
     return model
+
+
+@torch.no_grad()
+def multiplied_out(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``state``, by the names that ``model`` has without wrappers, with each low-rank weight as one tensor. One of
+    another size than the model's stays in factors.
+    """
+    filled, places = plain(state), _places(model)
+    for weight, factors in _factors(model, filled):
+        first, *_, last = factors.values()
+        if (first.shape[0], last.shape[1]) != (weight.rows, weight.columns):
+            continue
+        whole = product(tuple(factors.values()), weight.rows, weight.columns).view(weight.shape)
+        # The state has a layer that the model uses in several places once for each.
+        for place in places[weight.module]:
+            for name in factors:
+                filled.pop(f"{place}{weight.attribute}_{name}", None)
+            filled[f"{place}{weight.attribute}"] = whole
+    return filled
+
+
+def _factors(model: nn.Module, state: Mapping[str, Tensor]) -> list[tuple[MatrixWeight, dict[str, Tensor]]]:
+    """Weights of ``model`` that are of low rank in ``state``, with the factors there."""
+    found = []
+    for weight in matrix_weights(model, factored=False):
+        held = plain_name(weight.name)
+        names = next((names for names in _PRODUCTS if all(f"{held}_{name}" in state for name in names)), ())
+        if names and held not in state:
+            found.append((weight, {name: state[f"{held}_{name}"] for name in names}))
+    return found
 
 
 def _forms(state: Mapping[str, object]) -> dict[str, object]:

@@ -105,11 +105,15 @@ def decoded(files: ImageFiles, image: int) -> Image.Image:
         with warnings.catch_warnings():
             # A few images of ImageNet have such comments, and pixels that are whole.
             warnings.filterwarnings("ignore", message=".*(EXIF|Palette images with Transparency)")
-            with Image.open(io.BytesIO(content)) as opened:
+            # No other decoder gets to see a file from elsewhere (that of EPS starts Ghostscript), nor a picture that
+            # takes half a GB.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as opened:
                 return opened.convert("RGB")
     # What Pillow raises for bytes that are no image.
     except (
         OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, struct.error, Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
     ) as error:  # fmt: skip
         raise ValueError(
             f"{files.describe(image)} is no whole image ({error}). Bring it again, or remove it."

@@ -106,6 +106,8 @@ def convert(
         before = set(writer.stored)
         todo = _todo(writer, archive, {patch.name for patch in wanted})
         _check_beforehand(archive, todo, writer, on_error)
+        if todo:
+            writer.reopen()
         counted = f"{archive.reader.version}'s patches"
         with Shown(counted, len(writer.stored) + len(todo), done=len(writer.stored), show=show) as shown:
             for found in _all_read(archive, layout, todo, processes):

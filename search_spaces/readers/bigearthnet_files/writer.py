@@ -68,6 +68,11 @@ class Writer:
             self.skipped.pop(of.name, None)
         self.skipped.update(skipped)
 
+    def reopen(self) -> None:
+        """More patches follow: until ``finish`` the file cannot be read, as what interrupts it would look complete."""
+        with self._as_sentence(INDEX):
+            (self.directory / INDEX).unlink(missing_ok=True)
+
     def finish(self) -> None:
         """Write the index, at once and whole: from now on the file can be read."""
         patches = list(self.stored.values())
