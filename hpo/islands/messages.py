@@ -144,7 +144,8 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
 
 class Start(BeforeServing, frozen=True):
     """Coordinator to rank, once. ``sequence``: first free number of this worker; ``population``: what the island knows
-    from earlier launches; ``owned``: ids among them for this leader to emigrate, to promote, or to go on from."""
+    from earlier launches; ``owned``: ids among them for this leader to emigrate, to promote, or to go on from;
+    ``resting``: of those to promote, how often each was reopened and whose checkpoint it inherits."""
 
     launch: int
     surroundings: Surroundings
@@ -152,6 +153,7 @@ class Start(BeforeServing, frozen=True):
     population: list[Evaluated]
     owned: list[str]
     reports: list[RungReport]
+    resting: dict[str, tuple[int, str]]
 
 
 class Claim(ToCoordinator, frozen=True):

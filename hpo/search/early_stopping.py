@@ -13,7 +13,7 @@ from hpo.individual import REEVALUATION
 from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport, Verdict
 from hpo.search.stopping_rules import PruningSettings, Report, make_rule
 
-_MOST_RESTING = 16
+MOST_RESTING = 16
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Pruner:
             for one in self._resting.values()
             if rule is None or rule.hopeless(rule.rung(one.resumed_at_step) or 0, one.id)
         ]
-        over += [one for one in self._resting.values() if one not in over][:-_MOST_RESTING]
+        over += [one for one in self._resting.values() if one not in over][:-MOST_RESTING]
         for one in over:
             del self._resting[one.id]
             self._forget(one.id)

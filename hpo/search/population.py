@@ -66,6 +66,7 @@ class Population:
         best: int = 64,
         recent: int = 64,
         failures: int = 64,
+        pruned: int = 64,
         reference: tuple[float, ...] | None = None,
     ) -> None:
         self._reference = reference
@@ -76,6 +77,7 @@ class Population:
         self._best_limit = best
         self._recent_limit = self._recent_least = recent
         self._failure_limit = failures
+        self._pruned_limit = pruned
         self._recent: OrderedDict[str, Member] = OrderedDict()
         self._failures: OrderedDict[str, Member] = OrderedDict()
         self._pruned: OrderedDict[str, Member] = OrderedDict()
@@ -156,7 +158,7 @@ class Population:
         if member.status == PRUNED and member.progress is not None:
             self.judged += 1
             self._pruned[member.id] = member
-            if len(self._pruned) > self._failure_limit:
+            if len(self._pruned) > self._pruned_limit:
                 self._pruned.popitem(last=False)
             return
         if losses is None or member.status != COMPLETED:

@@ -136,7 +136,7 @@ def test_of_what_earlier_launches_saved_the_best_and_what_is_evaluated_again_sta
     earlier = fold(
         read_directory(home), space=space, islands=1, losses=lambda objectives: tuple(objectives.values())
     )
-    earlier.resting = {ordered[7]}
+    earlier.resting = {ordered[7]: (0, "")}
     cleanup = Cleanup(home, 2, earlier)
     cleanup.step(0.0, {ordered[5]})
     cleanup.step(0.0, {ordered[5]})  # it takes little of rank 0's time

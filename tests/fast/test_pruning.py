@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from simulation import Curve, pruning_settings
 from simulation.campaigns import SPACE, final, losses, make, records_of
@@ -21,6 +22,7 @@ from hpo.individual import COMPLETED, PRUNED
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Reported, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
@@ -404,7 +406,44 @@ def test_one_whose_checkpoint_is_gone_is_not_promoted(there: bool) -> None:
     layout = Layout.plan(ranks=2, islands=1, ranks_per_worker=1)
     starts = start_messages(layout, earlier, 2, ["a", "a"], holds=lambda identity: there)
     owned = {identity for start in starts for identity in start.owned}
-    assert bool(owned & earlier.resting) is there
+    assert bool(owned & earlier.resting.keys()) is there
+
+
+def test_what_paused_goes_on_as_often_reopened_and_from_the_same_parent() -> None:
+    """Or the end of it would not count: it is of the run before."""
+    simulation, _ = make(3, workers=4, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING)
+    simulation.run()
+    records = records_of(simulation)
+    paused = next(one for one in records if isinstance(one, Finished) and one.resting)
+    index = records.index(paused)
+    records[index] = msgspec.structs.replace(paused, reopened=1, inherits="0-0-0", parents=["0-0-0"])
+    earlier = fold(records, space=SPACE, islands=1, losses=losses)
+    assert earlier.resting[paused.id] == (1, "0-0-0")
+    again, _ = make(
+        4, workers=2, islands=1, evaluations=80, curve=curve_of(3), pruning=HALVING, earlier=earlier
+    )
+    starts = [one for one in again._starts if paused.id in one.owned]
+    assert len(starts) == 1 and starts[0].resting[paused.id] == (1, "0-0-0")
+    member = Member(paused.id, SPACE.encode(paused.params), None, PRUNED, progress=(1, 0.5))
+    candidate = again.leaders[0]._claims.paused_before(member, *starts[0].resting[paused.id])
+    assert (candidate.reopened, candidate.inherits) == (1, "0-0-0")
+
+
+@pytest.mark.parametrize("workers", [2, 12])
+def test_of_all_that_paused_the_latest_may_go_on_however_many_a_later_launch_is_shown(workers: int) -> None:
+    earlier = ResumeState()
+    population = earlier.populations[0] = Population(pruned=1000)
+    for number in range(150):
+        identity = f"0-0-{number}"
+        population.add(Member(identity, (0.5,), None, PRUNED, progress=(1, 0.5)))
+        if number % 3:
+            earlier.resting[identity] = (0, "")
+    layout = Layout.plan(ranks=workers, islands=1, ranks_per_worker=1)
+    starts = start_messages(layout, earlier, 2, ["a"] * workers)
+    owned = {identity for start in starts for identity in start.owned}
+    expected = list(earlier.resting)[-16 * workers :]
+    assert owned == set(expected)
+    assert {one.id for one in starts[0].population} == {*expected, *(f"0-0-{n}" for n in range(86, 150))}
 
 
 def test_what_is_killed_while_it_saves_itself_is_interrupted_and_goes_on() -> None:

@@ -279,6 +279,22 @@ def test_a_lucky_one_whose_repetitions_fail_is_left():
     assert sum(0.5 < child.genome[0] < 0.51 for child in again) < 0.25 * len(again)
 
 
+def test_a_repetition_that_failed_and_is_evaluated_again_counts_as_what_it_came_to():
+    breeder, population, rng = ReevaluatingBreeder(UNIT, Fixed(), 0.5), Population(), random.Random(0)
+    for number in range(20):
+        population.add(Member(f"0-0-{number}", (number / 20,), (float(number),), COMPLETED))
+    identity = next(
+        f"0-1-{n}" for n in range(50) if (bred := breeder.propose_first(f"0-1-{n}", 0, population, rng))
+    )
+    assert bred is not None
+    population.add(Member(identity, bred.genome, None, FAILED, operator=REEVALUATION))
+    breeder.best_first([], population)
+    assumed = breeder._known[tuple(bred.genome)][identity]
+    population.add(Member(identity, bred.genome, (-5.0,), COMPLETED, operator=REEVALUATION))
+    breeder.best_first([], population)
+    assert breeder._known[tuple(bred.genome)][identity] == -5.0 != assumed
+
+
 def test_it_remembers_a_bounded_number_and_the_repeated_ones_among_them():
     breeder, population = ReevaluatingBreeder(UNIT, Fixed(), 0.2), Population()
     rng = random.Random(5)

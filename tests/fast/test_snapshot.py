@@ -298,7 +298,7 @@ def test_ids_and_configurations_of_a_snapshot_are_checked_like_those_of_journals
             found.configurations["../../home"] = found.configurations[member.id]
             member.id = "../../home"
         elif wrong == "resting":
-            found.resting.add("../..")
+            found.resting["../.."] = (0, "")
         else:
             found.configurations[member.id] = {"x": 1e9}
         data = snapshot.encode(tmp_path, journals[: found.journals], 2, found)

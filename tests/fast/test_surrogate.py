@@ -248,6 +248,17 @@ def test_pruned_ones_are_no_better_than_the_median_and_count_anew_when_they_go_o
     assert known.observe(population) == []
 
 
+def test_a_failure_that_is_evaluated_again_counts_anew():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    population, known = Population(), Observations(VectorisedGenomes(space))
+    population.add(Member("0-0-0", (0.5,), None, FAILED))
+    known.observe(population)
+    assert list(known.failed) == ["0-0-0"]
+    population.add(Member("0-0-0", (0.5,), (1.0,), COMPLETED))
+    assert [loss for _, loss in known.observe(population)] == [1.0]
+    assert not known.failed and known.observe(population) == []
+
+
 def test_several_objectives_are_bred_by_evolution():
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
     rng = random.Random(1)

@@ -249,6 +249,7 @@ _START = messages.encode(
         [messages.Evaluated("0-0-1", (0.5, 2), None, "failed", (), (3, None), "random")],
         ["0-0-1"],
         [],
+        {"0-0-1": (1, "")},
     )
 )
 

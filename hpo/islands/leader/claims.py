@@ -106,8 +106,9 @@ class Claims:
         self._send(Claim([Want(candidate.token, candidate.key, candidate.id)], False))
         return True
 
-    def paused_before(self, member: Member) -> Candidate:
-        """One that paused in an earlier launch; its parents are on record there."""
+    def paused_before(self, member: Member, reopened: int, inherits: str) -> Candidate:
+        """One that paused in an earlier launch; its parents are on record there. ``reopened``, ``inherits``: as there,
+        or what comes of it would not count."""
         island, worker, sequence = parts_of(member.id)
         params = self._space.decode(member.genome)
         return Candidate(
@@ -119,6 +120,8 @@ class Claims:
             key=self._space.key(params),
             operator=member.operator,
             home=(island, worker),
+            inherits=inherits,
+            reopened=reopened,
         )
 
     def _next_token(self) -> int:

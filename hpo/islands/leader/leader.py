@@ -205,7 +205,7 @@ class Leader:
         for record in start.population:
             member = self._learn(record, earlier=True)
             if member.id in owned and member.status == PRUNED:
-                paused = self._claims.paused_before(member)
+                paused = self._claims.paused_before(member, *start.resting.get(member.id, (0, "")))
                 self._early_stopping.rest(paused, member.progress[0] if member.progress else 0)
             elif member.id in owned:
                 if self._breeder.checkpoints_for_others:

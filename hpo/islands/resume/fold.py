@@ -51,6 +51,8 @@ KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""
 _LATEST = 64
 """Completed ones of each birthplace that finished last, for islands whose individuals go on from each other."""
+_PRUNED = 4096
+"""Of each birthplace; any that are paused may be worth going on with, and journals are read in no order of time."""
 _REPORTS = 4096
 """Intermediate results of an island, the latest."""
 
@@ -168,7 +170,7 @@ class _Fold:
         self._moves, self._latest, self._configurations = state.moves, state.latest, state.configurations
         self._known, self._enqueued, self._contested = state.known, state.enqueued, state.contested
         for island, members in state.born.items():
-            self._born[island] = Population(best=KEPT)
+            self._born[island] = Population(best=KEPT, pruned=_PRUNED)
             self._born[island].restore(members)
 
     @property
@@ -264,7 +266,7 @@ class _Fold:
         if ended is None:
             return
         self._state.tally.reopen(ended, identity=identity)
-        self._state.resting.discard(identity)
+        self._state.resting.pop(identity, None)
         if ended != PRUNED:  # what was pruned is still worth knowing
             for population in self._born.values():
                 population.discard(identity)
@@ -273,12 +275,12 @@ class _Fold:
         state, identity = self._state, record.id
         state.keys.add(key_of(self._space, record.params, record.inherits, record.operator, identity))
         if record.resting:
-            state.resting.add(identity)
+            state.resting[identity] = record.reopened, record.inherits
         loss = loss_of(record, self._losses)
         state.tally.add(end_of(record, loss))
         population = self._born.get(record.island)
         if population is None:
-            population = self._born[record.island] = Population(best=KEPT)
+            population = self._born[record.island] = Population(best=KEPT, pruned=_PRUNED)
         progress = progress_of(record, self._losses)
         member = Member(identity, (), loss, record.status, (), progress, record.operator)
         population.add(member)
@@ -288,7 +290,7 @@ class _Fold:
             if len(newest) > _LATEST:
                 heapq.heappop(newest)
         self._configurations[identity] = record.params
-        if len(self._configurations) > 4096 + 2 * (KEPT + _LATEST) * len(self._born):
+        if len(self._configurations) > 4096 + 2 * (KEPT + _LATEST + _PRUNED) * len(self._born):
             kept = {one.id for birthplace in self._born for one in self._of(birthplace)}
             self._configurations = {one: self._configurations[one] for one in kept}
 
@@ -305,7 +307,7 @@ class _Fold:
                 genome = space.encode(validated(space, member.id, self._configurations[member.id]))
                 history = tuple(moves[hop].source for hop in sorted(moves))
                 for island in sorted(_homes(birthplace, moves, islands)):
-                    population = state.populations.setdefault(island, Population())
+                    population = state.populations.setdefault(island, Population(pruned=_PRUNED))
                     carried = (member.progress, member.operator)
                     population.add(Member(member.id, genome, member.losses, member.status, history, *carried))
         state.torn = self.torn

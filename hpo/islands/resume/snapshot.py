@@ -51,7 +51,7 @@ class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sequences: dict[tuple[int, int], int]
     hung: dict[tuple[int, int], int]
     reports: dict[int, list[tuple[str, int, float]]]
-    resting: set[Id]
+    resting: dict[Id, tuple[int, str]]
     continued: set[str]
     saves: bool
     repeats: bool

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from itertools import islice
 
 from hpo.config.layout import Layout
 from hpo.individual import is_known
 from hpo.islands.messages import Evaluated, Start, Surroundings, rung_reports
 from hpo.islands.resume.state import ResumeState
+from hpo.search.early_stopping import MOST_RESTING
+
+_PRUNED = 64
+"""The latest, for leaders to breed by, beside those that they may go on with."""
 
 
 def start_messages(
@@ -24,7 +29,7 @@ def start_messages(
     """The first message to each rank; only leaders get a population. ``hosts`` and ``cores``: by world rank, as of
     ``surroundings``; ``lineages``: islands whose individuals go on from each other; ``holds``: whether what an
     individual saved is still there, without which none goes on."""
-    starts = [Start(launch, where, 0, [], [], []) for where in surroundings(layout, hosts, cores)]
+    starts = [Start(launch, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
     for island in range(layout.islands):
         places = layout.of_island(island)
         population = state.populations.get(island)
@@ -32,8 +37,11 @@ def start_messages(
         owned: dict[int, list[str]] = {}
         if population is not None:
             leaders = [place.leader for place in places]
-            paused = [one.id for one in population.pruned if one.id in state.resting and holds(one.id)]
-            resting = share(paused, leaders)
+            paused = [one for one in population.pruned if one.id in state.resting]
+            # The latest, as leaders keep no more: each is asked after, which takes a while.
+            held = (one for one in reversed(paused) if holds(one.id))
+            paused = [*islice(held, MOST_RESTING * len(leaders))][::-1]
+            resting = share([one.id for one in paused], leaders)
             completed = list(reversed(list(population)))  # worst first: what comes last counts as most recent
             if island in lineages:
                 recent = population.recent
@@ -43,8 +51,10 @@ def start_messages(
             else:
                 owned = share([one.id for one in population.best if not is_known(one.id)], leaders)
             owned = {leader: owned[leader] + resting[leader] for leader in leaders}
-            everyone = (*population.failures, *population.pruned, *completed)
-            members += [Evaluated.of(one) for one in everyone]
+            latest = population.pruned[-_PRUNED:]
+            shown = {one.id for one in latest}
+            pruned = [*(one for one in paused if one.id not in shown), *latest]
+            members += [Evaluated.of(one) for one in (*population.failures, *pruned, *completed)]
         reports = rung_reports(state.reports.get(island, ()))
         for place in places:
             starts[place.leader] = Start(
@@ -52,8 +62,9 @@ def start_messages(
                 starts[place.leader].surroundings,
                 state.sequence(place.island, place.worker),
                 members,
-                owned.get(place.leader, []),
+                mine := owned.get(place.leader, []),
                 reports,
+                {one: state.resting[one] for one in mine if one in state.resting},
             )
     return starts
 

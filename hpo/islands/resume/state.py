@@ -17,17 +17,18 @@ _UNRECORDED = 100
 
 @dataclass
 class ResumeState:
-    """``sequences``: by (island, worker) the number after the last on record; ``hung``: by (island, worker) the launch
-    that gave its ranks up as they hung, where nothing newer of it is on record; ``populations``: by island, as of the
-    end of the last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``: pruned ones
-    that have saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how many known
-    points there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what those on
-    record come to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the task's
-    code, where it is on record; ``launches``: when each began, and the time of its last record; ``repeats``: whether a
-    configuration was evaluated again on purpose; ``torn``: names of the journals whose last line was cut off;
-    ``ended``: ids of all that have ended; ``contested``: whether the last launch may still run; ``first_number``: of
-    new individuals of any worker at least; ``leading``: of one objective loss and id of the best that completed;
-    ``snapshot``: for ``hpo.islands.resume.snapshot.write_beside``, empty where that is not due."""
+    """``sequences``: by (island, worker) the number after the last on record; ``hung``: by (island, worker) the
+    launch that gave its ranks up as they hung, where nothing newer of it is on record; ``populations``: by island,
+    as of the end of the last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``:
+    of pruned ones that have saved themselves and may go on, how often each was reopened and whose checkpoint it
+    inherits; ``continued``: those whose lineages went on; ``known``: how many known points there are; ``saves``:
+    whether one that was asked to has ever saved itself; ``commands``: what those on record come to; ``enqueued``:
+    points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it is on record;
+    ``launches``: when each began, and the time of its last record; ``repeats``: whether a configuration was
+    evaluated again on purpose; ``torn``: names of the journals whose last line was cut off; ``ended``: ids of all
+    that have ended; ``contested``: whether the last launch may still run; ``first_number``: of new individuals of
+    any worker at least; ``leading``: of one objective loss and id of the best that completed; ``snapshot``: for
+    ``hpo.islands.resume.snapshot.write_beside``, empty where that is not due."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -36,7 +37,7 @@ class ResumeState:
     hung: dict[tuple[int, int], int] = field(default_factory=dict)
     populations: dict[int, Population] = field(default_factory=dict)
     reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
-    resting: set[str] = field(default_factory=set)
+    resting: dict[str, tuple[int, str]] = field(default_factory=dict)
     continued: set[str] = field(default_factory=set)
     known: int = 0
     saves: bool = False

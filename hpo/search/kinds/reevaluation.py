@@ -57,6 +57,8 @@ class ReevaluatingBreeder(WrappingBreeder):
         # By configuration the losses of its evaluations by id.
         self._known: dict[Genome, dict[str, float]] = {}
         self._ids: set[str] = set()
+        self._assumed: set[str] = set()
+        """Of these, repetitions that failed: what they count as holds until one is evaluated again."""
         # By configuration what was proposed and is not known to have completed: by id, how many had been seen then.
         self._begun: dict[Genome, dict[str, int]] = {}
 
@@ -106,16 +108,19 @@ class ReevaluatingBreeder(WrappingBreeder):
 
     def _observe(self, population: Population) -> None:
         for member in (*population.best, *population.recent):
-            if member.id in self._ids or member.status != COMPLETED or member.losses is None:
+            known = member.id in self._ids and member.id not in self._assumed
+            if known or member.status != COMPLETED or member.losses is None:
                 continue
             genome = tuple(member.genome)
             self._ids.add(member.id)
+            self._assumed.discard(member.id)
             if self._space.project_to_allowed(genome) == genome:
                 self._known.setdefault(genome, {})[member.id] = member.losses[0]
         failed = {member.id for member in population.failures if member.status in FAULTS}
         for genome in list(self._begun):
             for identity in failed.intersection(self._begun[genome]):
                 self._ids.add(identity)
+                self._assumed.add(identity)
                 if genome in self._known:
                     self._known[genome][identity] = median_of(
                         list(own.values()) for own in self._known.values()

@@ -110,6 +110,7 @@ class Observations:
             elif member.losses is None or member.status != COMPLETED:
                 self.failed[member.id] = row
             else:
+                self.failed.pop(member.id, None)  # it was evaluated again
                 self.completed[member.id] = entry = (row, member.losses[0])
                 news.append(entry)
         self.arrived += len(fresh)
@@ -124,7 +125,8 @@ class Observations:
     def _knows(self, member: Member) -> bool:
         if member.status == PRUNED and member.id in self._pruned and member.progress is not None:
             return self._pruned[member.id][1] == member.progress[1]
-        return member.id in self.completed or member.id in self.failed
+        completed = member.losses is not None and member.status == COMPLETED
+        return member.id in self.completed or (member.id in self.failed and not completed)
 
     def new(self, rows: Any) -> Any:
         """Which rows were neither seen nor proposed, as an array of bools."""
