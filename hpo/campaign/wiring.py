@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,7 @@ from hpo.search import stopping_rules as pruning
 from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import Phases, searched
 from hpo.search.protocols import SearchContext
+from hpo.space.restricted import restricted
 from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
@@ -253,6 +254,14 @@ class Assembly:
         job = slurm.job()
         began = config.deadline_from(settings, transport.now())
 
+        def allowed_configurations() -> Iterator[tuple[dict[str, Scalar], str]]:
+            islands = [
+                restricted(self.task.space, settings.search_of(one).only) for one in range(layout.islands)
+            ]
+            for params, key in self.task.configurations():
+                if any(one.allows(params) for one in islands):
+                    yield params, key
+
         def validated(label: str, params: Mapping[str, object]) -> dict[str, Scalar]:
             return wanted(label, params, space, self.task.allows)
 
@@ -275,7 +284,7 @@ class Assembly:
             tally=earlier.tally,
             duplicates=settings.search.duplicates,
             phases=Phases([phase.until for phase in settings.phase]),
-            configurations=self.task.configurations if self.task.listable else None,
+            configurations=allowed_configurations if self.task.listable else None,
             grace_s=settings.evaluation.grace_s,
             commands=Commands(
                 inbox=Inbox(settings.directory),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hpo.errors import UsageError
 from hpo.individual import Scalar
@@ -23,6 +23,7 @@ class RestrictedSpace(SearchSpace):
         super().__init__(space.parameters)
         self._allowed: dict[int, tuple[int, ...]] = {}
         self._instead: dict[int, list[int]] = {}
+        self._choices: dict[str, set[Scalar]] = {}
         problems: list[str] = []
         for name, choices in only.items():
             indices = _indices(space, name, choices, problems)
@@ -30,6 +31,8 @@ class RestrictedSpace(SearchSpace):
                 continue
             place, parameter = space.names.index(name), space.parameters[name]
             self._allowed[place] = indices
+            assert isinstance(parameter, Categorical)
+            self._choices[name] = {parameter.choices[index] for index in indices}
             self._instead[place] = [
                 _instead(index, indices, ordered=isinstance(parameter, Ordinal))
                 for index in range(parameter.count or 0)
@@ -42,6 +45,13 @@ class RestrictedSpace(SearchSpace):
         for place, indices in self._allowed.items():
             genome[place] = rng.choice(indices)
         return tuple(genome)
+
+    def allows(self, params: Mapping[str, Scalar]) -> bool:
+        """Whether all choices of ``params``, a configuration of the whole space, are allowed here."""
+        return all(params[name] in allowed for name, allowed in self._choices.items() if name in params)
+
+    def enumerate(self) -> Iterator[dict[str, Scalar]]:
+        return filter(self.allows, super().enumerate())
 
     def project_to_allowed(self, genome: Genome) -> Genome:
         if all(int(genome[place]) in indices for place, indices in self._allowed.items()):

@@ -126,6 +126,25 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert str(told.value).splitlines() == [one.replace("[search]", "[[island]] number 1,") for one in lines]
 
 
+def test_a_finite_part_of_a_space_is_used_up_and_nothing_beyond_it_is_evaluated(tmp_path: Path) -> None:
+    space = hpo.SearchSpace(
+        a=hpo.Categorical(1, 2, "x"), b=hpo.Int(1, 4), c=hpo.Categorical("y", "z", when={"a": "x"})
+    )
+    only = {"a": [1, "x"], "c": ["z"]}
+    search, found = hpo.Search(space, only=only), []
+    with pytest.raises(hpo.SpaceExhausted, match="all 8 configurations"):
+        while True:
+            found.append(search.ask().params)
+    assert len(found) == 8 and all(one["a"] != 2 and one.get("c") != "y" for one in found)
+
+    task = hpo.Task(space, lambda trial: float(trial.params["b"]))  # type: ignore[arg-type]
+    result = hpo.Campaign(
+        task, directory=tmp_path / "run", evaluations=20, isolation="inline", only=only
+    ).run()
+    assert result.reason == "exhausted"
+    assert sorted(map(str, found)) == sorted(str(one.params) for one in result.individuals)
+
+
 def test_islands_of_a_campaign_evaluate_what_is_theirs(tmp_path: Path) -> None:
     search = hpo.Search(SPACE, only={"optimizer": ["sgd"]})
     assert {search.ask().params["optimizer"] for _ in range(20)} == {"sgd"}
