@@ -64,6 +64,8 @@ _PAUSES_S = (5.0, 60.0)
 _VERSION_S = 60.0
 _NETWORK_S = 120.0
 """How long hosts are asked again of which none answers: it may be the network, and not all of them."""
+_FIRST_PROBE_S = 60.0
+"""What hosts get to answer while the first launch begins, which does not wait for it."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals by which a person, or a machine that is short of memory, ends an mpirun; others are its own errors."""
 _AGENT = "PRTE_MCA_prte_launch_agent"
@@ -316,6 +318,8 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = Path()
         self._requests = Requests()
+        self._unreachable: frozenset[str] = frozenset()
+        """Hosts that do not answer though ranks start there: mpirun reaches them in another way."""
         self._early = False
         self._kill_at: float | None = None
 
@@ -330,9 +334,12 @@ class Supervisor:
         former = {number: signal.signal(number, self._hear) for number in stop_signals()} if main else {}
         try:
             restarts = in_vain = 0
+            first = self._first_probe()
             while True:
                 launch = last_launch(self._directory) + 1
                 code, died = self._launch(launch)
+                if died and os.path.exists(self._begun):
+                    self._unreachable |= first()
                 if died and self._asked:
                     self._say("Nothing that was recorded is lost: give the same command again to go on.")
                 if not died or self._asked:
@@ -432,13 +439,25 @@ class Supervisor:
             ranks_per_worker=layout.ranks_per_worker,
         )
 
+    def _first_probe(self) -> Callable[[], frozenset[str]]:
+        """Ask the hosts of the file in a thread; what is returned gives those that did not answer, as far as known."""
+        found: list[frozenset[str]] = []
+        names = [host.name for host in self._listed or ()]
+
+        def ask() -> None:
+            found.append(hosts.silent(names, limit_s=_FIRST_PROBE_S))
+
+        if hosts.others(names):
+            threading.Thread(target=ask, name="hosts", daemon=True).start()
+        return lambda: found[0] if found else frozenset()
+
     def _silent(self, names: list[str]) -> frozenset[str]:
         """The hosts that do not answer. Where none answers but this one, of several, they are asked again for a while
         before all of them are given up."""
         end = time.monotonic() + _NETWORK_S
         others = hosts.others(names)
         while True:
-            silent = hosts.silent(names)
+            silent = hosts.silent(names) - self._unreachable
             all_gone = len(silent) == len(names) or len(silent) == len(others) > 1
             if not all_gone or time.monotonic() >= end or self._requests.count:
                 return silent

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,25 +127,46 @@ def silent(
     names: Iterable[str], probe: Callable[[str], list[str]] | None = None, limit_s: float = _PROBE_S
 ) -> frozenset[str]:
     """Those that do not answer ``probe`` (by default ``ssh HOST true``, as mpirun reaches them) within ``limit_s``
-    seconds; this host always does. Where nothing can be asked, none counts as silent."""
+    seconds, asked twice; this host always does. Where nothing can be asked, none counts as silent."""
     if probe is None:
         if shutil.which("ssh") is None:
             return frozenset()
         probe = _ssh
+    left = _silent_once(others(names), probe, limit_s)
+    # One of them may have been slow.
+    left = _silent_once(left, probe, limit_s)
+    return frozenset(name for name in left if not _is_here(name))
+
+
+def _silent_once(names: Iterable[str], probe: Callable[[str], list[str]], limit_s: float) -> list[str]:
+    asked = {name: _ask(probe(name)) for name in names}
     end = time.monotonic() + limit_s
-    asked = {name: _ask(probe(name)) for name in others(names)}
-    answers: dict[str, bool] = {}
+    left = []
     for name, process in asked.items():
         if process is None:
-            answers[name] = False
+            left.append(name)
             continue
         try:
-            answers[name] = process.wait(max(0.0, end - time.monotonic())) == 0
+            if process.wait(max(0.0, end - time.monotonic())):
+                left.append(name)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            answers[name] = False
-    return frozenset(name for name, answered in answers.items() if not answered)
+            left.append(name)
+    return left
+
+
+def _is_here(name: str) -> bool:
+    """Whether it is another name of this host, or an address of its own."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with suppress(OSError), socket.socket(family, kind, protocol) as one:
+            one.bind(address)
+            return True
+    return False
 
 
 def _ssh(name: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,11 +154,52 @@ def test_hosts_that_hang_are_waited_for_together_and_so_long_only(monkeypatch: p
     monkeypatch.setattr(hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(hosts, "_ask", lambda line: Hanging())
     assert silent(["a", "b", "c"], lambda name: [name], limit_s=2.0) == {"a", "b", "c"}
-    assert now == [2.0] and len(killed) == 3
+    assert now == [4.0] and len(killed) == 6, "asked twice"
 
 
 def test_a_probe_that_cannot_be_started_is_no_answer() -> None:
     assert silent(["a"], lambda name: ["/nowhere/ssh", name]) == {"a"}
+
+
+def test_a_host_that_is_slow_once_is_asked_again(tmp_path: Path) -> None:
+    script = 'test -e "$0" || { touch "$0"; exec sleep 60; }'
+
+    def probe(name: str) -> list[str]:
+        return ["sh", "-c", script, str(tmp_path / name)]
+
+    assert silent(["a"], probe, limit_s=1.0) == frozenset()
+
+
+def test_other_names_and_addresses_of_this_host_are_not_silent() -> None:
+    """mpirun starts ranks there without ssh; 192.0.2.1 is nowhere."""
+    assert silent(["127.0.0.5", "192.0.2.1"], lambda name: ["false"]) == {"192.0.2.1"}
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_hosts_that_never_answered_and_had_ranks_are_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: bool
+) -> None:
+    """mpirun may reach them by another port, or another program."""
+    listed = (Host("localhost", 1), Host("a", 1), Host("b", 1))
+    settings = config.from_keywords(directory=tmp_path, evaluations=1)
+    monkeypatch.setattr(launch, "_version", lambda mpirun: "mpirun (Open MPI) 5.0.11")
+    monkeypatch.setattr(launch, "_NETWORK_S", 0.0)
+    monkeypatch.setattr(launch, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(hosts, "silent", lambda names, limit_s=0.0: frozenset("ab"))
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
+    supervised = launch.Supervisor(["rank"], settings, 3, "mpirun", listed)
+    fleets = []
+
+    def launched(number: int) -> tuple[int, bool]:
+        supervised._begun = tmp_path / "begun"
+        if began:
+            supervised._begun.touch()
+        fleets.append(supervised._fleet)
+        return 75, len(fleets) < 2
+
+    monkeypatch.setattr(supervised, "_launch", launched)
+    assert supervised.run() == 75
+    assert fleets[1].hosts == (listed if began else listed[:1])
 
 
 @pytest.mark.parametrize(

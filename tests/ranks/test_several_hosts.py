@@ -68,28 +68,6 @@ def test_a_host_dies(terminal: Terminal, victim: str, power: bool) -> None:
         check_complete(terminal, 160, victims=4)
 
 
-@pytest.mark.timeout(STALE_S + 300)
-@pytest.mark.parametrize("stopped", cases([], nightly=[0, 2]))
-def test_a_rank_is_stopped_where_mpirun_does_not_see_it(terminal: Terminal, stopped: int) -> None:
-    """It is rank 0; or that is killed, and the one that is stopped is on another host."""
-    terminal.task(0.05)
-    terminal.campaign('[evaluation]\ngrace = 2\nhang_timeout = "3 s"', evaluations=160)
-    terminal.write("hosts", "n1 slots=2\nn2 slots=2\n")
-    with Hosts(terminal, "n1", "n2") as hosts:
-        command = hosts.start("run", "c.toml", "--ranks", 4, "--hostfile", "hosts")
-        wait_until(lambda: len(terminal.side()) >= 60, "evaluations of all ranks")
-        first, other = terminal.rank(0), terminal.rank(stopped)
-        assert first is not None and other is not None
-        other.suspend()
-        if stopped:
-            first.kill()
-        done = command.wait(STALE_S + 200)
-        assert done.returncode == 0, done.stderr
-        assert "starting again (1 of at most 10 times)" in done.stderr
-        assert len(terminal.records("launched")) == 2
-        check_complete(terminal, 160, victims=4)
-
-
 @pytest.mark.parametrize("victim", cases(["n2"], nightly=["n1", "n3"]))
 def test_a_worker_spans_what_is_left(terminal: Terminal, victim: str) -> None:
     """Of two workers on three hosts each has a rank on n2."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 from namespaces import Hosts
-from terminal import Terminal
+from terminal import Terminal, wait_until
+
+from hpo.journal.lock import STALE_S
 
 SUMS = """
 import hpo
@@ -47,3 +50,28 @@ def test_a_host_was_dead_from_the_start(terminal: Terminal, victim: str) -> None
         done = hosts.start("run", "c.toml", "--ranks", 4, "--hostfile", "hosts").wait(90)
         assert done.returncode == 0, done.stderr
         assert terminal.status()["evaluations"]["completed"] == 20
+
+
+@pytest.mark.timeout(STALE_S + 300)
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_rank_is_stopped_where_mpirun_does_not_see_it(terminal: Terminal, stopped: int) -> None:
+    """It is rank 0; or that is killed, and the one that is stopped is on another host."""
+    terminal.task(0.05)
+    terminal.campaign('[evaluation]\ngrace = 2\nhang_timeout = "3 s"', evaluations=160)
+    terminal.write("hosts", "n1 slots=2\nn2 slots=2\n")
+    with Hosts(terminal, "n1", "n2") as hosts:
+        command = hosts.start("run", "c.toml", "--ranks", 4, "--hostfile", "hosts")
+        wait_until(lambda: len(terminal.side()) >= 60, "evaluations of all ranks")
+        first, other = terminal.rank(0), terminal.rank(stopped)
+        assert first is not None and other is not None
+        other.suspend()
+        if stopped:
+            first.kill()
+        done = command.wait(STALE_S + 200)
+        assert done.returncode == 0, done.stderr
+        assert "starting again (1 of at most 10 times)" in done.stderr
+        assert len(terminal.records("launched")) == 2
+        records = terminal.records("finished")
+        assert Counter(record["status"] for record in records) == {"completed": 160}
+        assert len({record["id"] for record in records}) == 160
+        wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=20)
