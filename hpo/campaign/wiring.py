@@ -251,7 +251,8 @@ class Assembly:
         checkpoints = settings.evaluation.checkpoints
         first = [] if self.task.default is None else [(self.task.default, "default")]
         first += [(dict(point), "given") for point in (*self.task.points, *points)]
-        job = slurm.job()
+        limits = slurm.job()
+        job = None if limits is None else slurm.JobEnd(limits, settings.evaluation.grace_s)
         began = config.deadline_from(settings, transport.now())
 
         def allowed_configurations() -> Iterator[tuple[dict[str, Scalar], str]]:

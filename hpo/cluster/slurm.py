@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +42,8 @@ _PAUSE_S = 5.0
 _EARLY_S = 60
 """Slurm looks at time limits so seldom that its warning may come this much earlier than was asked."""
 _LONGEST_WARNING_S = 65535
+_OFTEN_S, _SOON_S = 600.0, 30.0
+"""How long after each other a job's end is asked for: usually, and once it is as near as the first."""
 _MARGIN_S = 5.0
 """What a campaign needs to write down its end."""
 
@@ -342,7 +345,8 @@ def command(
     write(f"  squeue --job {job}")
     write(f"  tail -F {quoted(output.replace('%j', number).replace('%A', number))}")
     write(f"  hpo status {directory}")
-    write(f"Stop it for good: hpo stop {directory}, or scancel {job}.")
+    # srun kills its tasks at scancel's SIGTERM.
+    write(f"Stop it for good: hpo stop {directory}" + ("." if start == "srun" else f", or scancel {job}."))
     return 0
 
 
@@ -416,6 +420,31 @@ class JobLimits:
         """When all must be on disk, in Unix seconds; ``terminated``: when SIGTERM came."""
         killed = math.inf if terminated is None else terminated + self.kill_wait_s
         return min(self.end, killed) - _MARGIN_S
+
+
+class JobEnd:
+    """When the Slurm job of this process must end. It may be prolonged, so Slurm is asked now and then; in a thread, as
+    it may take its time to answer. ``grace_s``: how long before the end a campaign stops."""
+
+    def __init__(self, limits: JobLimits, grace_s: float) -> None:
+        self._limits = limits
+        self._grace_s = grace_s
+        self._asked = time.time()
+        self._asking: threading.Thread | None = None
+
+    def must_end(self, terminated: float | None) -> float:
+        """As of ``JobLimits``."""
+        now = time.time()
+        near = self._limits.end - self._grace_s - now < _OFTEN_S
+        idle = self._asking is None or not self._asking.is_alive()
+        if idle and now - self._asked >= (_SOON_S if near else _OFTEN_S):
+            self._asked = now
+            self._asking = threading.Thread(target=self._ask, name="job-end", daemon=True)
+            self._asking.start()
+        return self._limits.must_end(terminated)
+
+    def _ask(self) -> None:
+        self._limits = job() or self._limits
 
 
 def job(environ: Mapping[str, str] | None = None) -> JobLimits | None:

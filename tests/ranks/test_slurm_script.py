@@ -6,8 +6,10 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import journals
 import pytest
@@ -498,6 +500,29 @@ def test_counts_and_states_are_read() -> None:
 def test_outside_a_job_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "_call", lambda *line: pytest.fail(f"{line}"))
     assert slurm.job({}) is None
+
+
+def test_a_job_that_is_prolonged_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = [1_000.0], []
+
+    def job() -> slurm.JobLimits | None:
+        asked.append(now[0])
+        # Slurm does not answer at the second time.
+        return None if len(asked) == 2 else slurm.JobLimits(end=9_000.0 + len(asked), kill_wait_s=30.0)
+
+    monkeypatch.setattr(slurm, "job", job)
+    monkeypatch.setattr(slurm, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
+    end = slurm.JobEnd(slurm.JobLimits(end=5_000.0, kill_wait_s=30.0), grace_s=60.0)
+    assert end.must_end(None) == 4_995.0 and not asked
+    found = []
+    for now[0] in range(1_001, 2_400):
+        found.append(end.must_end(None))
+    assert asked == [1_600.0, 2_200.0] and set(found) == {4_995.0, 8_996.0}
+    assert end.must_end(3_000.0) == 3_025.0
+    for now[0] in range(8_400, 8_500):
+        end.must_end(None)
+    assert len(asked) == 6, "each half minute"
     assert slurm.allocation({}) is None
 
 
