@@ -10,6 +10,8 @@ EXIT_RESUMABLE = 75
 EXIT_REPORTED = 32
 """Added to the exit code of a rank that has said why it ends, so that ``hpo run`` need not guess. The sums stay below
 128, from where mpirun's codes are those of ranks that a signal ended."""
+EXIT_REFUSED = 8
+"""Added to that where the campaign was refused before this launch of it began."""
 EXIT_STORAGE = 76
 """From a rank to ``hpo run`` only: as EXIT_RESUMABLE, and to start again at once would be in vain."""
 

@@ -199,8 +199,8 @@ class Wrapped:
             **arguments: of ``torch.autograd.backward``: ``retain_graph``, say.
 
         Raises:
-            RuntimeError: the model has not been called in this step, all steps are taken, or gradients of this step
-                are those that the optimizer shall use already.
+            RuntimeError: the model has not been called in this step, all steps are taken, or the optimizer has left a
+                step out, which ranks whose gradients differ cannot.
             CommunicationError: a rank is lost or hangs.
         """
         if self._step == self._setup.total_steps:
@@ -208,12 +208,15 @@ class Wrapped:
                 f"run.backward(loss): all {self._step} steps of the run are taken, {self._setup.epochs} epochs of "
                 f"{self._setup.steps_per_epoch}. Give trainers.wrap as many as the loop takes."
             )
-        if self._reduced:
+        if self._reduced and not self._strategy.replicated:
             raise RuntimeError(
                 "run.backward(loss): the optimizer has taken no step with the gradients of the last one. Where a step "
-                "takes several passes, all but the last need last=False. What leaves steps out (torch's GradScaler "
-                "does) does so on some ranks only: train in bfloat16, which needs none, or in single precision."
+                "takes several passes, all but the last need last=False. What leaves steps out, as torch's GradScaler "
+                "does, would leave them out on some ranks only, whose gradients are not the others': train in "
+                "bfloat16, which needs no scaler, or in single precision."
             )
+        if self._reduced:  # all ranks have left the same step out
+            self._loss = self._no_loss()
         if not self._begun:
             raise RuntimeError(
                 "run.backward(loss): the model has not been called in training since the last step. Call it itself, "

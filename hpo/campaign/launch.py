@@ -4,6 +4,7 @@ from the journal."""
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.errors import (
+    EXIT_REFUSED,
     EXIT_REPORTED,
     EXIT_RESUMABLE,
     EXIT_STORAGE,
@@ -162,9 +164,8 @@ def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> i
     if transport.rank:
         return 0
     if started_by_us:
-        error.exit_code = EXIT_REPORTED + (
-            EXIT_STORAGE if isinstance(error, StorageFailed) else error.exit_code
-        )
+        code = EXIT_STORAGE if isinstance(error, StorageFailed) else error.exit_code
+        error.exit_code = EXIT_REPORTED + code + (EXIT_REFUSED if code in (1, 2) else 0)
     raise error
 
 
@@ -339,7 +340,7 @@ class Supervisor:
                 launch = last_launch(self._directory) + 1
                 code, died = self._launch(launch)
                 if died and os.path.exists(self._begun):
-                    self._unreachable |= first()
+                    self._unreachable |= first() & {host.name for host in self._fleet.hosts or ()}
                 if died and self._asked:
                     self._say("Nothing that was recorded is lost: give the same command again to go on.")
                 if not died or self._asked:
@@ -517,7 +518,10 @@ class Supervisor:
             unseen_s=processes.START_S + 2 * greeting_s(self._settings, self._fleet.ranks),
             refreshed=lambda: last_refresh(self._directory),
             # Until a rank 0 that lives has given up; then the others miss it, save what they evaluate and leave MPI.
-            silent_s=STALE_S + evaluation.hang_timeout_s + evaluation.grace_s + processes.END_S,
+            # Where it evaluates itself, what it evaluates may keep it from showing that it lives.
+            silent_s=math.inf
+            if evaluation.isolation == "inline"
+            else STALE_S + evaluation.hang_timeout_s + evaluation.grace_s + processes.END_S,
         )
         processes.end_rest(self._process.pid)
         return code
@@ -544,10 +548,13 @@ class Supervisor:
         code = self._wait(launch)
         if code == EXIT_REPORTED + EXIT_STORAGE:
             return EXIT_RESUMABLE, False
-        if code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2):
-            # Where it was refused because another had just started, what is on record of this number is the other's.
-            return code - EXIT_REPORTED, False
+        if code is not None and (refused := code - EXIT_REPORTED - EXIT_REFUSED) in (1, 2):
+            # Where it was because another had just started, what is on record of this number is the other's.
+            return refused, False
         on_record = read_launch_patiently(self._directory, _GONE_S, launch)
+        reported = code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2)
+        if code is not None and reported and on_record is None:
+            return code - EXIT_REPORTED, False
         end = None if on_record is None else on_record.end
         if (end is None or end[0] == LOST) and is_complete(self._directory, self._settings.evaluations):
             return 0, False
@@ -556,6 +563,8 @@ class Supervisor:
             return EXIT_RESUMABLE, False
         if end is not None:
             return end[1], end[0] == LOST
+        if code is not None and reported:
+            return code - EXIT_REPORTED, False
         if code == EXIT_REPORTED + EXIT_RESUMABLE:
             # What ended a campaign that had begun, such as another launch at work, another start would meet, too; and
             # one whose directory is gone must not begin anew in an empty one.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from hpo.errors import UsageError
@@ -18,6 +19,7 @@ from hpo.errors import UsageError
 _PROBE_S = 10.0
 """How long a host gets to answer."""
 _SLURM_COUNTS = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
+_DISCARD = 9
 _MOST_A_CORE = 4
 """Ranks are light, so that some may share a core; where there are many more, it was a slip."""
 
@@ -162,10 +164,12 @@ def _is_here(name: str) -> bool:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
     except OSError:
         return False
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, (address, *rest) in found:
         with suppress(OSError), socket.socket(family, kind, protocol) as one:
-            one.bind(address)
-            return True
+            # Sends nothing. To an address of its own a host sends from that one, to any loopback one from the first.
+            one.connect((address, _DISCARD, *rest[1:]))
+            if ip_address(one.getsockname()[0]).is_loopback or one.getsockname()[0] == address:
+                return True
     return False
 
 

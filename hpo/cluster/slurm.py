@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpo.cluster.hosts import Host, counts
@@ -444,7 +444,9 @@ class JobEnd:
         return self._limits.must_end(terminated)
 
     def _ask(self) -> None:
-        self._limits = job() or self._limits
+        found = job()
+        if found is not None:  # of its configuration Slurm may say nothing this time
+            self._limits = replace(self._limits, end=found.end)
 
 
 def job(environ: Mapping[str, str] | None = None) -> JobLimits | None:

@@ -14,6 +14,7 @@ from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import Individual
 from hpo.islands.resume.fold import fold
+from hpo.islands.resume.state import Resting
 from hpo.journal.files import read_directory
 from hpo.journal.records import Reopened
 from hpo.task.trial import Job
@@ -136,7 +137,7 @@ def test_of_what_earlier_launches_saved_the_best_and_what_is_evaluated_again_sta
     earlier = fold(
         read_directory(home), space=space, islands=1, losses=lambda objectives: tuple(objectives.values())
     )
-    earlier.resting = {ordered[7]: (0, "")}
+    earlier.resting = {ordered[7]: Resting(0, "", 0.0)}
     cleanup = Cleanup(home, 2, earlier)
     cleanup.step(0.0, {ordered[5]})
     cleanup.step(0.0, {ordered[5]})  # it takes little of rank 0's time

@@ -22,7 +22,7 @@ from hpo.individual import COMPLETED, PRUNED
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
-from hpo.islands.resume.state import ResumeState
+from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.records import Finished, Reported, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
@@ -418,7 +418,7 @@ def test_what_paused_goes_on_as_often_reopened_and_from_the_same_parent() -> Non
     index = records.index(paused)
     records[index] = msgspec.structs.replace(paused, reopened=1, inherits="0-0-0", parents=["0-0-0"])
     earlier = fold(records, space=SPACE, islands=1, losses=losses)
-    assert earlier.resting[paused.id] == (1, "0-0-0")
+    assert earlier.resting[paused.id] == (1, "0-0-0", paused.finished)
     again, _ = make(
         4, workers=2, islands=1, evaluations=80, curve=curve_of(3), pruning=HALVING, earlier=earlier
     )
@@ -437,11 +437,12 @@ def test_of_all_that_paused_the_latest_may_go_on_however_many_a_later_launch_is_
         identity = f"0-0-{number}"
         population.add(Member(identity, (0.5,), None, PRUNED, progress=(1, 0.5)))
         if number % 3:
-            earlier.resting[identity] = (0, "")
+            earlier.resting[identity] = Resting(0, "", finished=float(number * 7 % 150))
     layout = Layout.plan(ranks=workers, islands=1, ranks_per_worker=1)
     starts = start_messages(layout, earlier, 2, ["a"] * workers)
     owned = {identity for start in starts for identity in start.owned}
-    expected = list(earlier.resting)[-16 * workers :]
+    # Journals are read in no order of time.
+    expected = sorted(earlier.resting, key=lambda one: earlier.resting[one].finished)[-16 * workers :]
     assert owned == set(expected)
     assert {one.id for one in starts[0].population} == {*expected, *(f"0-0-{n}" for n in range(86, 150))}
 

@@ -20,7 +20,7 @@ from hpo.errors import CampaignError
 from hpo.islands.resume import snapshot
 from hpo.islands.resume.fold import _Fold, fold, fold_directory
 from hpo.islands.resume.individuals import failures
-from hpo.islands.resume.state import ResumeState
+from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.commands import Stop
 from hpo.journal.directory import write_identity
 from hpo.journal.evaluations import CurrentEvaluations
@@ -298,7 +298,7 @@ def test_ids_and_configurations_of_a_snapshot_are_checked_like_those_of_journals
             found.configurations["../../home"] = found.configurations[member.id]
             member.id = "../../home"
         elif wrong == "resting":
-            found.resting["../.."] = (0, "")
+            found.resting["../.."] = Resting(0, "", 0.0)
         else:
             found.configurations[member.id] = {"x": 1e9}
         data = snapshot.encode(tmp_path, journals[: found.journals], 2, found)

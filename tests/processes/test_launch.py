@@ -19,7 +19,7 @@ from hpo.campaign import launch
 from hpo.campaign.launch import Supervisor
 from hpo.cluster.mpirun import _session
 from hpo.config import reader as config
-from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, StorageFailed
+from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, StorageFailed
 
 MPIRUN = """#!{python}
 import os, signal, subprocess, sys, time
@@ -220,7 +220,7 @@ def test_a_signal_while_hosts_are_asked_who_is_left_ends_it(
     assert len(log.read_text().split()) == 1
 
 
-@pytest.mark.parametrize("code", [0, 1, 137])
+@pytest.mark.parametrize("code", [0, 1, 137, EXIT_REPORTED + 1])
 def test_a_complete_budget_is_the_end_whatever_mpirun_returns(tmp_path: Path, code: int) -> None:
     supervised, log = supervisor(tmp_path, journal(tmp_path, "completed") + f"sys.exit({code})")
     assert supervised.run() == 0
@@ -233,7 +233,7 @@ def test_a_launch_that_is_refused_ends_so_though_another_of_its_number_is_comple
 ) -> None:
     """As where two commands are given at once."""
     supervised, log = supervisor(
-        tmp_path, journal(tmp_path, "completed") + f"sys.exit({EXIT_REPORTED + code})"
+        tmp_path, journal(tmp_path, "completed") + f"sys.exit({EXIT_REPORTED + EXIT_REFUSED + code})"
     )
     assert supervised.run() == code
     assert len(log.read_text().split()) == 1

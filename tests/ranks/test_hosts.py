@@ -200,6 +200,11 @@ def test_hosts_that_never_answered_and_had_ranks_are_not_given_up(
     monkeypatch.setattr(supervised, "_launch", launched)
     assert supervised.run() == 75
     assert fleets[1].hosts == (listed if began else listed[:1])
+    # Nor do those come back on which no rank began.
+    supervised._fleet, supervised._unreachable, began = Fleet(1, listed[:1]), frozenset(), True
+    fleets.clear()
+    assert supervised.run() == 75
+    assert fleets[1].hosts == listed[:1]
 
 
 @pytest.mark.parametrize(

@@ -500,6 +500,7 @@ def test_counts_and_states_are_read() -> None:
 def test_outside_a_job_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "_call", lambda *line: pytest.fail(f"{line}"))
     assert slurm.job({}) is None
+    assert slurm.allocation({}) is None
 
 
 def test_a_job_that_is_prolonged_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,7 +524,6 @@ def test_a_job_that_is_prolonged_ends_later(monkeypatch: pytest.MonkeyPatch) -> 
     for now[0] in range(8_400, 8_500):
         end.must_end(None)
     assert len(asked) == 6, "each half minute"
-    assert slurm.allocation({}) is None
 
 
 def test_options_that_hpo_does_not_know_go_to_sbatch_as_they_are(

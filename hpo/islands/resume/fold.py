@@ -27,7 +27,7 @@ from hpo.islands.resume.individuals import (
 )
 from hpo.islands.resume.known import enter
 from hpo.islands.resume.snapshot import FoldState
-from hpo.islands.resume.state import ResumeState
+from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import journal_files, read_file
 from hpo.journal.records import (
@@ -51,7 +51,7 @@ KEPT = 256
 """Of each birthplace; more than an island breeds from, since some of them have emigrated."""
 _LATEST = 64
 """Completed ones of each birthplace that finished last, for islands whose individuals go on from each other."""
-_PRUNED = 4096
+_PRUNED = 1024
 """Of each birthplace; any that are paused may be worth going on with, and journals are read in no order of time."""
 _REPORTS = 4096
 """Intermediate results of an island, the latest."""
@@ -275,7 +275,7 @@ class _Fold:
         state, identity = self._state, record.id
         state.keys.add(key_of(self._space, record.params, record.inherits, record.operator, identity))
         if record.resting:
-            state.resting[identity] = record.reopened, record.inherits
+            state.resting[identity] = Resting(record.reopened, record.inherits, record.finished)
         loss = loss_of(record, self._losses)
         state.tally.add(end_of(record, loss))
         population = self._born.get(record.island)

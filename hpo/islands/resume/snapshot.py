@@ -19,6 +19,7 @@ import msgspec
 
 from hpo.individual import Scalar
 from hpo.islands.coordinator.tally import Tally
+from hpo.islands.resume.state import Resting
 from hpo.journal.commands import Standing
 from hpo.journal.durable import write_atomically
 from hpo.journal.evaluations import EvaluationsState
@@ -51,7 +52,7 @@ class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sequences: dict[tuple[int, int], int]
     hung: dict[tuple[int, int], int]
     reports: dict[int, list[tuple[str, int, float]]]
-    resting: dict[Id, tuple[int, str]]
+    resting: dict[Id, Resting]
     continued: set[str]
     saves: bool
     repeats: bool

@@ -38,9 +38,11 @@ def start_messages(
         if population is not None:
             leaders = [place.leader for place in places]
             paused = [one for one in population.pruned if one.id in state.resting]
-            # The latest, as leaders keep no more: each is asked after, which takes a while.
-            held = (one for one in reversed(paused) if holds(one.id))
-            paused = [*islice(held, MOST_RESTING * len(leaders))][::-1]
+            paused.sort(key=lambda one: (state.resting[one.id].finished, one.id))
+            # The latest, as leaders keep no more. Each is asked after, which takes a while.
+            most = MOST_RESTING * len(leaders)
+            held = (one for one in paused[: -2 * most - 1 : -1] if holds(one.id))
+            paused = [*islice(held, most)][::-1]
             resting = share([one.id for one in paused], leaders)
             completed = list(reversed(list(population)))  # worst first: what comes last counts as most recent
             if island in lineages:
@@ -64,7 +66,7 @@ def start_messages(
                 members,
                 mine := owned.get(place.leader, []),
                 reports,
-                {one: state.resting[one] for one in mine if one in state.resting},
+                {one: state.resting[one][:2] for one in mine if one in state.resting},
             )
     return starts
 

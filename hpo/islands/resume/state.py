@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.tally import Tally
@@ -15,20 +16,28 @@ _UNRECORDED = 100
 """Numbers of each worker that a launch which was thought dead may use for individuals that are not on record."""
 
 
+class Resting(NamedTuple):
+    """Of one that paused: how often it was ``reopened``, whose checkpoint it ``inherits``, and when it paused, in Unix
+    seconds."""
+
+    reopened: int
+    inherits: str
+    finished: float
+
+
 @dataclass
 class ResumeState:
     """``sequences``: by (island, worker) the number after the last on record; ``hung``: by (island, worker) the
     launch that gave its ranks up as they hung, where nothing newer of it is on record; ``populations``: by island,
     as of the end of the last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``:
-    of pruned ones that have saved themselves and may go on, how often each was reopened and whose checkpoint it
-    inherits; ``continued``: those whose lineages went on; ``known``: how many known points there are; ``saves``:
-    whether one that was asked to has ever saved itself; ``commands``: what those on record come to; ``enqueued``:
-    points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it is on record;
-    ``launches``: when each began, and the time of its last record; ``repeats``: whether a configuration was
-    evaluated again on purpose; ``torn``: names of the journals whose last line was cut off; ``ended``: ids of all
-    that have ended; ``contested``: whether the last launch may still run; ``first_number``: of new individuals of
-    any worker at least; ``leading``: of one objective loss and id of the best that completed; ``snapshot``: for
-    ``hpo.islands.resume.snapshot.write_beside``, empty where that is not due."""
+    pruned ones that have saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how
+    many known points there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what
+    those on record come to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the
+    task's code, where it is on record; ``launches``: when each began, and the time of its last record; ``repeats``:
+    whether a configuration was evaluated again on purpose; ``torn``: names of the journals whose last line was cut
+    off; ``ended``: ids of all that have ended; ``contested``: whether the last launch may still run;
+    ``first_number``: of new individuals of any worker at least; ``leading``: of one objective loss and id of the
+    best that completed; ``snapshot``: for ``hpo.islands.resume.snapshot.write_beside``, empty where that is not due."""
 
     keys: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
@@ -37,7 +46,7 @@ class ResumeState:
     hung: dict[tuple[int, int], int] = field(default_factory=dict)
     populations: dict[int, Population] = field(default_factory=dict)
     reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
-    resting: dict[str, tuple[int, str]] = field(default_factory=dict)
+    resting: dict[str, Resting] = field(default_factory=dict)
     continued: set[str] = field(default_factory=set)
     known: int = 0
     saves: bool = False

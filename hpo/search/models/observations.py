@@ -105,12 +105,13 @@ class Observations:
         news = []
         for member, row in zip(fresh, rows):
             self._pruned.pop(member.id, None)  # it went on
+            if not _failed(member):
+                self.failed.pop(member.id, None)  # it was evaluated again
             if member.status == PRUNED and member.progress is not None:
                 self._pruned[member.id] = (row, member.progress[1])
             elif member.losses is None or member.status != COMPLETED:
                 self.failed[member.id] = row
             else:
-                self.failed.pop(member.id, None)  # it was evaluated again
                 self.completed[member.id] = entry = (row, member.losses[0])
                 news.append(entry)
         self.arrived += len(fresh)
@@ -125,8 +126,7 @@ class Observations:
     def _knows(self, member: Member) -> bool:
         if member.status == PRUNED and member.id in self._pruned and member.progress is not None:
             return self._pruned[member.id][1] == member.progress[1]
-        completed = member.losses is not None and member.status == COMPLETED
-        return member.id in self.completed or (member.id in self.failed and not completed)
+        return member.id in self.completed or (member.id in self.failed and _failed(member))
 
     def new(self, rows: Any) -> Any:
         """Which rows were neither seen nor proposed, as an array of bools."""
@@ -141,6 +141,13 @@ class Observations:
             self._used[row.tobytes()] = None
         while len(self._used) > _MOST_USED:
             del self._used[next(iter(self._used))]
+
+
+def _failed(member: Member) -> bool:
+    """Whether it neither completed nor was pruned after a report."""
+    if member.status == PRUNED:
+        return member.progress is None
+    return member.losses is None or member.status != COMPLETED
 
 
 def _forget(remembered: dict[str, Any], identities: Iterable[str]) -> None:
