@@ -58,7 +58,7 @@ from hpo.search import stopping_rules as pruning
 from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import Phases, searched
 from hpo.search.protocols import SearchContext
-from hpo.space.restricted import restricted
+from hpo.space.restricted import RestrictedSpace
 from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
@@ -256,9 +256,8 @@ class Assembly:
         began = config.deadline_from(settings, transport.now())
 
         def allowed_configurations() -> Iterator[tuple[dict[str, Scalar], str]]:
-            islands = [
-                restricted(self.task.space, settings.search_of(one).only) for one in range(layout.islands)
-            ]
+            only = [settings.search_of(island).only for island in range(layout.islands)]
+            islands = [RestrictedSpace(self.task.space, one) for one in only]
             for params, key in self.task.configurations():
                 if any(one.allows(params) for one in islands):
                     yield params, key

@@ -143,10 +143,6 @@ class SearchSpace:
         """``genome``, or what stands for it where not all choices are allowed (see ``hpo.space.restricted``)."""
         return genome
 
-    def allows(self, params: Params) -> bool:
-        """Whether all choices of ``params``, a configuration of this space, are allowed."""
-        return True
-
     def key(self, params: Params) -> str:
         """32 hexadecimal digits that differ where what ``decode`` or ``validate`` return differs, also 1 and True."""
         return blake2b(msgspec.json.encode(params, order="sorted"), digest_size=16).hexdigest()
