@@ -354,14 +354,16 @@ def _finish_output() -> None:
 
 def _run(options: argparse.Namespace) -> int:
     with Signals(patience=1) as signals:
-        from hpo.campaign import launch
+        with signals.held():
+            from hpo.campaign import launch
 
         return launch.run(options.file, options.ranks, options.hostfile, signals)
 
 
 def _try(options: argparse.Namespace) -> int:
-    with Signals(patience=1):
-        from hpo.campaign import try_once as attempt
+    with Signals(patience=1) as signals:
+        with signals.held():
+            from hpo.campaign import try_once as attempt
 
         return attempt.attempt(options.file)
 

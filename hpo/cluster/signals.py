@@ -6,6 +6,8 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 PATIENCE = 3
@@ -55,6 +57,7 @@ class Signals:
         self.requests = Requests()
         self.patience = patience
         self._former: dict[int, object] = {}
+        self._held = False
 
     @property
     def count(self) -> int:
@@ -67,8 +70,20 @@ class Signals:
                 self._former[number] = signal.signal(number, self._note)
         return self
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, KeyboardInterrupt waits for the end: for imports of hpo itself. Raised in their midst it may crash
+        the process, as msgspec 0.22 does where it makes a decoder, or come out as any other error."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self.count >= self.patience:
+            raise KeyboardInterrupt
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requests.note(number) and self.count >= self.patience:
+        if self.requests.note(number) and self.count >= self.patience and not self._held:
             raise KeyboardInterrupt
 
     def __exit__(
