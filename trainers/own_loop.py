@@ -208,15 +208,15 @@ class Wrapped:
                 f"run.backward(loss): all {self._step} steps of the run are taken, {self._setup.epochs} epochs of "
                 f"{self._setup.steps_per_epoch}. Give trainers.wrap as many as the loop takes."
             )
-        if self._reduced and not self._strategy.replicated:
-            raise RuntimeError(
-                "run.backward(loss): the optimizer has taken no step with the gradients of the last one. Where a step "
-                "takes several passes, all but the last need last=False. What leaves steps out, as torch's GradScaler "
-                "does, would leave them out on some ranks only, whose gradients are not the others': train in "
-                "bfloat16, which needs no scaler, or in single precision."
-            )
-        if self._reduced:  # all ranks have left the same step out
-            self._loss = self._no_loss()
+        if self._reduced:
+            if not self._strategy.replicated:
+                raise RuntimeError(
+                    "run.backward(loss): the optimizer has taken no step with the gradients of the last one. Where a "
+                    "step takes several passes, all but the last need last=False. What leaves steps out, as torch's "
+                    "GradScaler does, would leave them out on some ranks only, whose gradients are not the others': "
+                    "train in bfloat16, which needs no scaler, or in single precision."
+                )
+            self._loss = self._no_loss()  # all ranks have left the same step out
         if not self._begun:
             raise RuntimeError(
                 "run.backward(loss): the model has not been called in training since the last step. Call it itself, "

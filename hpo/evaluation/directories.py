@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from hpo.task.trial_directory import OUTPUT, check_place, clear_directory
+from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, mode_of
 
 _ID = re.compile(r"(0|[1-9]\d{0,8})-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,14})")
 _ATTEMPT = ".attempt-"
@@ -34,7 +34,7 @@ class EvaluationDirectories:
         """Of the attempts that have a directory of their own, the first in any case. OSError where the storage fails:
         what an earlier attempt may still write to is not to be taken for the latest's."""
         found = [self._root / identity]
-        while _is_directory(following := self._attempt(identity, len(found) + 1)):
+        while stat.S_ISDIR(mode_of(following := self._attempt(identity, len(found) + 1)) or 0):
             found.append(following)
         return found
 
@@ -104,11 +104,3 @@ class EvaluationDirectories:
                 clear_directory(path)
             with suppress(OSError):  # not empty: it holds output
                 path.rmdir()
-
-
-def _is_directory(path: Path) -> bool:
-    # Path.is_dir hides some errors of storage that fails, and other ones by version of Python.
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False

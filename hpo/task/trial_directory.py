@@ -20,6 +20,15 @@ class PlaceTaken(OSError):
     """Something else stands where an individual's directory belongs: of all individuals this one alone is hit."""
 
 
+def mode_of(path: Path) -> int | None:
+    """What ``path`` itself is, as os.lstat says; None where nothing is there. OSError where the storage fails, which
+    Path.is_dir and its like hide in part, by version of Python."""
+    try:
+        return os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def refuse_link(path: Path) -> None:
     """PlaceTaken where ``path`` is a symbolic link: what it points to is not the campaign's."""
     if path.is_symlink():
@@ -30,11 +39,8 @@ def refuse_link(path: Path) -> None:
 def check_place(path: Path) -> None:
     """PlaceTaken where ``path`` is a symbolic link, or anything else that is no directory."""
     refuse_link(path)
-    try:
-        mode = path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not stat.S_ISDIR(mode):
+    mode = mode_of(path)
+    if mode is not None and not stat.S_ISDIR(mode):
         raise PlaceTaken(errno.ENOTDIR, "is no directory. Remove it", str(path))
 
 

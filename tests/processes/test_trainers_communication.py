@@ -298,7 +298,7 @@ def in_any_order(rank: int) -> tuple[list[int], int, list[int] | None, list[floa
     mine = torch.tensor([rank])
     gathered = [int(one) for one in part.all_gather(mine)]
     first = part.gather(mine)
-    told = int(part.broadcast(mine.clone(), source=0).wait())
+    received = int(part.broadcast(mine.clone(), source=0).wait())
     # As ranks are numbered where a launcher goes over two hosts and back.
     comm.nodes = ((0, 3), (1, 2))
     heard = []
@@ -311,7 +311,7 @@ def in_any_order(rank: int) -> tuple[list[int], int, list[int] | None, list[floa
     inside = Communicator(topology=None, timeout=timedelta(seconds=30), device=CPU, among=apart)
     backend = dist.get_backend_config(inside.world.group)
     inside.close()
-    return gathered, told, first and [int(one) for one in first], heard, backend
+    return gathered, received, first and [int(one) for one in first], heard, backend
 
 
 def test_groups_whose_ranks_are_in_any_order_and_of_a_backend_of_their_own() -> None:

@@ -12,7 +12,7 @@ from hpo.islands.messages import Evaluated, Start, Surroundings, rung_reports
 from hpo.islands.resume.state import ResumeState
 from hpo.search.early_stopping import MOST_RESTING
 
-_PRUNED = 64
+_MOST_SHOWN = 64
 """The latest, for leaders to breed by, beside those that they may go on with."""
 
 
@@ -53,7 +53,7 @@ def start_messages(
             else:
                 owned = share([one.id for one in population.best if not is_known(one.id)], leaders)
             owned = {leader: owned[leader] + resting[leader] for leader in leaders}
-            latest = population.pruned[-_PRUNED:]
+            latest = population.pruned[-_MOST_SHOWN:]
             shown = {one.id for one in latest}
             pruned = [*(one for one in paused if one.id not in shown), *latest]
             members += [Evaluated.of(one) for one in (*population.failures, *pruned, *completed)]
