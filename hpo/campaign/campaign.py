@@ -58,6 +58,7 @@ from hpo.search import phases
 from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import reference_losses
+from hpo.space.space import listable
 from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, quoted, write
@@ -101,12 +102,12 @@ class Campaign:
         grid_points (int, 2 to 100000; default 5): with "grid", values of each Float, and of an Int that has more.
         crossover (float, 0 to 1; default 0.7): probability of two parents ("evolution", "surrogate", "genetic").
         mutation (float, 0 to 1; default 0.4): probability of a point mutation ("genetic").
-        random (float, 0 to 1; default 0.1): probability of a random individual ("evolution", "genetic"); "surrogate"
-            uses a quarter of it.
+        random (float, 0 to 1; default 0.1): probability of a random individual; "surrogate": four times this share of
+            the candidates among which it chooses is random.
         migration (float, 0 to 1; default 0.9): probability, after each evaluation, that individuals leave the island.
         exchange (str; default "migration"): "migration" moves individuals, "pollination" copies them.
-        pool (int, from 2; default None): number of parents; None: a fifth of the completed, at least 5 ("genetic": 8;
-            "pbt": 10 lineages).
+        pool (int, from 2; default None): number of parents, at most 64; None: a fifth of the completed, at least 5
+            ("genetic": 8; "pbt": 10 lineages).
         duplicates (bool; default False): whether a configuration may be evaluated more than once.
         reevaluate (float, 0 to 0.5; default 0.0): share of the individuals that repeat the best configurations.
         pruner (str; default "none"): early stopping by ``trial.report``: "none", "halving" or "median".
@@ -287,7 +288,7 @@ class Campaign:
         if not task.constraints or any(task.allows(params) for params in drawn):
             return
         # Rare ones are found where the space can be gone through.
-        if not task.listable or not any(True for _ in task.configurations()):
+        if not listable(space) or not any(True for _ in task.configurations()):
             raise UsageError(
                 f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
                 "Loosen the constraints, or narrow the ranges to where they hold"
@@ -386,12 +387,12 @@ class Campaign:
 
     def _run_first(self, transport: Transport, layout: Layout, signals: Signals) -> End:
         """Rank 0: open the campaign, serve as coordinator and as the first leader."""
-        settings = self.settings
         others = range(1, transport.size)
         held = ExitStack()
         try:
             try:
                 self.check()
+                settings = self._bind_directory()
                 lock = held.enter_context(
                     acquire(
                         settings.directory,
@@ -461,6 +462,14 @@ class Campaign:
         finally:
             held.close()
 
+    def _bind_directory(self) -> config.Settings:
+        """The settings, whose directory no longer depends on the working directory, where the task may change that
+        of this process."""
+        if self.settings.evaluation.isolation == "inline":
+            update = {"directory": self.settings.directory.absolute()}
+            self.settings = self.settings.model_copy(update=update)
+        return self.settings
+
     def _fence(self, launch: int) -> None:
         """The lock was that of ``launch``, which was silent for long, and may go on: what its ranks still write does
         not count. CampaignError where that cannot be made sure."""
@@ -470,7 +479,7 @@ class Campaign:
             raise directory.unwritable(self.settings.directory, error) from error
 
     def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
-        transport.send(0, encode(own_hello(self.settings, self.identity)))
+        transport.send(0, encode(own_hello(self._bind_directory(), self.identity)))
         early: list[tuple[int, bytes]] = []
         waits_s = 2 * greeting_s(self.settings, transport.size)
         deadline = time.monotonic() + waits_s

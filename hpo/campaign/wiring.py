@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hpo.campaign.cleanup import Cleanup
@@ -36,6 +37,7 @@ from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import STORAGE
 from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
@@ -58,10 +60,23 @@ from hpo.search import stopping_rules as pruning
 from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import Phases, searched
 from hpo.search.protocols import SearchContext
-from hpo.space.restricted import RestrictedSpace
+from hpo.space.restricted import restricted
+from hpo.space.space import listable
 from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
+
+
+def _unseen(task: Task, only: Sequence[Mapping[str, Sequence[Scalar]]]) -> list[UnseenConfigurations]:
+    """What islands that keep to ``only`` can evaluate, by island."""
+
+    parts = [part for place, part in enumerate(only) if part not in only[:place]]
+    spaces = [restricted(task.space, part) for part in parts]
+    unseen = [
+        UnseenConfigurations(partial(task.configurations, space) if listable(space) else None)
+        for space in spaces
+    ]
+    return [unseen[parts.index(part)] for part in only]
 
 
 @dataclass(kw_only=True)
@@ -255,13 +270,6 @@ class Assembly:
         job = None if limits is None else slurm.JobEnd(limits, settings.evaluation.grace_s)
         began = config.deadline_from(settings, transport.now())
 
-        def allowed_configurations() -> Iterator[tuple[dict[str, Scalar], str]]:
-            only = [settings.search_of(island).only for island in range(layout.islands)]
-            islands = [RestrictedSpace(self.task.space, one) for one in only]
-            for params, key in self.task.configurations():
-                if any(one.allows(params) for one in islands):
-                    yield params, key
-
         def validated(label: str, params: Mapping[str, object]) -> dict[str, Scalar]:
             return wanted(label, params, space, self.task.allows)
 
@@ -284,7 +292,7 @@ class Assembly:
             tally=earlier.tally,
             duplicates=settings.search.duplicates,
             phases=Phases([phase.until for phase in settings.phase]),
-            configurations=allowed_configurations if self.task.listable else None,
+            unseen=_unseen(self.task, [settings.search_of(island).only for island in range(layout.islands)]),
             grace_s=settings.evaluation.grace_s,
             commands=Commands(
                 inbox=Inbox(settings.directory),

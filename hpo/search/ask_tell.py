@@ -19,14 +19,12 @@ from hpo.search.proposals import STUCK, Proposals
 from hpo.search.protocols import Candidate, SearchContext
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
-from hpo.space.space import SearchSpace
+from hpo.space.space import SearchSpace, listable
 from hpo.spelling import suggestion
 from hpo.task.known_point import single_point
 from hpo.task.metrics import as_number
 from hpo.task.task import MAXIMIZE, MINIMIZE, checked_constraints, checked_objectives
 from hpo.text import excerpt
-
-_MOST_LISTED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -273,10 +271,9 @@ class Search:
             candidate.parents = ()
             return
         if self._rest is None:
-            size = self._space.size
-            if size is None or size > _MOST_LISTED:
+            if not listable(self._space):
                 raise SpaceExhausted(
-                    "nothing new that the constraints allow was found in 10 000 draws. Loosen the constraints"
+                    f"nothing new was found in {candidate.attempts} draws. Widen the space or loosen the constraints"
                 )
             rest = [params for params in self._space.enumerate() if self._allows(params)]
             random.Random(len(rest)).shuffle(rest)

@@ -30,21 +30,24 @@ class Phases:
 
     def __init__(self, ends: Sequence[int] = ()) -> None:
         self._ends = ends
-        self._used_up = 0
+        # By island, the first phase in which it had anything new left when it last found out.
+        self._used_up: dict[int, int] = {}
 
-    def at(self, granted: int) -> int:
-        """The number of the phase, from 0, of the next individual where this many have been ``granted``."""
-        return max(self._used_up, bisect_right(self._ends, granted))
+    def at(self, granted: int, island: int | None = None) -> int:
+        """The number of the phase, from 0, of the next individual where this many have been ``granted``; ``island``
+        may have come further, as it has used up its part of a phase."""
+        return max(
+            self._used_up.get(island, 0) if island is not None else 0, bisect_right(self._ends, granted)
+        )
 
-    @property
-    def count(self) -> int:
-        """Without that of the whole space."""
-        return len(self._ends)
+    def name(self, phase: int) -> str:
+        """As it is called in messages."""
+        return f"phase {phase + 1}" if phase < len(self._ends) else "the whole space"
 
-    def skip(self, phase: int) -> bool:
-        """Nothing new is left in ``phase``: the next one begins now; False where there is none."""
+    def skip(self, phase: int, island: int) -> bool:
+        """Nothing new is left for ``island`` in ``phase``: the next one begins for it; False where there is none."""
         if phase < len(self._ends):
-            self._used_up = max(self._used_up, phase + 1)
+            self._used_up[island] = max(self._used_up.get(island, 0), phase + 1)
         return phase < len(self._ends)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hpo.errors import UsageError
 from hpo.individual import Scalar
@@ -23,7 +23,6 @@ class RestrictedSpace(SearchSpace):
         super().__init__(space.parameters)
         self._allowed: dict[int, tuple[int, ...]] = {}
         self._instead: dict[int, list[int]] = {}
-        self._choices: dict[str, set[Scalar]] = {}
         problems: list[str] = []
         for name, choices in only.items():
             indices = _indices(space, name, choices, problems)
@@ -32,7 +31,7 @@ class RestrictedSpace(SearchSpace):
             place, parameter = space.names.index(name), space.parameters[name]
             self._allowed[place] = indices
             assert isinstance(parameter, Categorical)
-            self._choices[name] = {parameter.choices[index] for index in indices}
+            self._narrowed[name] = {parameter.choices[index] for index in indices}
             self._instead[place] = [
                 _instead(index, indices, ordered=isinstance(parameter, Ordinal))
                 for index in range(parameter.count or 0)
@@ -46,20 +45,20 @@ class RestrictedSpace(SearchSpace):
             genome[place] = rng.choice(indices)
         return tuple(genome)
 
-    def allows(self, params: Mapping[str, Scalar]) -> bool:
-        """Whether all choices of ``params``, a configuration of the whole space, are allowed here."""
-        return all(params[name] in allowed for name, allowed in self._choices.items() if name in params)
-
-    def enumerate(self) -> Iterator[dict[str, Scalar]]:
-        return filter(self.allows, super().enumerate())
-
     def project_to_allowed(self, genome: Genome) -> Genome:
-        if all(int(genome[place]) in indices for place, indices in self._allowed.items()):
-            return genome
-        genes = list(genome)
-        for place, instead in self._instead.items():
-            genes[place] = instead[int(genes[place])]
-        return tuple(genes)
+        """``genome``, with another choice for each that is not allowed; a parameter that does not exist has none."""
+        genes: list[float] | None = None
+        while True:
+            now = genome if genes is None else genes
+            wrong = [place for place, indices in self._allowed.items() if int(now[place]) not in indices]
+            exist = self.decode(now) if wrong else {}
+            wrong = [place for place in wrong if self.names[place] in exist]
+            if not wrong:
+                return genome if genes is None else tuple(genes)
+            # With another choice of one parameter others may begin to exist.
+            genes = list(now)
+            for place in wrong:
+                genes[place] = self._instead[place][int(genes[place])]
 
 
 def restricted(space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> SearchSpace:

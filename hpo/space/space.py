@@ -26,6 +26,7 @@ Params = dict[str, Scalar]
 """A configuration: the value of each parameter that exists in it, in the order of declaration."""
 
 
+_MOST_LISTED = 1_000_000
 _OTHER = "\ud800"
 """Stands for any value that no condition names; no choice is this string, which UTF-8 cannot write."""
 
@@ -63,6 +64,8 @@ class SearchSpace:
         self._conditional = [
             (name, tuple(when.items())) for name in self._order if (when := self._when[name])
         ]
+        self._narrowed: dict[str, set[Scalar]] = {}
+        """The choices of parameters of which not all are used."""
         self._counts = [p.count if isinstance(p, Categorical) else None for p in self.parameters.values()]
         self._decoders = [(name, p.decoder()) for name, p in self.parameters.items()]
         self._encoders: list[tuple[str, Encoder, float]] = [
@@ -150,7 +153,7 @@ class SearchSpace:
     @cached_property
     def size(self) -> int | None:
         """The number of different configurations; None where a Float makes it infinite."""
-        return _count(self.parameters, self._when)
+        return _count(self.parameters, self._when, self._narrowed)
 
     def enumerate(self) -> Iterator[Params]:
         """All configurations of a finite space, without constraints; UsageError where ``size`` is None."""
@@ -204,8 +207,15 @@ class SearchSpace:
         if not _is_active(self._when[name], chosen):
             yield from self._extensions(depth + 1, chosen)
             return
+        narrowed = self._narrowed.get(name)
         for value in self.parameters[name].values():
-            yield from self._extensions(depth + 1, {**chosen, name: value})
+            if narrowed is None or value in narrowed:
+                yield from self._extensions(depth + 1, {**chosen, name: value})
+
+
+def listable(space: SearchSpace) -> bool:
+    """Whether ``space`` is finite and small enough to be gone through where random draws find nothing new."""
+    return space.size is not None and space.size <= _MOST_LISTED
 
 
 def _check_names(parameters: Mapping[str, Parameter]) -> None:
@@ -277,13 +287,22 @@ def _is_active(when: When, chosen: Mapping[str, object]) -> bool:
     return all(parent in chosen and chosen[parent] in allowed for parent, allowed in when.items())
 
 
-def _count(parameters: Mapping[str, Parameter], when: Mapping[str, When]) -> int | None:
-    """The number of configurations: a product over groups that conditions link, a sum inside each group."""
+def _count(
+    parameters: Mapping[str, Parameter], when: Mapping[str, When], narrowed: Mapping[str, set[Scalar]]
+) -> int | None:
+    """The number of configurations: a product over groups that conditions link, a sum inside each group. ``narrowed``:
+    the choices that there are of parameters that have not all."""
+    # By group, and the values of what its conditions name outside of it.
+    counted: dict[tuple[object, ...], int | None] = {}
 
     def count(names: Sequence[str], chosen: Params) -> int | None:
         product = 1
         for group in _linked(names, when):
-            part = count_group(group, chosen)
+            named = {parent: chosen[parent] for name in group for parent in when[name] if parent in chosen}
+            key = (*group, *sorted(named.items()))
+            if key not in counted:
+                counted[key] = count_group(group, chosen)
+            part = counted[key]
             if part is None:
                 return None
             product *= part
@@ -294,11 +313,12 @@ def _count(parameters: Mapping[str, Parameter], when: Mapping[str, When]) -> int
         first, rest = names[0], names[1:]
         if not _is_active(when[first], chosen):
             return count(rest, chosen)
-        choices = parameters[first].count
+        choices = len(narrowed[first]) if first in narrowed else parameters[first].count
         if choices is None or not rest:
             return choices
         # Values that no condition names have the same configurations below: one count does for all of them.
         told_apart = {value for name in rest for value in when[name].get(first, ())}
+        told_apart &= narrowed.get(first, told_apart)
         total = 0
         for value in told_apart:
             below = count(rest, {**chosen, first: value})

@@ -29,8 +29,6 @@ _DIRECTIONS = (MINIMIZE, MAXIMIZE)
 
 Constraint = Callable[[Params], object]
 
-_MOST_LISTED = 1_000_000
-
 
 class Task:
     """What is searched, how one configuration is evaluated, and the objectives.
@@ -108,14 +106,10 @@ class Task:
         """
         return self._refusing(params) is None
 
-    @property
-    def listable(self) -> bool:
-        """Whether the space is finite and small enough to be gone through where random draws find nothing new."""
-        return self.space.size is not None and self.space.size <= _MOST_LISTED
-
-    def configurations(self) -> Iterator[tuple[Params, str]]:
-        """All configurations of a finite space that the constraints allow, with their keys."""
-        for params in self.space.enumerate():
+    def configurations(self, space: SearchSpace | None = None) -> Iterator[tuple[Params, str]]:
+        """All configurations of a finite space (of a part of it: ``space``) that the constraints allow, with their
+        keys."""
+        for params in (space or self.space).enumerate():
             if self.allows(params):
                 yield params, self.space.key(params)
 

@@ -60,9 +60,10 @@ def closed(ends: list[Finished]) -> list[Finished]:
 def test_a_phase_ends_with_the_count_of_what_was_granted() -> None:
     phases = Phases([20, 40])
     assert [phases.at(one) for one in (0, 19, 20, 39, 40, 1000)] == [0, 0, 1, 1, 2, 2]
-    assert phases.skip(0) and [phases.at(one) for one in (0, 20, 40)] == [1, 1, 2]
-    assert phases.skip(1) and phases.at(0) == 2
-    assert not phases.skip(2)
+    assert phases.skip(0, 3) and [phases.at(one, 3) for one in (0, 20, 40)] == [1, 1, 2]
+    assert phases.skip(1, 3) and phases.at(0, 3) == 2
+    assert not phases.skip(2, 3)
+    assert [phases.at(0), phases.at(0, 1)] == [0, 0]  # the others have not come as far
     assert Phases().at(10**9) == 0
 
 

@@ -85,6 +85,59 @@ def test_children_of_immigrants_keep_to_it_whatever_breeds_them(kind: str) -> No
         breeder.learn(member)
 
 
+CONDITIONAL = hpo.SearchSpace(
+    optimizer=hpo.Categorical("sgd", "adam"),
+    nesterov=hpo.Categorical(False, True, when={"optimizer": "sgd"}),
+    decay=hpo.Categorical(0, 1, 2, when={"nesterov": True}),
+)
+
+
+def test_what_does_not_exist_needs_no_other_choice() -> None:
+    space = restricted(CONDITIONAL, {"nesterov": [True], "decay": [2]})
+    adam = CONDITIONAL.encode({"optimizer": "adam"})
+    assert space.project_to_allowed(adam) is adam
+    # What begins to exist gets a choice that is allowed, too.
+    sgd = CONDITIONAL.encode({"optimizer": "sgd", "nesterov": False})
+    found = space.decode(space.project_to_allowed(sgd))
+    assert found == {"optimizer": "sgd", "nesterov": True, "decay": 2}
+    assert space.size == len(list(space.enumerate())) == 2
+
+    search = hpo.Search(CONDITIONAL, kind="grid", only={"nesterov": [True]})
+    asked = [search.ask() for _ in range(4)]
+    assert [one.operator for one in asked] == ["grid"] * 4
+    assert sum(one.params["optimizer"] == "adam" for one in asked) == 1
+
+
+def test_repetitions_are_made_of_what_lacks_the_parameter_too() -> None:
+    space = hpo.SearchSpace({**CONDITIONAL.parameters, "lr": hpo.Float(0, 1)})
+    search = hpo.Search(space, only={"nesterov": [True]}, reevaluate=0.5, seed=1)
+    for number in range(40):
+        search.enter({"optimizer": "adam", "lr": number / 40}, number / 40)
+    operators = [search.ask().operator for _ in range(40)]
+    assert operators.count("reevaluation") > 5
+
+
+@pytest.mark.parametrize(
+    ("only", "number"),
+    [
+        ({"a": [*range(8, 28)], "b": [*range(20)]}, 400),
+        ({"a": [7], "c": ["x"]}, 2000),
+        ({"c": ["y"], "a": [1]}, None),
+    ],
+)
+def test_the_size_is_that_of_the_part(only: dict[str, Any], number: int | None) -> None:
+    space = hpo.SearchSpace(
+        a=hpo.Ordinal(*range(2000)),
+        b=hpo.Ordinal(*range(2000)),
+        c=hpo.Categorical("x", "y", when={"a": [1, 7]}),
+        d=hpo.Float(0, 1, when={"c": "y"}),
+    )
+    part = restricted(space, only)
+    assert part.size == number
+    if number is not None:
+        assert len(list(part.enumerate())) == number
+
+
 def test_without_one_the_space_is_the_same() -> None:
     assert restricted(SPACE, {}) is SPACE
     genome = SPACE.sample(random.Random(0))

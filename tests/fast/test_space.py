@@ -186,6 +186,15 @@ def test_size_of_large_spaces_is_counted_and_not_listed() -> None:
         chains[f"a{i}"] = Int(1, 2**50, when={f"on{i}": True})
         chains[f"b{i}"] = Int(1, 7, when={f"a{i}": (3, 2**50)})
     assert SearchSpace(chains).size == (1 + (2**50 - 2) + 2 * 7) ** 30
+    # Blocks, and between neighbours a choice where both are on: as many binary words, with 3 for each pair of ones.
+    linked: dict[str, Parameter] = {}
+    off, on = 1, 0
+    for i in range(60):
+        linked[f"p{i}"] = Categorical(True, False)
+        off, on = off + on, off + 3 * on
+        if i:
+            linked[f"between{i}"] = Categorical(1, 2, 3, when={f"p{i - 1}": True, f"p{i}": True})
+    assert SearchSpace(linked).size == off + on
     star: dict[str, Parameter] = {"root": Int(0, 1000)}
     star |= {f"leaf{i}": Ordinal("x", "y", when={"root": i}) for i in range(100)}
     assert SearchSpace(star).size == 1001 + 100

@@ -196,6 +196,50 @@ def test_a_suspect_that_works_after_all_is_none() -> None:
     assert not watch.ended(1, over(22, COMPLETED)).bench
 
 
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize("gone", ["benched", "dead"])
+def test_a_test_ends_where_the_worker_that_makes_it_is_benched_or_dies_meanwhile(
+    works: bool, gone: str
+) -> None:
+    """Else the suspect got nothing more in this launch, whatever the test had shown."""
+    watch = watching(None, workers=3)
+    for number in range(20):
+        watch.ended(1, over(number, COMPLETED))
+        watch.ended(2, over(100 + number, COMPLETED))
+    for number in (20, 21, 22):
+        watch.ended(0, over(number))
+    assert watch.holds(0)
+    # Individual 22 begins on worker 1, which is found to fail, or dies, before it ends.
+    if gone == "benched":
+        for number in (130, 131, 132):
+            watch.ended(1, over(number))
+        assert watch.ended(2, over(132, COMPLETED)).bench
+    else:
+        watch.left(1)
+    found = watch.ended(1, over(22, COMPLETED if works else CRASHED))
+    assert (found.bench, watch.holds(0)) == (works, works)
+    if works:
+        assert [one.again.id for one in found.reopen] == ["0-0-20", "0-0-21"]
+
+
+def test_an_individual_that_no_other_worker_could_take_tests_nothing() -> None:
+    watch = watching(None, workers=3)
+    for number in range(20):
+        watch.ended(1, over(number, COMPLETED))
+    for number in (20, 21, 22):
+        watch.ended(0, over(number))
+    watch.left(1)
+    assert not watch.holds(0)
+    again = watch.ended(0, over(22))
+    assert again.test is None
+    watch.ended(2, over(40, COMPLETED))  # now another could
+    assert not watch.holds(0)
+    found = watch.ended(0, over(23))
+    assert found.test is not None and found.test.again.id == "0-0-23"
+    works = watch.ended(2, over(23, COMPLETED))
+    assert [one.again.id for one in works.reopen] == ["0-0-20", "0-0-21", "0-0-22"]
+
+
 def test_without_another_that_works_nobody_is_suspected() -> None:
     watch = watching(None, workers=2)
     for number in range(50):

@@ -23,6 +23,7 @@ from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
@@ -59,6 +60,7 @@ from hpo.search.protocols import (
     TrialReport,
 )
 from hpo.search.stopping_rules import PruningSettings
+from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
 from hpo.task.outcome import Outcome
 
@@ -323,6 +325,13 @@ class Report:
     by_kind: dict[str, float]
 
 
+def unseen(space: SearchSpace) -> UnseenConfigurations:
+    """What islands that search ``space`` can evaluate."""
+    if space.size is None:
+        return UnseenConfigurations()
+    return UnseenConfigurations(lambda: ((params, space.key(params)) for params in space.enumerate()))
+
+
 def leader_settings(
     *,
     seed: int,
@@ -464,9 +473,9 @@ class Simulation:
                     ),
                 )
             )
-        configurations = None
-        if space.size is not None:
-            configurations = lambda: ((params, space.key(params)) for params in space.enumerate())  # noqa: E731
+        parts = [space] * islands
+        if phased is not None:
+            parts = [restricted(space, phased.search_of(island).only) for island in range(islands)]
         self._registry = registry = WorkerRegistry(layout.workers)
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
@@ -479,7 +488,7 @@ class Simulation:
             assignments=earlier.pending,
             tally=earlier.tally,
             phases=None if phased is None else Phases([one.until for one in phased.phase]),
-            configurations=configurations,
+            unseen=[unseen(part) for part in parts],
             deadline=deadline,
             checkpoints=checkpoints,
             must_end=None if must_end is None else partial(float, must_end),

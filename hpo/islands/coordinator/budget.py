@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.unseen import Configurations, UnseenConfigurations
+from hpo.islands.coordinator.unseen import UnseenConfigurations
 
 UNLIMITED = 1 << 62
 
@@ -17,7 +17,8 @@ Admitted = Assignment | str
 class Budget:
     """``remaining``: how many individuals may be admitted beside the ``assignments``, which come first; below 0 where
     the budget was made smaller than what had been admitted. ``final``: how many have ended in earlier launches;
-    ``keys``: of all admitted configurations, to which it adds; ``duplicates``: configurations may come twice."""
+    ``keys``: of all admitted configurations, to which it adds; ``duplicates``: configurations may come twice;
+    ``unseen``: what each island can still evaluate, by island: islands that may evaluate the same share one."""
 
     def __init__(
         self,
@@ -27,11 +28,11 @@ class Budget:
         keys: set[str],
         assignments: Iterable[Assignment],
         duplicates: bool,
-        configurations: Callable[[], Configurations] | None,
+        unseen: Sequence[UnseenConfigurations],
     ) -> None:
         self._keys = keys
         self._duplicates = duplicates
-        self._unseen = UnseenConfigurations(configurations)
+        self._unseen = unseen
         self.assignments: deque[Assignment] = deque()
         # Assignments for which the budget has no room: a larger one may have.
         self._beyond: deque[Assignment] = deque()
@@ -79,8 +80,12 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the space holds no configuration that is new."""
-        return self._unseen.exhausted
+        """Whether no island has a configuration that is new."""
+        return all(unseen.exhausted for unseen in self._unseen)
+
+    def exhausted_for(self, island: int) -> bool:
+        """Whether ``island`` has no configuration that is new."""
+        return self._unseen[island].exhausted
 
     @property
     def granted(self) -> int:
@@ -97,18 +102,22 @@ class Budget:
         """Whether anything can be given to a worker."""
         return bool(self.assignments) or self.open
 
-    def admit(self, key: str) -> bool:
-        """Admit a configuration that was bred, unless it is known; an empty ``key`` stands for none at all."""
+    def available_to(self, island: int) -> bool:
+        """Whether anything can be given to a worker of ``island``."""
+        return bool(self.assignments) or (self.remaining > 0 and not self.exhausted_for(island))
+
+    def admit(self, key: str, island: int) -> bool:
+        """Admit a configuration that ``island`` bred, unless it is known; an empty ``key`` stands for none at all."""
         if not key or (not self._duplicates and key in self._keys):
             return False
         self.remaining -= 1
-        self._unseen.bred_a_new_one()
+        self._unseen[island].bred_a_new_one()
         self._keys.add(key)
         return True
 
-    def admit_unseen(self) -> Assignment | None:
-        """Admit a configuration that is not taken, if one can be found."""
-        unseen = self._unseen.next(self._keys)
+    def admit_unseen(self, island: int) -> Assignment | None:
+        """Admit a configuration that is not taken and that ``island`` may evaluate, if one can be found."""
+        unseen = self._unseen[island].next(self._keys)
         if unseen is not None:
             self.remaining -= 1
         return unseen
@@ -120,5 +129,6 @@ class Budget:
         else:
             self.remaining += 1
             self._keys.discard(item)
-            self._unseen.given_back()
+            for unseen in self._unseen:  # any island may find it
+                unseen.given_back()
         self._fit()

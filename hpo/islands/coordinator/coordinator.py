@@ -8,7 +8,7 @@ granted ahead are recalled from busy workers for idle ones: no worker idles whil
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
@@ -32,7 +32,7 @@ from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.health import Failure, Health
 from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.coordinator.tally import Tally
-from hpo.islands.coordinator.unseen import Configurations
+from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import (
     DRAINED,
     FAILING,
@@ -71,10 +71,10 @@ class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the launch.
 
     ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations; ``phases``:
-    open parts of the space in turn; ``configurations``: as of ``UnseenConfigurations``; ``deadline``, ``grace_s``,
-    ``checkpoints`` and ``must_end``: as of ``Ending``; ``commands``: what people ask for meanwhile;
-    ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what workers wait
-    for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
+    open parts of the space in turn; ``unseen``: as of ``Budget``, where one for all cannot be listed if left out;
+    ``deadline``, ``grace_s``, ``checkpoints`` and ``must_end``: as of ``Ending``; ``commands``: what people ask for
+    meanwhile; ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what
+    workers wait for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
     ``timed``: evaluations have a time-out. ``health``: watches for failures that are not the configurations' doing;
     ``reopened``: puts on record that these failures do not count, with the reason; ``worker_left``: that a worker takes
@@ -95,7 +95,7 @@ class Coordinator:
         tally: Tally | None = None,
         duplicates: bool,
         phases: Phases | None = None,
-        configurations: Callable[[], Configurations] | None = None,
+        unseen: Sequence[UnseenConfigurations] | None = None,
         grace_s: float,
         commands: Commands | None = None,
         stop_begun: Callable[[str], None] = lambda reason: None,
@@ -123,6 +123,8 @@ class Coordinator:
         self._storage_failed: str | None = None
         self._ended = ended
         self._registry = registry
+        self._islands = {leader: place.island for leader, place in registry.places.items()}
+        self._used_up: set[int] = set()
         self._health = health
         self._overdue = Overdue(timed=timed)
         self._reopened = reopened
@@ -134,7 +136,7 @@ class Coordinator:
             keys=known if known is not None else set(),
             assignments=assignments,
             duplicates=duplicates,
-            configurations=configurations,
+            unseen=unseen or [UnseenConfigurations()] * registry.islands,
         )
         self._phases = phases or Phases()
         self._phase = self._phases.at(self._budget.granted)
@@ -150,7 +152,7 @@ class Coordinator:
             transport=transport,
             registry=registry,
             grants=self._grants,
-            tally=self.tally,
+            count=self._count_of_dead,
             dead_leader_record=dead_leader_record,
             journal_totals=journal_totals,
             forget=self._forget_leader,
@@ -187,7 +189,7 @@ class Coordinator:
     def _answer(self, leader: int, claim: Claim) -> None:
         if self.stopping or self.end is not None:
             return
-        budget = self._budget
+        budget, island = self._budget, self._islands[leader]
         accepted: list[int] = []
         refused: list[int] = []
         assigned: list[tuple[int, Assignment]] = []
@@ -207,21 +209,22 @@ class Coordinator:
             if self._health.holds(leader):
                 self._grants.held.setdefault(leader, []).append(want)
                 continue
-            if not budget.available or self._too_late(leader):
+            if not budget.available_to(island) or self._too_late(leader):
                 self._grants.defer(leader, want)
                 continue
-            phase = self._current_phase()
+            phase = self._current_phase(island)
             if budget.assignments:
                 item = budget.assignments.popleft()
             elif want.phase != phase:
                 refused.append(want.token)
                 continue
-            elif budget.admit(want.key):
+            elif budget.admit(want.key, island):
                 item = want.key
-            elif claim.stuck and not self._phases.skip(phase):
-                item = budget.admit_unseen()
+            elif claim.stuck and not self._skip_phase(phase, island):
+                item = budget.admit_unseen(island)
             if item is None:
-                if budget.exhausted:
+                if budget.exhausted_for(island):
+                    self._remark_on_exhaustion(island)
                     self._grants.defer(leader, want)
                 else:
                     refused.append(want.token)
@@ -232,18 +235,35 @@ class Coordinator:
             else:
                 accepted.append(want.token)
         if accepted or refused or assigned:
-            self._send(leader, Grant(accepted, refused, assigned, self._current_phase()))
+            self._send(leader, Grant(accepted, refused, assigned, self._current_phase(island)))
         self._recall()
         self._maybe_end()
 
-    def _current_phase(self) -> int:
+    def _current_phase(self, island: int) -> int:
         granted = self._budget.granted
         phase = self._phases.at(granted)
         if phase > self._phase:
-            name = "the whole space" if phase == self._phases.count else f"phase {phase + 1}"
-            self.remarks.append(f"{name} is open after {granted} individuals")
+            self.remarks.append(f"{self._phases.name(phase)} is open after {granted} individuals")
         self._phase = phase
-        return phase
+        return self._phases.at(granted, island)
+
+    def _skip_phase(self, phase: int, island: int) -> bool:
+        """Nothing new was found for ``island`` in ``phase``: it goes on with the next; False where there is none."""
+        if not self._phases.skip(phase, island):
+            return False
+        self.remarks.append(
+            f"island {island} finds nothing new in {self._phases.name(phase)}: {self._phases.name(phase + 1)} is open "
+            f"to it after {self._budget.granted} individuals"
+        )
+        return True
+
+    def _remark_on_exhaustion(self, island: int) -> None:
+        if island not in self._used_up and not self._budget.exhausted:
+            self._used_up.add(island)
+            self.remarks.append(
+                f"island {island} has evaluated all configurations that its [[island]] only and the constraints allow: "
+                "its workers idle while the others go on"
+            )
 
     def _take_results(self, leader: int, message: Results) -> None:
         self._deaths.results_arrived(leader, len(message.results))
@@ -255,10 +275,14 @@ class Coordinator:
                 self._judge(leader, one)
         self._left(leader)
 
+    def _count_of_dead(self, leader: int, end: EvaluationEnd) -> None:
+        """Its leader is dead, and could not report it."""
+        self.tally.add(end)
+        self._health.left(leader)
+        self._judge(leader, end)
+
     def _judge(self, leader: int, end: EvaluationEnd) -> None:
         """Act on what the end of an evaluation says of its worker."""
-        if not self._health.watches(leader):
-            return
         found = self._health.ended(leader, end)
         if self.stopping is not None:
             return
@@ -266,7 +290,7 @@ class Coordinator:
             self._reopen([found.test], "test of a worker")
             if self._grants.holds_ahead(leader):
                 self._send(leader, Recall(self._grants.count(leader)))
-        if found.bench:
+        if found.bench and found.leader in self._registry.places:
             place = self._registry.places[found.leader]
             self._registry.bench(found.leader)
             self._grants.held.pop(found.leader, None)
@@ -430,6 +454,10 @@ class Coordinator:
         for leader in [one for one in ready if not self._health.holds(one)]:
             self._answer(leader, Claim(self._grants.held.pop(leader), False))
 
+    def _can_get_more(self, leader: int) -> bool:
+        """Whether anything is left that ``leader`` may evaluate."""
+        return self._budget.available_to(self._islands[leader])
+
     def _serve(self) -> None:
         """Give what has come back to the claims that wait, those of idle leaders first."""
         if self.stopping or self.paused or self._health.holds_all:
@@ -437,11 +465,13 @@ class Coordinator:
         grants = self._grants
         # Looked at anew each time: what is too late is put back.
         while grants.idle and self._budget.available and not self._too_late():
-            leader, want = grants.idle.popleft()
-            self._answer(leader, Claim([want], False))
+            claim = grants.next_idle(self._can_get_more)
+            if claim is None:
+                break
+            self._answer(claim[0], Claim([claim[1]], False))
         while grants.later and self._budget.available:
-            leader = next(iter(grants.later))
-            if self._too_late(leader):  # the others have as much before them
+            leader = next(filter(self._can_get_more, grants.later), None)
+            if leader is None or self._too_late(leader):  # the others have as much before them
                 break
             self._answer(leader, Claim(grants.later.pop(leader), False))
 
@@ -449,11 +479,13 @@ class Coordinator:
         """Ask leaders that hold more than they evaluate to give it back for those that idle."""
         if not self._grants.held_ahead or self.stopping:
             return
-        wanted = self._grants.lacking
+        wanted = 0
         if self.paused or self._health.holds_all or self._budget.remaining < 0:
             wanted = UNLIMITED  # what they hold ahead is not to be begun either
-        elif self._budget.exhausted or not self._grants.idle or self._too_late():
-            return
+        elif self._grants.idle and not self._too_late():
+            wanted = self._grants.lacking(
+                lambda leader: not self._budget.exhausted_for(self._islands[leader])
+            )
         for leader, number in self._grants.recall(wanted):
             self._send(leader, Recall(number))
 
@@ -516,8 +548,9 @@ class Coordinator:
             self._finish(EXHAUSTED if self._budget.exhausted else DONE)
         elif self._grants.idle and self._too_late():
             self.stop(self._ending.reason_of_lateness)
-        elif self._drained and self._drained.issuperset(self._registry.at_work):
-            self.stop(STOPPED)
+        elif not any(self._can_get_more(one) for one in self._registry.at_work if one not in self._drained):
+            # What is left belongs to islands without workers.
+            self.stop(STOPPED if self._drained else LOST)
 
     def _finish(self, reason: str) -> None:
         self.end = verdict(

@@ -10,7 +10,6 @@ from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.grants import Grants
-from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
 from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import Evaluated, EvaluationEnd, Lost, Migrant, Records, Waiting, encode
@@ -33,10 +32,11 @@ class JournalTotals(Protocol):
 
 
 class RankDeaths:
-    """``dead_leader_record``: what the dead leader of a worker left; ``journal_totals``: what all journals say;
-    ``forget``: takes from a leader what was granted to it and makes it free again; ``waiting``: called with a dead
-    leader whose journal cannot be read for now, and why (both of the former raise OSError then); ``stopping``: whether
-    the launch ends, and leaves that journal to the next one."""
+    """``count``: called with a dead leader and what it had evaluated and not reported; ``dead_leader_record``: what the
+    dead leader of a worker left; ``journal_totals``: what all journals say (both raise OSError where these cannot be
+    read for now); ``forget``: takes from a leader what was granted to it and makes it free again; ``waiting``: called
+    with a dead leader whose journal cannot be read for now, and why; ``stopping``: whether the launch ends, and leaves
+    that journal to the next one."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RankDeaths:
         transport: Transport,
         registry: WorkerRegistry,
         grants: Grants,
-        tally: Tally,
+        count: Callable[[int, EvaluationEnd], None],
         dead_leader_record: Callable[[WorkerPlacement], DeadLeaderRecord],
         journal_totals: Callable[[], JournalTotals],
         forget: Callable[[int], None],
@@ -54,7 +54,7 @@ class RankDeaths:
         self._transport = transport
         self._registry = registry
         self._grants = grants
-        self._tally = tally
+        self._count = count
         self._dead_leader_record = dead_leader_record
         self._journal_totals = journal_totals
         self._forget = forget
@@ -126,7 +126,7 @@ class RankDeaths:
             if tokens.get(key):
                 # The oldest: one that paused may have asked to go on already, under the same key.
                 self._grants.take(leader, tokens[key].pop(0))
-                self._tally.add(end)
+                self._count(leader, end)
         for assignment in found.begun:
             if tokens.get(assignment.key):
                 self._grants.take(leader, tokens[assignment.key].pop())

@@ -20,7 +20,7 @@ FUTILE = "futile"
 NOTHING_COMPLETED = "nothing completed"
 """It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
 LOST = "lost"
-"""No worker is left, or rank 0 is gone: ranks died."""
+"""No worker is left that could go on, or rank 0 is gone: ranks died."""
 
 _FORCED_END_S = 60.0
 _KNOWN = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import Admitted
@@ -110,10 +110,18 @@ class Grants:
         """Whether any leader holds more than it evaluates."""
         return bool(self._holders)
 
-    @property
-    def lacking(self) -> int:
-        """How many leaders idle beyond those for which something was recalled."""
-        return len(self.idle) - len(self._recalled)
+    def next_idle(self, suits: Callable[[int], bool]) -> tuple[int, Want] | None:
+        """The first claim of an idle leader that ``suits``, which no longer waits; None where there is none."""
+        place = next((place for place, (leader, _) in enumerate(self.idle) if suits(leader)), None)
+        if place is None:
+            return None
+        claim = self.idle[place]
+        del self.idle[place]
+        return claim
+
+    def lacking(self, suits: Callable[[int], bool]) -> int:
+        """How many leaders that ``suits`` idle, beyond those for which something was recalled."""
+        return sum(suits(leader) for leader, _ in self.idle) - len(self._recalled)
 
     def recall(self, wanted: int) -> list[tuple[int, int]]:
         """The leaders to ask for ``wanted`` individuals in all, those that hold most first, and the most for each."""

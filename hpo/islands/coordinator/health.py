@@ -113,8 +113,10 @@ class Health:
     # --- workers --------------------------------------------------------------------------------------------
 
     def ended(self, leader: int, end: EvaluationEnd) -> Actions:
-        """An evaluation of ``leader`` has ended."""
-        worker = self._workers[leader]
+        """An evaluation of ``leader`` has ended, which may be benched, or dead."""
+        worker = self._workers.get(leader)
+        if worker is None:
+            return self._ended_elsewhere(leader, end)
         self._awaited.discard(leader)
         alive = end.reported or end.status in (COMPLETED, PRUNED)
         self._watch_launch(end, alive)
@@ -126,11 +128,24 @@ class Health:
             self._drop_test(worker)
         elif end.status not in (INTERRUPTED, LOST):
             self._failed += 1
-            if end.again is not None and suspect is None:
+            if suspect == leader:  # no other worker could take it, so it tests nothing
+                self._drop_test(worker)
+                self._keep(worker.row, [one for one in worker.row if one.again.id != end.id])
+            if end.again is not None and suspect in (None, leader):
                 worker.row.append(Failure(end.status, end.again, end.error))
         if suspect is not None and suspect != leader and end.status not in (INTERRUPTED, LOST):
             return self._tested(suspect, works=alive)
         return self._look_at(leader)
+
+    def _ended_elsewhere(self, leader: int, end: EvaluationEnd) -> Actions:
+        """On a worker that is not watched any more. Where it tested another, that has to end: what worked shows that
+        the other worker fails, and a failure there shows nothing."""
+        suspect = self._tests.get(end.id)
+        if suspect is not None and end.status not in (INTERRUPTED, LOST):
+            if end.reported or end.status in (COMPLETED, PRUNED):
+                return self._tested(suspect, works=True)
+            self._drop_test(self._workers[suspect])
+        return Actions(leader=leader)
 
     def _tested(self, leader: int, *, works: bool) -> Actions:
         worker = self._workers[leader]
@@ -156,8 +171,7 @@ class Health:
         worker.test = test.again.id
         self._tests[test.again.id] = leader
         # It is reopened now, and so not once more with the launch's row.
-        kept = [one for one in self._row if one.again.id != test.again.id]
-        self._row = deque(kept, maxlen=_LONGEST)
+        self._keep(self._row, [one for one in self._row if one.again.id != test.again.id])
         return Actions(leader=leader, test=test)
 
     def _drop_test(self, worker: _Worker) -> None:
@@ -170,16 +184,15 @@ class Health:
         others = (other for leader, other in self._workers.items() if leader != suspect)
         return any(other.succeeded and other.test is None and not other.drained for other in others)
 
-    def watches(self, leader: int) -> bool:
-        """Whether ``leader`` may get something."""
-        return leader in self._workers
-
     def forget(self, identities: Container[str | None]) -> None:
         """The failures of these individuals were reopened for another reason, and are not to be again."""
         for row in (self._row, *(worker.row for worker in self._workers.values())):
-            kept = [one for one in row if one.again.id not in identities]
-            row.clear()
-            row.extend(kept)
+            self._keep(row, [one for one in row if one.again.id not in identities])
+
+    @staticmethod
+    def _keep(row: deque[Failure], failures: list[Failure]) -> None:
+        row.clear()
+        row.extend(failures)
 
     def drained(self, leader: int) -> None:
         """``leader`` gets nothing more; what it evaluates still counts."""

@@ -1,4 +1,6 @@
-"""The configurations of a finite space that are not taken yet, for leaders whose breeding finds only known ones."""
+"""The configurations of a finite space that are not taken yet, for leaders whose breeding finds only known ones.
+
+Islands that keep to different parts of the space (``[[island]] only``) use them up at different times."""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ Configurations = Iterator[tuple[dict[str, Scalar], str]]
 
 
 class UnseenConfigurations:
-    """``configurations``: lists all of a finite space; None for a space that cannot be listed, which counts as
-    exhausted after 20 000 draws that found nothing new."""
+    """Of what one or more islands may evaluate. ``configurations``: lists all of that; None where it cannot be listed:
+    it counts as exhausted after 20 000 draws that found nothing new."""
 
-    def __init__(self, configurations: Callable[[], Configurations] | None) -> None:
+    def __init__(self, configurations: Callable[[], Configurations] | None = None) -> None:
         self._configurations = configurations
         # What was read of the list and not taken, the rest, and whether that may hold anything.
         self._unseen: Configurations = iter(())

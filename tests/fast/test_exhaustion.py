@@ -1,0 +1,184 @@
+"""Islands that keep to parts of the space, and use them up at different times."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from simulation import MemoryInbox, Simulation
+from simulation.campaigns import disturb, finished, give_at, losses, make, records_of, standing
+
+import hpo
+from hpo.config import reader as config
+from hpo.config.settings import Settings
+from hpo.individual import COMPLETED
+from hpo.islands.coordinator.ending import DONE, EXHAUSTED, LOST, STOPPED
+from hpo.islands.resume.fold import fold
+from hpo.journal.commands import Drain
+from hpo.journal.records import Finished, Record
+
+FINITE = hpo.SearchSpace(a=hpo.Ordinal(*range(8)), b=hpo.Ordinal(*range(6)))
+# Without end where ``kind`` is "b".
+MIXED = hpo.SearchSpace(
+    kind=hpo.Categorical("a", "b"),
+    depth=hpo.Ordinal(1, 2, 3, when={"kind": "a"}),
+    lr=hpo.Float(0.0, 1.0, when={"kind": "b"}),
+)
+ASKED = {"time": 0.0, "by": "me"}
+
+
+def settings(parts: list[dict[str, list[Any]]], **keywords: Any) -> Settings:
+    island = [{"only": part} for part in parts]
+    return config.from_keywords(
+        directory=".", evaluations=1, kind="evolution", islands=len(parts), island=island, **keywords
+    )
+
+
+def simulate(
+    case: int, space: hpo.SearchSpace, parts: list[dict[str, list[Any]]], *, phase: Any = (), **changes: Any
+) -> Simulation:
+    keywords = {
+        "phased": settings(parts, phase=list(phase), **({"inherit": False} if phase else {})),
+        "islands": len(parts),
+        "workers": 2 * len(parts),
+        "goal": lambda params: float(params.get("a", 0)) + float(params.get("lr", 0)),
+        **changes,
+    }
+    return make(case, space=space, **keywords)[0]
+
+
+def island_of(record: Finished) -> int:
+    return int(record.id.split("-")[0])
+
+
+def completed(records: list[Record]) -> list[Finished]:
+    return [one for one in standing(records) if one.status == COMPLETED]
+
+
+def check_parts(ends: list[Finished], space: hpo.SearchSpace, parts: list[dict[str, list[Any]]]) -> None:
+    """All are different, and each keeps to what its island may evaluate."""
+    assert len({space.key(one.params) for one in ends}) == len(ends)
+    for one in ends:
+        only = parts[island_of(one)]
+        assert all(one.params[name] in choices for name, choices in only.items() if name in one.params)
+
+
+@pytest.mark.parametrize("case", range(6))
+@pytest.mark.parametrize(
+    ("space", "narrow", "wide", "size"),
+    [
+        (FINITE, {"a": [0], "b": [0, 1, 2]}, {"a": [1, 2, 3, 4, 5, 6, 7]}, 3),
+        (MIXED, {"kind": ["a"]}, {"kind": ["b"]}, 3),
+    ],
+    ids=["listed", "endless"],
+)
+def test_an_island_that_has_used_up_its_part_does_not_end_the_campaign(
+    space: hpo.SearchSpace, narrow: dict[str, list[Any]], wide: dict[str, list[Any]], size: int, case: int
+) -> None:
+    parts = [wide, narrow] if case % 2 else [narrow, wide]
+    simulation = simulate(case, space, parts, evaluations=40)
+    simulation.run()
+    ends = finished(simulation)
+    check_parts(ends, space, parts)
+    assert len(ends) == 40 and simulation.coordinator.end is not None
+    assert simulation.coordinator.end.reason == DONE
+    assert sum(island_of(one) == parts.index(narrow) for one in ends) == size
+    if space is FINITE:  # else it takes 20 000 claims in vain to find out, each as long as two messages
+        said = [one for one in simulation.coordinator.remarks if "idle while the others go on" in one]
+        assert said and said[0].startswith(f"island {parts.index(narrow)} has evaluated all")
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_when_all_islands_have_used_up_their_parts_it_ends_as_exhausted(case: int) -> None:
+    parts: list[dict[str, list[Any]]] = [{"a": [0, 1], "b": [0]}, {"a": [1, 2, 3]}, {"b": [5], "a": [7]}]
+    simulation = simulate(case, FINITE, parts, evaluations=40)
+    simulation.run()
+    ends = finished(simulation)
+    check_parts(ends, FINITE, parts)
+    assert len(ends) == 20  # (0, 0) and (1, 0), three times six with (1, 0) again, and (7, 5)
+    assert simulation.coordinator.end is not None
+    assert (simulation.coordinator.end.reason, simulation.coordinator.end.exit_code) == (EXHAUSTED, 0)
+
+
+def test_what_is_left_to_islands_without_workers_is_for_the_next_launch() -> None:
+    parts: list[dict[str, list[Any]]] = [{"kind": ["a"]}, {"kind": ["b"]}]
+    simulation = simulate(3, MIXED, parts, evaluations=30, workers=3)  # ranks 0 and 1, and rank 2
+    simulation.at(2.0, lambda: simulation.kill(2))
+    simulation.run()
+    end = simulation.coordinator.end
+    assert end is not None and (end.reason, end.exit_code) == (LOST, 75)
+    before = records_of(simulation)
+    earlier = fold(before, space=MIXED, islands=2, losses=losses)
+    second = simulate(4, MIXED, parts, evaluations=30, workers=3, earlier=earlier)
+    second.run()
+    ends = completed(before + records_of(second))
+    check_parts([one for one in ends if one.operator != "retry"], MIXED, parts)
+    assert len(ends) == 30
+    assert second.coordinator.end is not None and second.coordinator.end.reason == DONE
+
+
+def test_an_island_whose_workers_were_drained_leaves_the_rest_to_the_next_launch() -> None:
+    parts: list[dict[str, list[Any]]] = [{"kind": ["a"]}, {"kind": ["b"]}]
+    inbox = MemoryInbox()
+    simulation = simulate(5, MIXED, parts, evaluations=30, workers=2, inbox=inbox)
+    give_at(simulation, inbox, 2.0, Drain(**ASKED, worker="1-0"))  # type: ignore[arg-type]
+    simulation.run()
+    end = simulation.coordinator.end
+    assert end is not None and (end.reason, end.exit_code) == (STOPPED, 75)
+    assert len(finished(simulation)) < 30
+
+
+def test_a_phase_ends_early_for_the_island_that_has_used_up_its_part_alone() -> None:
+    parts: list[dict[str, list[Any]]] = [{"b": [0]}, {}]
+    phase = [{"until": 24, "only": {"a": [0, 1, 2, 3]}}]
+    simulation = simulate(2, FINITE, parts, phase=phase, evaluations=36)
+    simulation.run()
+    ends = sorted(finished(simulation), key=lambda one: one.started)
+    assert len(ends) == 36
+    narrow = [int(one.params["a"]) for one in ends if island_of(one) == 0]
+    assert len(narrow) <= 8 and set(narrow[:4]) <= {0, 1, 2, 3} and max(narrow) > 3
+    others = [int(one.params["a"]) for one in ends[:20] if island_of(one) == 1]
+    assert len(others) >= 12 and max(others) <= 3
+    said = [
+        one
+        for one in simulation.coordinator.remarks
+        if one.startswith("island 0 finds nothing new in phase 1")
+    ]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("case", range(40))
+def test_whatever_happens_nothing_is_evaluated_twice_and_the_next_launch_completes_it(case: int) -> None:
+    rng = random.Random(f"exhaustion/{case}")
+    space = rng.choice([FINITE, MIXED])
+    parts: list[dict[str, list[Any]]]
+    if space is FINITE:
+        parts = [
+            {
+                "a": sorted(rng.sample(range(8), rng.randint(1, 8))),
+                "b": sorted(rng.sample(range(6), rng.randint(1, 6))),
+            }
+            for _ in range(rng.randint(1, 4))
+        ]
+        most = len({(a, b) for part in parts for a in part["a"] for b in part["b"]})
+    else:
+        parts = [{"kind": [kind]} for kind in ("a", "b", *rng.choices("ab", k=rng.randint(0, 2)))]
+        most = 10**6
+    evaluations = rng.randint(1, 60)
+    records: list[Record] = []
+    for launch in range(8):
+        earlier = fold(records, space=space, islands=len(parts), losses=losses)
+        workers = len(parts) + rng.randint(0, 6)
+        made = {"evaluations": evaluations, "workers": workers, "earlier": earlier}
+        simulation = simulate(100 * case + launch, space, parts, **made)
+        until = disturb(simulation, rng, workers) if launch < 7 else float("inf")
+        simulation.run(until)
+        records += records_of(simulation)
+        end = simulation.coordinator.end
+        if end is not None and end.exit_code == 0 and 0 not in simulation.dead:
+            break
+    ends = completed(records)
+    assert end is not None and end.reason == (DONE if evaluations <= most else EXHAUSTED)
+    assert len(ends) == min(evaluations, most)
+    assert len({space.key(one.params) for one in ends}) == len(ends)
