@@ -219,7 +219,11 @@ def _csv(table: pandas.DataFrame) -> bytes:
             if table[name].dtype == object:
                 table[name] = [_nul_as_text(value) for value in table[name]]
         table.columns = [_nul_as_text(name) for name in table.columns]
-    text: str = table.to_csv(index=False)
+    columns = [name for name in table.columns if table[name].dtype.kind == "O"]
+    texts = (*table.columns, *(value for name in columns for value in table[name]))
+    # Before Python 3.13 csv quotes of "\r" and "\n" only what is in the line's end.
+    end = "\r\n" if any(isinstance(text, str) and "\r" in text for text in texts) else "\n"
+    text: str = table.to_csv(index=False, lineterminator=end)
     return text.encode()
 
 

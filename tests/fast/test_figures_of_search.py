@@ -155,6 +155,34 @@ def test_values_last_until_the_last_report_and_not_beyond():
     assert shown.final.tolist() == pytest.approx([-3.0, nan], nan_ok=True)
 
 
+@pytest.mark.parametrize("steps", [20, 400])
+def test_on_the_grid_each_has_what_it_reported_last(steps):
+    rng = random.Random(steps)
+    curves, ids = [], [f"0-0-{number}" for number in range(25)]
+    for identity in ids:
+        reported = rng.sample(range(steps), rng.randint(1, min(steps, 60)))
+        curves += [(identity, step, rng.choice([rng.random(), math.inf, math.nan]), 0.0) for step in reported]
+    rng.shuffle(curves)
+    shown = progress(record([one(number, 1.0) for number in range(25)]), source((), curves).curves)
+    assert len(shown.steps) <= 60 and shown.steps == sorted(set(shown.steps))
+    for identity, row in zip(shown.ids, shown.losses):
+        own = {step: value for name, step, value, _ in curves if name == identity and not math.isnan(value)}
+        last = max((step for step, value in own.items() if math.isfinite(value)), default=-1)
+        for step, value in zip(shown.steps, row):
+            before = [each for each in own if each <= step]
+            expected = own[max(before)] if before and step <= last else math.nan
+            assert value == pytest.approx(expected, nan_ok=True), (identity, step)
+
+
+def test_steps_may_be_counted_from_0():
+    found, curves = campaign(40)
+    figure = draw(
+        "budget", source(found, [(identity, step - 1, value, at) for identity, step, value, at in curves])
+    )
+    assert [trace.name for trace in figure.data if trace.name] == ["patience 0", "patience 1", "patience 2"]
+    assert all(min(trace.x) >= 1 for trace in figure.data if trace.name)
+
+
 def test_halving_stops_who_starts_late_unless_it_is_patient():
     """Ten curves; the five best in the end are the worst at step 1 and in order from step 2 on."""
     import numpy

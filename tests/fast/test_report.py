@@ -170,6 +170,50 @@ def test_many_parts_become_few_bars_of_the_same_extent(homes: dict[int, Path], m
     assert sum(len(bar.x) for bar in few.data if bar.type == "bar") <= 40
 
 
+def test_as_many_workers_as_there_are_have_their_bars(homes: dict[int, Path], monkeypatch) -> None:
+    """No merging makes fewer bars than there are workers and statuses."""
+    monkeypatch.setattr(theme, "MOST_POINTS", 3)
+    one = source(homes[1])
+    figure = BY_NAME["timeline"].draw([one])
+    bars = [
+        (float(y), trace.name.split()[0]) for trace in figure.data if trace.type == "bar" for y in trace.y
+    ]
+    rows = {part.place[1:] for part in one.record.parts}
+    assert len(bars) == len(set(bars)) >= len(rows) > 3
+
+
+def test_campaigns_of_other_objectives_stand_side_by_side_where_they_can(
+    homes: dict[int, Path], tmp_path: Path
+) -> None:
+    other = home(tmp_path / "other", [finished(number, 1000.0 + number) for number in range(9)])
+    for paths in ([homes[2], homes[1], other], [homes[1], other, homes[2]], [other, homes[2]]):
+        sources = read(paths)
+        found = content(sources)
+        (history,) = [one for one in found.figures if one.name == "history"]
+        there = [one.objectives.keys() >= {sources[0].objective} for one in sources]
+        assert {trace["meta"] for trace in history.plot["data"]} == {
+            n for n, each in enumerate(there) if each
+        }
+        assert found.compared is not None
+        assert [row[1] != "–" for row in found.compared.rows] == there
+
+
+def test_a_mark_is_of_its_own_campaign_where_several_are_overlaid(
+    homes: dict[int, Path], tmp_path: Path
+) -> None:
+    few = home(tmp_path / "few", [finished(number, 1.0 - number / 10) for number in range(3)])
+    many = home(tmp_path / "many", [finished(number, 5.0 - number / 10) for number in range(9)])
+    found = content(read([few, many]))
+    assert [len(one.ids) for one in found.details] == [3, 9]
+    for name in ("history", "hours"):
+        (figure,) = [one for one in found.figures if one.name == name]
+        for trace in figure.plot["data"]:
+            ids = found.details[trace["meta"]].ids
+            assert set(trace["customdata"]) <= {*ids}
+            best = dict(zip(ids, found.details[trace["meta"]].objectives["value"]))
+            assert [best[each] for each in trace["customdata"]] == pytest.approx(list(trace["y"]))
+
+
 def test_wild_outliers_are_clipped_and_counted() -> None:
     values = [1.0 + 0.01 * n for n in range(20)]
     wild = value_range([*values, 1e9, 1e12], "minimize")

@@ -12,6 +12,7 @@ import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from written import Written
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES, Individual
@@ -487,6 +488,16 @@ def test_csv_parquet_and_json_hold_the_same(mixed: _Home, tmp_path: Path) -> Non
     assert [row["params.layers"] for row in rows] == ["auto", 2, None]
     assert [row["metrics.loss"] for row in rows] == ["nan", "-inf", None]
     assert rows[1]["params.nesterov"] is True
+
+
+def test_a_text_with_a_carriage_return_stays_one_cell(tmp_path: Path) -> None:
+    campaign = Written(tmp_path / "x")
+    campaign.evaluate(0, 0.5, metrics={"note": "50%\r100% done", "plain": "a\nb"})
+    campaign.evaluate(1, 0.5, metrics={"note": "fine"})
+    results.export(campaign.path, tmp_path / "table.csv")
+    table = pandas.read_csv(tmp_path / "table.csv")
+    assert list(table["metrics.note"]) == ["50%\r100% done", "fine"]
+    assert list(table["id"]) == ["0-0-0", "0-0-1"]
 
 
 def test_an_export_replaces_the_file_all_at_once(mixed: _Home, tmp_path: Path) -> None:

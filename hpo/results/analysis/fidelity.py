@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,46 +49,42 @@ def progress(record: CampaignRecord, curves: pandas.DataFrame) -> Progress:
     With one objective ``final`` is its value; with several, the last report, as only that is comparable.
     """
     import numpy
-    import pandas
 
     from hpo.individual import COMPLETED
 
     ways = list(record.objectives.values())
     sign = -1.0 if ways[0] == "maximize" else 1.0
     table = curves[["id", "step", "value"]].dropna()
-    table = table.drop_duplicates(["id", "step"], keep="last")
-    wide = table.pivot(index="id", columns="step", values="value").sort_index(axis=1)
-    steps = [int(one) for one in wide.columns]
-    values = sign * wide.to_numpy(dtype=float)
-    # Filled forward up to the last report: some reports are dropped, not all tasks report at the same steps.
-    reached = numpy.flip(numpy.logical_or.accumulate(numpy.flip(numpy.isfinite(values), 1), axis=1), 1)
-    filled = pandas.DataFrame(values).ffill(axis=1).to_numpy(dtype=float)
-    losses = numpy.where(reached, filled, numpy.nan)
-    chosen = _spread(steps)
+    table = table.drop_duplicates(["id", "step"], keep="last").sort_values(["id", "step"])
+    steps = numpy.unique(table["step"].to_numpy())
+    grid = steps[_spread(len(steps))]
     ended = {one.id: one for one in record.individuals if one.status == COMPLETED}
-    final = numpy.full(len(wide), numpy.nan)
-    for row, identity in enumerate(wide.index):
-        one = ended.get(identity)
+    ids: list[str] = []
+    losses = numpy.full((table["id"].nunique(), len(grid)), numpy.nan)
+    final = numpy.full(len(losses), numpy.nan)
+    for row, (identity, curve) in enumerate(table.groupby("id", sort=True)):
+        ids.append(str(identity))
+        own, values = curve["step"].to_numpy(), sign * curve["value"].to_numpy(dtype=float)
+        # Filled forward up to the last report: some reports are dropped, not all tasks report at the same steps.
+        before = numpy.searchsorted(own, grid, side="right") - 1
+        finite = own[numpy.isfinite(values)]
+        there = (before >= 0) & (grid <= finite[-1]) if len(finite) else numpy.zeros(len(grid), dtype=bool)
+        losses[row, there] = values[before[there]]
+        one = ended.get(str(identity))
         if one is not None:
-            last = filled[row, -1] if filled.shape[1] else numpy.nan
-            final[row] = sign * one.value if one.value is not None else last
-    return Progress(
-        ids=[str(one) for one in wide.index],
-        steps=[steps[place] for place in chosen],
-        losses=losses[:, chosen],
-        final=final,
-    )
+            final[row] = sign * one.value if one.value is not None else values[-1]
+    return Progress(ids=ids, steps=[int(step) for step in grid], losses=losses, final=final)
 
 
-def _spread(steps: Sequence[int]) -> list[int]:
-    """Places of at most ``_MOST_STEPS`` of the steps: half evenly spread, half by their logarithm."""
+def _spread(count: int) -> list[int]:
+    """Places of at most ``_MOST_STEPS`` of ``count`` steps: half evenly spread, half by their logarithm."""
     import numpy
 
-    if len(steps) <= _MOST_STEPS:
-        return list(range(len(steps)))
+    if count <= _MOST_STEPS:
+        return list(range(count))
     half = _MOST_STEPS // 2
-    evenly = numpy.linspace(0, len(steps) - 1, half)
-    early = numpy.geomspace(1, len(steps), half) - 1
+    evenly = numpy.linspace(0, count - 1, half)
+    early = numpy.geomspace(1, count, half) - 1
     return sorted({round(float(place)) for place in (*evenly, *early)})
 
 
@@ -130,7 +125,7 @@ def kept(
 ) -> float | None:
     """Of the individuals that are the best ``share`` in the end (at least five), the part that successive halving with
     these settings would not have stopped, had it known all curves. None where none of them could be stopped, because
-    no rung lies before the last step.
+    no rung lies before the last step. ``min_steps``: at least 1.
 
     Rungs are at ``min_steps · reduction^k`` steps; of n that got there the best ⌊n / reduction⌋ go on, and one that
     fails at more than ``patience`` rungs in a row is stopped."""

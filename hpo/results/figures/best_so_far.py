@@ -34,8 +34,8 @@ def draw(
     title: str,
     axis: str,
 ) -> Plot:
-    """One row an objective; where evaluations ended without a result, a strip below. ``launches``: where the second and
-    later ones began.
+    """One row an objective of the first; campaigns that do not have it, or in another direction, are not in it. Where
+    evaluations ended without a result, a strip below. ``launches``: where the second and later ones began.
 
     Raises:
         NotDrawn: nothing has completed.
@@ -58,16 +58,19 @@ def draw(
         bottom = 1 - (row + 1) * (1 - base) / len(objectives) + (0.08 if row < len(objectives) - 1 else 0.03)
         name = f"yaxis{row + 1 if row else ''}"
         place = f"y{row + 1 if row else ''}"
-        shown = _extent(sources, objective)
         way = first.objectives[objective]
+        alike = [source for source in sources if source.objectives.get(objective) == way]
+        shown = _extent(alike, objective)
         arrow = "higher is better" if way == "maximize" else "lower is better"
         layout[name] = {
             **(shown.axis() if shown else {}),
             "title": f"{theme.label(objective)} ({arrow})",
             "domain": [max(0.0, bottom) if failed or row < len(objectives) - 1 else 0.0, top],
         }
-        drawn = _single if single else _overlaid
-        traces += drawn(sources, objective, along, place, legend=row == 0)
+        if single:
+            traces += _single(first, objective, along, place, legend=row == 0)
+        else:
+            traces += _overlaid(sources, objective, along, place, legend=row == 0)
         if shown and shown.outside:
             notes.append(theme.note(shown.note(), top))
         if single and shown:
@@ -170,9 +173,8 @@ def _points(
 
 
 def _single(
-    sources: Sequence[Source], objective: str, along: Along, place: str, *, legend: bool
+    source: Source, objective: str, along: Along, place: str, *, legend: bool
 ) -> list[dict[str, Any]]:
-    source = sources[0]
     found = []
     shown = [one for one in source.ended if source.value(one, objective) is not None]
     steps = {one.id for one in _improvements(source, objective)}
@@ -263,8 +265,11 @@ def _star(source: Source, objective: str, along: Along, place: str, *, legend: b
 def _overlaid(
     sources: Sequence[Source], objective: str, along: Along, place: str, *, legend: bool
 ) -> list[dict[str, Any]]:
+    """Those that have the objective as the first has it; ``meta`` of each trace is its campaign's place."""
     found = []
     for number, source in enumerate(sources):
+        if source.objectives.get(objective) != sources[0].objectives[objective]:
+            continue
         colour = theme.SERIES[number % len(theme.SERIES)]
         name = theme.label(source.name)
         shown = [one for one in source.completed if source.value(one, objective) is not None]
@@ -281,11 +286,20 @@ def _overlaid(
                 marker={"color": colour, "size": 4, "opacity": 0.25},
                 hovertemplate=f"{name}, %{{customdata}}<br>%{{y}}<extra></extra>",
                 yaxis=place,
+                meta=number,
             )
         )
         found.append(
             _step_line(
-                source, objective, along, colour, place, name=name, legendgroup=name, showlegend=legend
+                source,
+                objective,
+                along,
+                colour,
+                place,
+                name=name,
+                legendgroup=name,
+                showlegend=legend,
+                meta=number,
             )
         )
     return found

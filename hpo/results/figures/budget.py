@@ -92,7 +92,8 @@ def _kept(panels: Panels, panel: str, found: Progress) -> None:
         shares = [
             (step, share)
             for step in found.steps
-            if (share := kept(found, min_steps=step, reduction=_REDUCTION, patience=patience)) is not None
+            if step > 0  # a task may count from 0
+            and (share := kept(found, min_steps=step, reduction=_REDUCTION, patience=patience)) is not None
         ]
         panels.add(
             panel,

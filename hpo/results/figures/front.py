@@ -33,6 +33,8 @@ class _Campaign:
     knee: Individual | None
     colour: str
     title: str
+    number: int
+    """The campaign's place among those of the page."""
 
 
 _MOST_BOXES = 1000
@@ -45,9 +47,9 @@ def draw(sources: Sequence[Source]) -> Plot:
     if len(directions) < 2:
         raise NotDrawn("there is a single objective")
     campaigns = [
-        _campaign(source, colour, theme.label(source.name, 24) if len(sources) > 1 else "")
-        for source, colour in zip(sources, theme.SERIES * len(sources))
-        if {*directions} <= {*source.objectives}
+        _campaign(source, number, theme.label(source.name, 24) if len(sources) > 1 else "")
+        for number, source in enumerate(sources)
+        if directions.items() <= source.objectives.items()
     ]
     if not any(one.points for one in campaigns):
         raise NotDrawn("no evaluation has completed")
@@ -73,15 +75,16 @@ def draw(sources: Sequence[Source]) -> Plot:
     )
 
 
-def _campaign(source: Source, colour: str, title: str) -> _Campaign:
+def _campaign(source: Source, number: int, title: str) -> _Campaign:
     front = pareto.front(source.record)
     return _Campaign(
         source=source,
         front=front,
         points=[one for _, one in pareto.with_losses(source.record)],
         knee=pareto.knee(front, source.objectives),
-        colour=colour,
+        colour=theme.SERIES[number % len(theme.SERIES)],
         title=title,
+        number=number,
     )
 
 
@@ -121,6 +124,7 @@ def _traces(
             "marker": marker,
             "text": [_box(one, directions, whole=len(ones) < _MOST_BOXES) for one in ones],
             "customdata": [one.id for one in ones],
+            "meta": campaign.number,
             "hovertemplate": "%{text}<extra></extra>",
             "mode": "markers",
             **more,

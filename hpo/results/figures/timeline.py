@@ -135,7 +135,9 @@ def _merged(bars: Iterable[_Bar], span: float) -> list[_Bar]:
     """Bars of one row and status that lie too close to be distinguished become one."""
     found = list(bars)
     apart = span / 4000
-    while len(found) > theme.MOST_POINTS:
+    # As far as that goes: each row and status that there is has a bar.
+    fewest = len({(bar.row, bar.status) for bar in found})
+    while len(found) > max(theme.MOST_POINTS, fewest):
         groups: dict[tuple[float, str], list[_Bar]] = defaultdict(list)
         for bar in found:
             own = groups[bar.row, bar.status]

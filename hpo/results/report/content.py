@@ -167,6 +167,8 @@ def marked(drawn: Sequence[Drawn], campaign: int) -> set[str]:
     for figure in drawn:
         if figure.campaign in (None, campaign) and figure.plot is not None:
             for trace in figure.plot["data"]:
+                if trace.get("meta", campaign) != campaign:  # where several are overlaid, that of the trace
+                    continue
                 for name in ("customdata", "hovertext"):
                     values = trace.get(name)
                     if values is not None and not isinstance(values, str):

@@ -309,16 +309,19 @@ def _top(source: Source) -> Table | None:
 def compared(sources: Sequence[Source]) -> Table:
     """Several campaigns, a row each; the columns that all have."""
     rows = []
+    objective = sources[0].objective
     for source in sources:
         standing = overview.folded(source.record)
         best, default = source.best, source.default
+        # Its values cannot stand beside those of the first.
+        other = source.sign() != sources[0].sign() or source.objective != objective
         failed = sum(one.status in FINAL - {COMPLETED, PRUNED} for one in source.ended)
         found = source.number.get(best.id) if best is not None else None
         rows.append(
             [
                 one_line(source.name),
-                _shown(None if best is None else source.value(best)),
-                _shown(None if default is None else source.value(default)),
+                _shown(None if best is None or other else source.value(best)),
+                _shown(None if default is None or other else source.value(default)),
                 _shown(found),
                 number(len(source.ended)),
                 duration(standing.seconds),
@@ -327,7 +330,7 @@ def compared(sources: Sequence[Source]) -> Table:
                 standing.state,
             ]
         )
-    best_of = f"best {one_line(sources[0].objective)}"
+    best_of = f"best {one_line(objective)}"
     columns = [
         "campaign",
         best_of,

@@ -273,14 +273,10 @@ const hpo = (() => {
     let id = Array.isArray(point.customdata) ? point.customdata[0] : point.customdata;
     if (typeof id !== "string" && typeof point.hovertext === "string") id = point.hovertext.split(":")[0];
     if (typeof id !== "string") return;
-    const places = figure.campaign === undefined || figure.campaign === null ? shown.details.map((_, place) => place) : [figure.campaign];
-    for (const place of places) {
-      const row = shown.details[place].ids.indexOf(id);
-      if (row >= 0) {
-        panel(shown.details[place], row, places.length > 1 ? null : shown.campaigns[place].name);
-        return;
-      }
-    }
+    // Of a figure in which several campaigns are overlaid each trace has its own.
+    const place = figure.campaign ?? point.data.meta ?? 0;
+    const row = shown.details[place].ids.indexOf(id);
+    if (row >= 0) panel(shown.details[place], row, shown.campaigns.length > 1 ? shown.campaigns[place].name : "");
   }
 
   // Of a column, plain or packed, the value of one row; null where there is none.
@@ -291,7 +287,7 @@ const hpo = (() => {
     return Number.isNaN(value) ? null : Number(value.toPrecision(5));
   }
 
-  function panel(details, row) {
+  function panel(details, row, campaign) {
     document.querySelector(".panel")?.remove();
     const text = (value) => {
       if (value === null || value === undefined) return "–";
@@ -304,7 +300,7 @@ const hpo = (() => {
     const seconds = cellOf(details.seconds, row);
     const found = make("aside", { class: "panel" },
       make("div", { class: "top" }, make("h3", { class: "id" }, id), close),
-      make("p", { class: "muted" }, [details.words[details.status[row]], details.words[details.operator[row]], seconds === null ? "" : `${Number(seconds.toPrecision(4))} s`].filter(Boolean).join(" · ")),
+      make("p", { class: "muted" }, [campaign, details.words[details.status[row]], details.words[details.operator[row]], seconds === null ? "" : `${Number(seconds.toPrecision(4))} s`].filter(Boolean).join(" · ")),
       make("table", {}, make("tbody", {},
         Object.entries(details.objectives).map(([name, column]) => line(name, cellOf(column, row))),
         params.map(([name, value]) => line(name, value)))),
