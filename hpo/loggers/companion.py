@@ -34,16 +34,18 @@ def main(directory: Path, name: str, folder: Path) -> int:
     patience = Patience()
     try:
         log = CampaignLog(directory, name, folder, patience_s=_FORMER_S)
-        over = False
+        over = failed = False
         while not over:
             # Before the look: what is on record when the input is closed is to be written.
             over = _closed(0.0)
             began = time.monotonic()
             try:
                 log.write()
+                failed = False
                 patience.succeeded()
                 wait_s = pause_s(time.monotonic() - began)
             except CampaignError as error:
+                failed = True
                 wait_s, sentence = patience.after(error)
                 if sentence is not None:
                     _say(SENTENCE + sentence)
@@ -54,7 +56,7 @@ def main(directory: Path, name: str, folder: Path) -> int:
     except HpoError as error:
         _say(SENTENCE + one_line(error))
         return error.exit_code
-    return 0
+    return int(failed)  # at the last look: something is missing
 
 
 def _bound_the_end() -> None:

@@ -16,6 +16,7 @@ from hpo.loggers import registry
 from hpo.loggers.marks import Mark, Marks
 from hpo.loggers.sink import LoggedCampaign, Sink, results
 from hpo.results.follow import Follower
+from hpo.results.parts import Place
 from hpo.results.record import CampaignRecord
 from hpo.space.description import described_space
 
@@ -70,6 +71,8 @@ class CampaignLog:
         self._save_at = time.monotonic() + _SAVED_S
         self._individuals: dict[str, Individual] = {}
         self._early: list[Point | Sample] = []
+        # What went on on another worker of the same launch: its rows are in files that are not read in their order.
+        self._moved: set[str] = set()
         self._sink: Sink | None = None
         self._marks = Marks(folder, self._logged().key, patience_s=patience_s)
 
@@ -143,6 +146,10 @@ class CampaignLog:
             changes = self._follower.poll()
         self._record = self._follower.record()
         self._individuals = {one.id: one for one in self._record.individuals}
+        places: dict[tuple[str, int], set[Place]] = {}
+        for part in self._record.parts:
+            places.setdefault((part.id, part.place[0]), set()).add(part.place)
+        self._moved = {identity for (identity, _), several in places.items() if len(several) > 1}
 
     # Each individual is begun and ended as near to its rows as can be: a sink may hold a file or a connection for each
     # that has begun and not ended.
@@ -184,14 +191,17 @@ class CampaignLog:
         """Curves are read after the journals, so that an individual's rows are there before its end is written."""
         early, self._early = self._early, []
         self._log_rows(early, None, written)
+        moved: list[Point | Sample] = []
         for place, path in curve_files(self._directory):
             while True:
                 offset = self._offsets.get(path, 0)
                 rows, end = read_from(path, offset)
-                self._log_rows(rows, place.launch, written)
+                moved += [row for row in rows if row.id in self._moved]
+                self._log_rows([row for row in rows if row.id not in self._moved], place.launch, written)
                 self._offsets[path] = end
                 if end == offset:
                     break
+        self._log_rows(sorted(moved, key=lambda row: row.time), None, written)
 
     def _log_rows(self, rows: Iterable[Point | Sample], launch: int | None, written: Written) -> None:
         """Log the rows of a piece of a file, and end those whose last rows these are. ``launch``: that wrote it."""

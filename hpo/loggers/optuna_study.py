@@ -67,8 +67,8 @@ def export(directory: Path, target: str) -> Exported:
     """Write the campaign in ``directory`` to the Optuna storage ``target``, which is made or added to.
 
     Raises:
-        UsageError: ``target`` is there and no Optuna storage, or holds a study of that name from elsewhere; or Optuna
-            is missing.
+        UsageError: ``target`` is there and no Optuna storage, or holds a study of that name from elsewhere, or one
+            that must be made anew and has trials from elsewhere; or Optuna is missing.
         CampaignError: there is no campaign in ``directory``, or ``target`` cannot be written.
     """
     try:
@@ -164,8 +164,15 @@ def _into(record: CampaignRecord, storage: Any, target: str, add: Any) -> Export
                 f"{target} holds a study {name!r} that is not of this campaign, so it is left as it is. Name another "
                 "file."
             )
-        there = {trial.user_attrs.get("id", ""): trial for trial in study.get_trials(deepcopy=False)}
+        trials_there = study.get_trials(deepcopy=False)
+        # Those that were added in Optuna have no id of ours, and are never touched.
+        there = {trial.user_attrs["id"]: trial for trial in trials_there if "id" in trial.user_attrs}
         anew = sum(1 for identity, trial in there.items() if _result(trial) != _result(now.get(identity)))
+        if anew and len(there) < len(trials_there):
+            raise UsageError(
+                f"{target}: {anew} of the campaign's trials in the study {name!r} have changed since, so it would have "
+                f"to be made anew, without the {len(trials_there) - len(there)} that others added. Name another file."
+            )
         if anew:
             optuna.delete_study(study_name=name, storage=storage)
             study, there = _made(record, name, key, storage), {}

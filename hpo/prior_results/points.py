@@ -288,7 +288,7 @@ class _Fitting:
                 f"known points of {self._table.name}: {_listed(strange)} is no parameter here. Leave this source out, "
                 f'name its parameter in columns, or write unknown = "{DROP}".'
             )
-        seen: set[str] = set()
+        seen: dict[str, int] = {}
         for row in self._table.rows:
             point = self._point(row)
             if isinstance(point, str):
@@ -297,8 +297,10 @@ class _Fitting:
             key = self._space.key(point.params)
             if key in seen:
                 self._found.left_out["the same configuration again"] += 1
+                if self._better(point, self._found.points[seen[key]]):
+                    self._found.points[seen[key]] = point
                 continue
-            seen.add(key)
+            seen[key] = len(seen)
             self._found.points.append(point)
             self._found.changed.update(self._changes)
             self._found.changed.update(
@@ -307,6 +309,14 @@ class _Fitting:
                 if not sources.empty(row.cells.get(column))
             )
         return self._found
+
+    def _better(self, one: KnownPoint, other: KnownPoint) -> bool:
+        """Whether ``one`` completed and ``other`` did not, or ``one`` is better in an objective and worse in none."""
+        if one.objectives is None or other.objectives is None:
+            return other.objectives is None and one.objectives is not None
+        signs = {name: -1 if way == "maximize" else 1 for name, way in self._objectives.items()}
+        differences = [sign * (one.objectives[name] - other.objectives[name]) for name, sign in signs.items()]
+        return max(differences) <= 0 > min(differences)
 
     def _is_strange(self, column: str) -> bool:
         """Whether a column would be a parameter of this space, and is none."""

@@ -260,8 +260,13 @@ def _storage(name: str, scratch: Path) -> Any:
     path = Path(name).expanduser()
     with open(path, "rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
+            from sqlalchemy import URL
+
             # Else Optuna would write its tables into whatever database this is.
-            return optuna.storages.RDBStorage(f"sqlite:///file:{path.resolve()}?mode=ro&uri=true")
+            read_only = URL.create(
+                "sqlite", database=path.resolve().as_uri(), query={"mode": "ro", "uri": "true"}
+            )
+            return optuna.storages.RDBStorage(read_only.render_as_string())
     # Its journal is opened for appending, which one may not be allowed to.
     copy = scratch / "journal"
     shutil.copyfile(path, copy)

@@ -123,6 +123,28 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
         known_points(table, SPACE, unknown="refuse")
 
 
+def test_of_one_configuration_the_best_is_kept(tmp_path):
+    table = write(
+        tmp_path / "points.csv",
+        """lr,width,optimizer,wide,value,seconds
+        0.1,8,adam,True,inf,1
+        0.1,8,adam,True,0.7,2
+        0.1,8,adam,True,0.5,3
+        0.1,8,adam,True,0.6,1
+        0.1,8,adam,True,inf,1
+        0.1,9,adam,True,0.5,1""",
+    )
+    found = known_points(table, SPACE)
+    assert [(one.params["width"], one.value) for one in found] == [(8, 0.5), (9, 0.5)]
+    assert [one.value for one in known_points(table, SPACE, "maximize")] == [0.7, 0.5]
+    both = known_points(table, SPACE, {"value": "minimize", "seconds": "minimize"})
+    # 0.6 in 1 s is better than the first that completed in both, 0.5 in 3 s in one only.
+    assert [one.objectives for one in both] == [
+        {"value": 0.6, "seconds": 1.0},
+        {"value": 0.5, "seconds": 1.0},
+    ]
+
+
 def test_columns_of_other_names_and_several_objectives(tmp_path):
     rows = [{**POINT, "rate": 0.3, "f1": 0.9, "s": 12}]
     del rows[0]["lr"]
@@ -195,6 +217,29 @@ def test_a_slightly_different_space(earlier):
     assert found.changed["width dropped, which is no parameter here,"] == len(found)
     with pytest.raises(UsageError, match="width, momentum is no parameter here"):
         known_points(earlier, other, unknown="refuse")
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b"])
+def test_an_optuna_study_lies_anywhere(tmp_path, name):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    (tmp_path / "study").mkdir()
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/study/study.db")
+    study = optuna.create_study(storage=storage)
+    values = {"lr": 0.1, "width": 8, "optimizer": "adam", "wide": True}
+    kinds = {
+        "lr": optuna.distributions.FloatDistribution(1e-4, 1.0),
+        "width": optuna.distributions.IntDistribution(4, 64),
+        "optimizer": optuna.distributions.CategoricalDistribution(["sgd", "adam"]),
+        "wide": optuna.distributions.CategoricalDistribution([True, None]),
+    }
+    study.add_trial(optuna.create_trial(value=0.5, params=values, distributions=kinds))
+    storage.remove_session()
+    storage.engine.dispose()
+    (tmp_path / "study").rename(tmp_path / name)
+    assert [one.params for one in known_points(tmp_path / name / "study.db", SPACE)] == [values]
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+    gc.collect()
 
 
 @pytest.mark.parametrize("kind", ["journal", "sqlite", "url", "study"])

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from written import Written
+from written import BEGAN, Written
 
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.individual import Individual
-from hpo.journal.curves import Point, Sample
+from hpo.journal.curves import CurveWriter, Point, Sample, curve_path
+from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.records import Header, Started
 from hpo.loggers import command, registry
 from hpo.loggers.log import CampaignLog, sink_folder
 from hpo.loggers.sink import LoggedCampaign
@@ -119,6 +121,34 @@ def test_each_thing_is_written_once_however_often_one_looks(
     again.close()
     # begun, rows, ends; and as many flushes as there were looks that found something
     assert calls == (3 + 9 + 3 + 1 if looks == "at the end" else 3 + 9 + 4 + 6)
+
+
+def test_what_went_on_on_another_worker_of_the_launch_comes_in_its_order(
+    tmp_path: Path, sink: Remembering
+) -> None:
+    """The files of the worker that took it over are read before those of the one that began it."""
+    campaign = Written(tmp_path / "x")
+    place = {"launch": 1, "island": 0, "worker": 1}
+    journal = JournalWriter(
+        journal_path(campaign.path, **place), Header(version=1, **place, host="node", pid=1, time=BEGAN)
+    )
+    curves = CurveWriter(curve_path(campaign.path, **place), 0.0)
+    journal.append(Started(**campaign._who(3), time=BEGAN + 30))
+    journal.commit()
+    for step in (1, 2, 3):
+        curves.write(
+            Point(id="0-0-3", step=step, value=step / 8, time=BEGAN + 30 + step / 10, began=BEGAN + 30)
+        )
+    campaign.start(3)
+    for step in (4, 5, 6):
+        campaign.report(3, step, step / 8, attempt=1)
+    campaign.finish(3, 0.75)
+    campaign.evaluate(4, 0.5)
+    log = _log(campaign)
+    log.write()
+    log.close()
+    assert [step for identity, step in sink.rows if identity == "0-0-3"] == [1, 2, 3, 4, 5, 6]
+    assert sink.ended == {"0-0-3": "completed", "0-0-4": "completed"}
 
 
 @pytest.mark.parametrize("process", ["goes on", "is another one"])

@@ -125,6 +125,21 @@ def test_another_export_adds_what_has_ended_since_for_a_dashboard_that_looks_on(
     assert [trial.value for trial in other.trials] == [1.0]
 
 
+@pytest.mark.parametrize("target", ["a.journal", "sqlite:///a.db"])
+def test_trials_that_were_added_in_optuna_stay(written: Written, target: str) -> None:
+    export(written.path, target)
+    study = optuna.load_study(study_name="digits", storage=_storage(target))
+    study.add_trial(optuna.create_trial(value=-9.0))
+    assert export(written.path, target).added == 0
+    written.finish(9, 0.5)
+    assert export(written.path, target).added == 1
+    assert [trial.value for trial in study.trials[-2:]] == [-9.0, 0.5]
+    written.reopen(3)
+    with pytest.raises(UsageError, match="made anew, without the 1 that others added"):
+        export(written.path, target)
+    assert len(study.trials) == len(ENDS) + 2 and study.best_value == -9.0
+
+
 def test_several_objectives_have_their_names_and_directions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

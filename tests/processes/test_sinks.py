@@ -151,6 +151,24 @@ def test_a_sink_that_hangs_ends_after_rank_0_has_died_and_not_by_a_signal_to_the
             process.kill()
 
 
+def test_what_a_sink_could_not_write_in_the_end_is_said(
+    tmp_path: Path, strange_packages: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = "def init(**given):\n    raise RuntimeError('the server is away')\n"
+    (tmp_path / "packages/trackio/__init__.py").write_text(source)
+    result = hpo.Campaign(
+        hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0),
+        directory=tmp_path / "x",
+        evaluations=2,
+        isolation="inline",
+        kind="random",
+        log_sinks=["trackio"],
+    ).run()
+    assert result.reason == "done"
+    said = capfd.readouterr().err
+    assert "the server is away" in said and f"`hpo log {tmp_path / 'x'} --to trackio`" in said
+
+
 def test_a_sink_that_hangs_and_one_that_dies_cost_a_campaign_nothing(
     tmp_path: Path,
     strange_packages: None,
