@@ -4,6 +4,7 @@ for speed."""
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -311,6 +312,9 @@ def _count(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. A user's mistake is one sentence on standard error, never a
     traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # of a terminal that has not all of Unicode
+            stream.reconfigure(errors="backslashreplace")
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown and options.run is not _slurm:

@@ -63,6 +63,22 @@ def _metrics(trial: hpo.Trial) -> dict[str, object]:
 
 
 @_behaviour
+def _elsewhere(trial: hpo.Trial) -> dict[str, object]:
+    """Leaves the working directory, and puts a stream that has not even a ``flush`` in the place of the output's."""
+    before = os.getcwd()
+    os.chdir("/")
+    print("seen")
+
+    class Tee:
+        def write(self, text: str) -> None:
+            KEPT.append(text)
+
+    sys.stdout = Tee()  # type: ignore[assignment]
+    print("kept")
+    return {"value": 0.0, "before": before, "kept": "".join(map(str, KEPT))}
+
+
+@_behaviour
 def _raise(trial: hpo.Trial) -> float:
     raise ValueError(f"no such thing on rank {trial.rank}")
 

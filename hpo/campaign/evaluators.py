@@ -60,7 +60,7 @@ class Jobs:
             id=candidate.id,
             params=candidate.params,
             seed=trial_seed(self._seed, candidate.id),
-            directory=str(directory),
+            directory=str(directory.absolute()),  # a task may change the working directory
             resumed=resumed,
             parent=self._parent(candidate.inherits) if candidate.inherits else None,
         )
@@ -69,7 +69,7 @@ class Jobs:
         """Decided here, once for all ranks of the worker."""
         if self._directories.holds(identity):
             self._orphans = None
-            return str(self._directories.path(identity))
+            return str(self._directories.path(identity).absolute())
         if self._orphans is not None:
             self._orphans += 1
             if self._orphans == _ORPHANS_REPORTED:
@@ -108,7 +108,7 @@ def curve_file(settings: Settings, place: WorkerPlacement, launch: int) -> Curve
         return None
     path = curve_path(settings.directory, launch=launch, island=place.island, worker=place.worker)
     return CurveFile(
-        path=str(path.absolute()),  # a task may change the working directory
+        path=str(path.absolute()),
         every_s=logging.every_s if logging.curves else None,
         system_s=logging.system_s,
     )

@@ -156,7 +156,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
             _show(Path(job.directory), printed)
             waiting = crew.filenos() + [number for one in others.values() for number in one.filenos()]
             select.select(waiting, [], [], 0.05)
-        _show(Path(job.directory), printed)
+        _show(Path(job.directory), printed, all_of_it=True)
     finally:
         crew.close()
         while to_others:
@@ -167,8 +167,9 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
     return outcomes[0]
 
 
-def _show(directory: Path, printed: dict[int, int]) -> None:
-    """Pass on what the ranks have printed since the last time, whole lines."""
+def _show(directory: Path, printed: dict[int, int], *, all_of_it: bool = False) -> None:
+    """Pass on what the ranks have printed since the last time: whole lines, unless ``all_of_it``. A carriage return,
+    as of a progress bar, ends a line too."""
     for rank, position in printed.items():
         try:
             with open(directory / f"{OUTPUT}{rank}.txt", "rb") as file:
@@ -176,7 +177,7 @@ def _show(directory: Path, printed: dict[int, int]) -> None:
                 text = file.read()
         except FileNotFoundError:
             continue
-        whole = text[: text.rfind(b"\n") + 1]
+        whole = text if all_of_it else text[: max(text.rfind(b"\n"), text.rfind(b"\r")) + 1]
         printed[rank] += len(whole)
         for line in whole.decode(errors="replace").splitlines():
             print(f"[rank {rank}] {line}" if len(printed) > 1 else line, flush=True)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from hpo.individual import COMPLETED, PRUNED
 from hpo.search.models.pareto import crowding, dominates
 
+BEST_KEPT = 64
+"""Individuals that a population keeps to breed from, the best of its island."""
 _MOST_ENTERED = 256
 _BEYOND = 1_000_000
 
@@ -63,7 +65,7 @@ class Population:
     def __init__(
         self,
         *,
-        best: int = 64,
+        best: int = BEST_KEPT,
         recent: int = 64,
         failures: int = 64,
         pruned: int = 64,

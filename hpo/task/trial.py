@@ -7,7 +7,8 @@ import math
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol
@@ -371,7 +372,8 @@ class _EpochReport:
 
 
 def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> Outcome:
-    """Call the task once and say how that ended; only worker rank 0's return value is looked at.
+    """Call the task once and say how that ended; only worker rank 0's return value is looked at. The working directory
+    is afterwards what it was.
 
     KeyboardInterrupt passes: it is for the campaign. An OSError of ``trial.directory`` is the storage's, and no failure
     of the individual. One that the task meets is the task's own, also in that directory: the checkpoint of a large
@@ -379,7 +381,8 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
     """
     begun = time.perf_counter()
     try:
-        returned = evaluate(trial)
+        with _same_working_directory():
+            returned = evaluate(trial)
         outcome = judge(returned, objectives) if trial.rank == 0 else Outcome(status=COMPLETED)
     except Pruned:
         outcome = _pruned(trial, objectives)
@@ -404,6 +407,21 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
         remarks={**trial.remarks, **outcome.remarks},
         seconds=seconds,
     )
+
+
+@contextmanager
+def _same_working_directory() -> Iterator[None]:
+    """Else where the next evaluation of this process begins would depend on this one."""
+    try:
+        before = os.getcwd()
+    except OSError:  # it was removed
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.chdir(before)
 
 
 def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:

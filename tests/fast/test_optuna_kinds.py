@@ -146,6 +146,12 @@ def test_optuna_stays_quiet_and_as_it_was(capfd, recwarn):
 def test_what_cannot_be_is_refused(monkeypatch):
     with pytest.raises(UsageError, match="at least two Float or Int parameters that always exist"):
         hpo.Search(hpo.SearchSpace(x=hpo.Float(0, 1), c=hpo.Categorical(1, 2)), kind="optuna-cmaes")
+    wide = hpo.SearchSpace(seed=hpo.Int(0, 2**45), x=hpo.Float(0, 1))
+    with pytest.raises(
+        UsageError, match=r"seed has 35184372088833 values, all of which .* 100000 are the limit"
+    ):
+        hpo.Search(wide, kind="gp")
+    hpo.Search(wide, kind="tpe")
     monkeypatch.setitem(sys.modules, "cmaes", None)
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name in ("optuna", "cmaes") else object()

@@ -58,10 +58,10 @@ def sphere(params):
     return sum((value - 0.3) ** 2 for value in params.values())
 
 
-def search(kind, space, goal, evaluations, seed):
+def search(kind, space, goal, evaluations, seed, **changes):
     """A serial search by one worker; returns the offspring and the best loss."""
     population = Population()
-    breeder = make_breeder(space, settings(kind))
+    breeder = make_breeder(space, settings(kind).model_copy(update=changes))
     bred, best = [], math.inf
     for number in range(evaluations):
         child = breeder.breed(population, random.Random(f"{seed}/{number}"))
@@ -107,6 +107,12 @@ def test_parents_are_named():
         for child in named:
             assert 1 <= len(child.parents) <= 2
             assert all(parent.startswith("0-0-") for parent in child.parents)
+
+
+def test_genetic_breeds_from_as_many_as_are_kept():
+    """A pool of more than an island keeps of its best never fills."""
+    bred, _ = search("genetic", MIXED, loss, 100, seed=3, pool=200)
+    assert {child.operator for child in bred[80:]} >= {"genetic"}
 
 
 def test_genetic_is_propulates_default_propagator():

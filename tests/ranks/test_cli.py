@@ -471,6 +471,34 @@ def test_try_shows_what_the_task_prints(terminal: Terminal) -> None:
     assert not (terminal.directory / "run").exists()
 
 
+def test_try_shows_lines_that_have_no_end_too(terminal: Terminal) -> None:
+    terminal.write(
+        "task.py",
+        "import hpo\n\n\ndef evaluate(trial):\n    print('epoch 1\\repoch 2', end='')\n    return 0.0\n\n\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)\n",
+    )
+    terminal.campaign()
+    done = terminal.hpo("try", "c.toml")
+    assert done.stdout.splitlines()[1:3] == ["epoch 1", "epoch 2"]
+
+
+@pytest.mark.parametrize("isolation", ["warm", "inline"])
+def test_a_task_may_change_its_working_directory(terminal: Terminal, isolation: str) -> None:
+    terminal.write(
+        "task.py",
+        "import hpo, os\n\n\ndef evaluate(trial):\n    assert os.path.exists('c.toml')\n"
+        "    parent = trial.directory.parent\n    os.chdir('/')\n    (trial.directory / 'model').write_text('x')\n"
+        "    trial.report(1, 0.5)\n    assert trial.directory.parent == parent\n    return 0.0\n\n\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)\n",
+    )
+    terminal.campaign(f'[evaluation]\nisolation = "{isolation}"\n', evaluations=4)
+    done = terminal.hpo("run", "c.toml")
+    assert done.returncode == 0, done.stderr
+    run = terminal.directory / "run"
+    assert len([*run.glob("evaluations/*/model")]) == 3 and len(hpo.Result(run).curves()) == 4
+    assert not (run / "lock").exists()
+
+
 def test_try_of_a_task_that_fails_ends_with_1_and_its_error(terminal: Terminal) -> None:
     terminal.write(
         "task.py",

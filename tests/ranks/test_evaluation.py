@@ -622,6 +622,14 @@ def test_what_is_printed_is_in_the_file_of_its_rank(bench: Bench) -> None:
         }
 
 
+def test_an_evaluation_leaves_its_working_directory_and_its_streams_behind(bench: Bench) -> None:
+    for kept in ("kept\n", "kept\nkept\n"):
+        directory = bench.start(what="elsewhere")
+        found = bench.finish()
+        assert found.metrics == {"before": os.getcwd(), "kept": kept}
+        assert (directory / "output-0.txt").read_text() == "seen\n"
+
+
 def test_nothing_printed_leaves_nothing(bench: Bench) -> None:
     directory = bench.start(what="complete")
     bench.finish()

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from hpo.task.trial_directory import make_directory
@@ -17,6 +18,7 @@ class OutputCapture:
     def __init__(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        self._streams = sys.stdout, sys.stderr
         self._between = os.dup(1)
         self._path: Path | None = None
         self._flush_native: Callable[[None], int] = ctypes.CDLL(None).fflush
@@ -42,6 +44,8 @@ class OutputCapture:
             return
         path, self._path = self._path, None
         self._flush()
+        # Else what a task put there would write into its files in later evaluations too.
+        sys.stdout, sys.stderr = self._streams
         try:
             empty = os.fstat(1).st_size == 0
         except OSError:  # its file system is in trouble; the evaluation is over as it is
@@ -60,9 +64,9 @@ class OutputCapture:
         os.dup2(number, 2)
 
     def _flush(self) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            try:
+        for stream in (sys.stdout, sys.stderr, *self._streams):
+            with suppress(
+                Exception
+            ):  # a full disk, a task that closed it, or that put there what has no flush
                 stream.flush()
-            except (OSError, ValueError):  # a full disk, or a task that closed it
-                pass
         self._flush_native(None)

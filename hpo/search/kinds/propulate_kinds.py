@@ -21,7 +21,7 @@ from hpo.config.search_kinds import KINDS
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.search.kinds.evolution import RandomBreeder, reflect
-from hpo.search.population import Member, Population
+from hpo.search.population import BEST_KEPT, Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.space import SearchSpace
 
@@ -104,7 +104,7 @@ class GeneticBreeder(RandomBreeder):
         random_rate: float,
     ) -> None:
         super().__init__(space)
-        self._pool = pool
+        self._pool = min(pool, BEST_KEPT)
         self._settings = (crossover, mutation, random_rate)
         self._rng = random.Random()
         self._limits = _Shared(space.limits)
