@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from synthetic import make
 
+import hpo
 from hpo.results.report.command import report
 
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -66,3 +67,34 @@ def test_every_figure_holds_marks(tmp_path: Path, width: int, count: int) -> Non
         assert marks > 10, f"{name} holds {marks} marks"
         assert "could not be drawn" not in figure
     assert "<script>x" not in document
+
+
+def test_a_click_shows_the_individual_of_the_marks_own_campaign(tmp_path: Path) -> None:
+    homes = [make(tmp_path / name, 60, seed=seed) for seed, name in enumerate(("one", "other"))]
+    page = tmp_path / "report.html"
+    report(homes, page, None)
+    ended = [
+        {one.id: one for one in hpo.Result(home).individuals if one.status == "completed"} for home in homes
+    ]
+    identity = next(one for one in ended[1] if one in ended[0])
+    click = f"""<script>
+      addEventListener("load", () => {{
+        const timer = setInterval(() => {{
+          const figure = document.querySelector('figure[data-plot="history"] .plot');
+          if (!figure?.data) return;
+          clearInterval(timer);
+          const data = figure.data.find((trace) => trace.meta === 1 && trace.customdata.includes("{identity}"));
+          figure.emit("plotly_click", {{ points: [{{ data, customdata: "{identity}" }}] }});
+        }}, 100);
+      }});
+    </script></body>"""
+    # Without the policy, which allows the page no script but its own.
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
+    page.write_text(text.replace("</body>\n</html>", f"{click}</html>"))
+    document, console = opened(page, tmp_path / "profile")
+    assert console == ""
+    panel = document.partition('<aside class="panel">')[2].partition("</aside>")[0]
+    assert f">{identity}<" in panel and "other · " in panel
+    shown = float(panel.partition('>accuracy</th><td class="value">')[2].partition("<")[0])
+    values = [(one[identity].objectives or {})["accuracy"] for one in ended]
+    assert shown == pytest.approx(values[1], rel=1e-4) and shown != pytest.approx(values[0], rel=1e-4)
