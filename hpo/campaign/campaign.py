@@ -58,7 +58,6 @@ from hpo.search import phases
 from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import reference_losses
-from hpo.space.space import listable
 from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import one_line, quoted, write
@@ -288,7 +287,7 @@ class Campaign:
         if not task.constraints or any(task.allows(params) for params in drawn):
             return
         # Rare ones are found where the space can be gone through.
-        if not listable(space) or not any(True for _ in task.configurations()):
+        if not task.listable or not any(True for _ in task.configurations()):
             raise UsageError(
                 f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
                 "Loosen the constraints, or narrow the ranges to where they hold"

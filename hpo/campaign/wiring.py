@@ -63,7 +63,7 @@ from hpo.search.protocols import SearchContext
 from hpo.space.restricted import restricted
 from hpo.space.space import listable
 from hpo.task.code_version import CodeVersion, code_of
-from hpo.task.task import MAXIMIZE, Task, TaskSource
+from hpo.task.task import MAXIMIZE, Task, TaskSource, configurations
 from hpo.terminal import one_line, write
 
 
@@ -73,7 +73,7 @@ def _unseen(task: Task, only: Sequence[Mapping[str, Sequence[Scalar]]]) -> list[
     parts = [part for place, part in enumerate(only) if part not in only[:place]]
     spaces = [restricted(task.space, part) for part in parts]
     unseen = [
-        UnseenConfigurations(partial(task.configurations, space) if listable(space) else None)
+        UnseenConfigurations(partial(configurations, task, space) if listable(space) else None)
         for space in spaces
     ]
     return [unseen[parts.index(part)] for part in only]

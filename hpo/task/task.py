@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.individual import MOST_STEPS
-from hpo.space.space import Params, SearchSpace
+from hpo.space.space import Params, SearchSpace, listable
 from hpo.spelling import suggestion
 from hpo.task.importing import explained, import_user_module, split_reference
 from hpo.text import excerpt
@@ -106,12 +106,14 @@ class Task:
         """
         return self._refusing(params) is None
 
-    def configurations(self, space: SearchSpace | None = None) -> Iterator[tuple[Params, str]]:
-        """All configurations of a finite space (of a part of it: ``space``) that the constraints allow, with their
-        keys."""
-        for params in (space or self.space).enumerate():
-            if self.allows(params):
-                yield params, self.space.key(params)
+    @property
+    def listable(self) -> bool:
+        """Whether the space is finite and small enough to be gone through where random draws find nothing new."""
+        return listable(self.space)
+
+    def configurations(self) -> Iterator[tuple[Params, str]]:
+        """All configurations of a finite space that the constraints allow, with their keys."""
+        return configurations(self, self.space)
 
     def _refusing(self, params: Params) -> Constraint | None:
         for constraint in self.constraints:
@@ -192,6 +194,14 @@ class TaskSource:
                 f"the evaluator process was sent a {type(task).__name__} instead of an hpo.Task."
             )
         return task
+
+
+def configurations(task: Task, space: SearchSpace) -> Iterator[tuple[Params, str]]:
+    """All configurations that the finite ``space``, the task's or a part of it, and the task's constraints allow, with
+    their keys."""
+    for params in space.enumerate():
+        if task.allows(params):
+            yield params, space.key(params)
 
 
 def load_task(reference: str, *, base: Path, options: Mapping[str, object] | None = None) -> Task:
