@@ -199,8 +199,10 @@ def make_inline_host(
     comm = transport.communicator(place.ranks)
     if comm is None:
         raise TypeError("a worker of several ranks needs MPI")
+    hosts = surroundings.hosts
     return InlineHost(
         worker_rank=worker_rank,
+        local_rank=hosts[:worker_rank].count(hosts[worker_rank]),
         size=len(place.ranks),
         evaluate=task.evaluate,
         objectives=tuple(task.objectives),

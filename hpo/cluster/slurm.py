@@ -174,8 +174,7 @@ def plan(
     layout = settings.layout
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:
-        gpus = re.fullmatch(r"(?:[A-Za-z]\w*:)?([1-9]\d{0,5})", given.get("gpus-per-node") or "")
-        given["ntasks-per-node"] = gpus[1] if gpus else str(_per_node(layout, least))
+        given["ntasks-per-node"] = str(_gpus_per_node(given) or _per_node(layout, least))
     for name in _COUNTS:
         value = given.get(name)
         if value is not None and not re.fullmatch(_COUNT, value):
@@ -242,6 +241,18 @@ def advice(options: Mapping[str, str | None]) -> str | None:
         "training and data loaders together. Give --cpus-per-task=N: a node's CPUs, which sinfo -o '%P %c %G' shows, "
         "divided by its ranks"
     )
+
+
+def _gpus_per_node(options: Mapping[str, str | None]) -> int | None:
+    """How many GPUs of a node a job asks for by ``--gpus-per-node`` or ``--gres``; None where neither says it."""
+    number = r"(?:[A-Za-z][\w.-]*:)?([1-9]\d{0,5})"
+    if found := re.fullmatch(number, options.get("gpus-per-node") or ""):
+        return int(found[1])
+    asked = [
+        one for one in (options.get("gres") or "").split(",") if one.split(":")[0] in ("gpu", "gres/gpu")
+    ]
+    found = re.fullmatch(rf"(?:gres/)?gpu:{number}", asked[0]) if len(asked) == 1 else None
+    return int(found[1]) if found else None
 
 
 def _per_node(layout: LayoutSettings, nodes: int) -> int:

@@ -294,6 +294,7 @@ class InlineHost:
         self,
         *,
         worker_rank: int,
+        local_rank: int = 0,
         size: int,
         evaluate: Callable[[Trial], object],
         objectives: tuple[str, ...],
@@ -302,6 +303,7 @@ class InlineHost:
         device: OwnDevice | None = None,
     ) -> None:
         self._worker_rank = worker_rank
+        self._local_rank = local_rank
         self._size = size
         self._evaluate = evaluate
         self._objectives = objectives
@@ -334,7 +336,9 @@ class InlineHost:
         """Evaluate, here and now, without the lock, and send the outcome to the InlineCrew."""
         assert self._order is not None
         order = self._order
-        trial = Trial(self._link, order.job, rank=self._worker_rank, size=self._size)
+        trial = Trial(
+            self._link, order.job, rank=self._worker_rank, size=self._size, local_rank=self._local_rank
+        )
         outcome, unusable = self._link.attempt(self._evaluate, trial, self._objectives)
         if outcome.status == FAILED and not unusable:
             outcome = replace(outcome, error=f"worker rank {self._worker_rank}: {outcome.error}")

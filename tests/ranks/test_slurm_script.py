@@ -129,6 +129,24 @@ def test_gpus_without_cpus_to_feed_them_are_remarked_on(
     assert ("--cpus-per-task=N" in err) is advised and len(err.splitlines()) == advised
 
 
+@pytest.mark.parametrize(
+    ("option", "ranks"),
+    [
+        ("--gpus-per-node=h100:2", "2"),
+        ("--gres=gpu:6", "6"),
+        ("--gres=scratch:10,gpu:nvidia_a100-40gb:4", "4"),
+        ("--gres=gpu", "2"),  # what the layout needs
+        ("--gres=gpu:a100:1,gpu:h100:2", "2"),
+        ("--gres=mygpu:4", "2"),
+    ],
+)
+def test_there_is_a_rank_for_each_gpu_of_a_node(
+    file: Path, option: str, ranks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text, _ = dry_run(capsys, file, "--nodes=4", "--cpus-per-task=8", option)
+    assert code == 0 and directives(text)["ntasks-per-node"] == ranks
+
+
 def test_ranks_that_the_workers_share_evenly_are_accepted(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def grouped(trial):
 def with_comm(trial):
     """MPI code of the task's own, over the worker's communicator."""
     assert trial.comm.size == trial.size and trial.comm.rank == trial.rank
+    assert trial.local_rank == trial.rank  # all are on one host
     total = trial.comm.allreduce(trial.rank + 1)
     trial.report(0, 1.0)
     return trial.params["x"] ** 2 + total
