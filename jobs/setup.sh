@@ -48,7 +48,7 @@ has_mpi() {
     command -v mpirun >/dev/null || [[ -n $into && -x $into/bin/mpirun ]]
 }
 
-has_gpu() { nvidia-smi -L 2>/dev/null | grep -q '^GPU '; }
+has_gpu() { [[ $(nvidia-smi -L 2>/dev/null) == *'GPU '* ]]; }
 
 ! has_gpu || options+=(--cuda)
 has_mpi || extras+=(mpi)

@@ -373,6 +373,38 @@ def _descendants(trial: hpo.Trial) -> float:
 
 
 @_behaviour
+def _leave_running(trial: hpo.Trial) -> float:
+    """Starts what ends when asked to and what does not, then is pruned, and fails where it is not."""
+    import multiprocessing
+
+    stubborn = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+    started = [
+        subprocess.Popen(["sleep", str(FOREVER_S)]),
+        subprocess.Popen(["sh", "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True),
+    ]
+    KEPT.extend(started)
+    assert started[1].stdout is not None
+    started[1].stdout.readline()
+    multiprocessing.get_context("spawn").Semaphore()  # has a process of its own, which is used again
+    from multiprocessing.resource_tracker import _resource_tracker
+
+    numbers = [*(process.pid for process in started), _resource_tracker._pid]
+    Path(trial.directory, "descendants").write_text(" ".join(map(str, numbers)))
+    trial.report(1, float(trial.params.get("value", 0.0)))
+    raise ValueError("nothing to prune")
+
+
+@_behaviour
+def _output_elsewhere(trial: hpo.Trial) -> float:
+    """Leads descriptor 1 away and leaves it there."""
+    print("seen", flush=True)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+    return 0.0
+
+
+@_behaviour
 def _linger(trial: hpo.Trial) -> dict[str, object]:
     """Tells whether the process ``former`` is still there, and takes its time to end itself."""
     atexit.register(time.sleep, trial.params.get("lingers", 1.5))

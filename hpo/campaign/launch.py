@@ -227,7 +227,8 @@ def command(
     all hosts, where it would give them to those of its own host only."""
     flags = ["-n", str(ranks)]
     if fleet is not None:
-        slots = fleet if "Open MPI" in version else tuple(Host(host.name, 0) for host in fleet)
+        takes_slots = "Open MPI" in version or "HYDRA" in version
+        slots = fleet if takes_slots else tuple(Host(host.name, 0) for host in fleet)
         flags += [
             "--host",
             ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in slots),

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -117,9 +117,9 @@ def script(plan: Plan) -> str:
             "#!/usr/bin/env bash",
             *(f"# {line}" for line in plan.heading),
             *directives,
-            "set -uo pipefail",
             "",
             *(plan.setup or ("# What your site needs comes here, for example: module load openmpi",)),
+            "set -uo pipefail  # not before: a site's own lines may ask for variables that are not set",
             f'export PATH={path}:"$PATH"',
             f"file={file}",
             "",
@@ -231,12 +231,20 @@ def plan(
     )
 
 
-def advice(options: Mapping[str, str | None]) -> str | None:
-    """A sentence where a job asks for GPUs, and for no CPUs to feed them. How many there are only the cluster knows."""
+def advice(options: Mapping[str, str | None]) -> Iterator[str]:
+    """Sentences where a job asks for GPUs, and not for a rank for each, or for no CPUs to feed them. How many there
+    are only the cluster knows."""
     gpus = any(name.startswith("gpus") for name in options) or "gpu" in (options.get("gres") or "")
-    if not gpus or any(name in options for name in _GIVE_CPUS):
-        return None
-    return (
+    if not gpus:
+        return
+    if "ntasks-per-node" not in options and _gpus_per_node(options) is None:
+        yield (
+            "the job asks for GPUs and does not say how many a node has, so each node gets the fewest ranks that the "
+            "layout needs, and each rank uses one GPU. Give --gpus-per-node=N, or --ntasks-per-node=N"
+        )
+    if any(name in options for name in _GIVE_CPUS):
+        return
+    yield (
         "the job asks for GPUs and not for CPUs: where your site sets no other default, each rank gets one, for "
         "training and data loaders together. Give --cpus-per-task=N: a node's CPUs, which sinfo -o '%P %c %G' shows, "
         "divided by its ranks"
@@ -343,8 +351,7 @@ def command(
         )
     path = str(Path(sys.executable).parent)
     text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
-    remark = advice(options)
-    if remark is not None:
+    for remark in advice(options):
         write(f"hpo: {remark}.", sys.stderr)
     if dry_run:
         print(text, end="")

@@ -258,6 +258,8 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     if rank is not None:
         return Launcher(rank=rank, size=number("OMPI_COMM_WORLD_SIZE"), kind="openmpi", supervisor=ours)
     rank = number("PMI_RANK")
+    if in_step and tasks == 1 and number("PMI_SIZE") in (None, 1):
+        rank = None  # as in a shell that srun started, where Slurm's default is pmi2
     if rank is not None:
         return Launcher(rank=rank, size=number("PMI_SIZE"), kind="mpich", supervisor=ours)
     rank = number("SLURM_PROCID")

@@ -65,8 +65,8 @@ class OwnDevice:
         if self._warned or torch is None or built is None:
             return None
         if self._assigned == "cpu":
-            return self._unfound(torch) if self._visible is None and built.cuda is not None else None
-        if built.cuda is not None:
+            return self._unfound(torch) if self._visible is None and _built_for(torch) else None
+        if _built_for(torch):
             return None
         self._warned = True
         return (
@@ -97,14 +97,22 @@ class OwnDevice:
             return True
         if torch.cuda.is_available() and self.index < torch.cuda.device_count():
             return True
-        if torch.version.cuda is None:
+        if not _built_for(torch):
             return False
         there = "CUDA_VISIBLE_DEVICES is " + ("not set" if self._visible is None else repr(self._visible))
         raise NoDevice(
-            f"{self._label} cannot use its GPU, {self._assigned} ({there}): {_reason()}. torch is built for CUDA "
-            f"{torch.version.cuda}. See with nvidia-smi on that host whether the GPU is there and its driver new "
+            f"{self._label} cannot use its GPU, {self._assigned} ({there}): {_reason()}. torch is built for "
+            f"{_built_for(torch)}. See with nvidia-smi on that host whether the GPU is there and its driver new "
             "enough, and that CUDA_VISIBLE_DEVICES names what is there. To train on CPUs, start with it empty."
         )
+
+
+def _built_for(torch: ModuleType) -> str | None:
+    """What GPUs this torch can use, with its version; None where it can use none. Of AMD's, torch calls them CUDA's."""
+    if torch.version.cuda is not None:
+        return f"CUDA {torch.version.cuda}"
+    hip = getattr(torch.version, "hip", None)
+    return None if hip is None else f"ROCm {hip}"
 
 
 def _reason() -> str:

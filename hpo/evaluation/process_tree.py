@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_TIMES, _RESIDENT = slice(11, 15), 21
-"""Of the fields of /proc/PID/stat after the name: user and system time of the process, and of its children that have
-ended; resident pages."""
+_STATE, _TIMES, _STARTED, _RESIDENT = 0, slice(11, 15), 19, 21
+"""Of the fields of /proc/PID/stat after the name: R, S, Z and so on; user and system time of the process, and of its
+children that have ended; ticks from the boot to its start; resident pages."""
+_SHARED = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"compile_worker", b"loky")
+"""In the command lines of what libraries start once a process, and use again."""
+_FAREWELL_S = 2.0
+"""What is to end may take that long to do so by itself."""
 
 
 class Use(NamedTuple):
@@ -41,10 +48,39 @@ def use(pid: int) -> Use:
     ticks = pages = 0
     for one in (pid, *descendants(pid)):
         try:
-            # The name may hold anything, so what counts is behind its last bracket.
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            fields = _stat(one)
             ticks += sum(map(int, fields[_TIMES]))
             pages += int(fields[_RESIDENT])
         except (OSError, ValueError, IndexError):  # it ended meanwhile
             continue
     return Use(ticks / _TICKS_A_SECOND, pages * _PAGE_BYTES)
+
+
+def end_started_since(moment: float) -> None:
+    """End what this process has started since ``moment`` (``time.CLOCK_BOOTTIME``), and what that has; but for helpers
+    of libraries that later work uses again."""
+    left = [pid for pid in descendants(os.getpid()) if _is_own(pid, moment)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + _FAREWELL_S
+        while left and time.monotonic() < deadline:
+            left = [pid for pid in left if _is_own(pid, moment)]
+            time.sleep(0.01 if left else 0.0)
+
+
+def _is_own(pid: int, moment: float) -> bool:
+    """Whether that process runs, has begun since ``moment``, and is no helper of a library."""
+    try:
+        fields = _stat(pid)
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return False
+    began = int(fields[_STARTED]) + 1 >= moment * _TICKS_A_SECOND
+    return began and fields[_STATE] != "Z" and not any(name in command for name in _SHARED)
+
+
+def _stat(pid: int) -> list[str]:
+    # The name may hold anything, so what counts is behind its last bracket.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

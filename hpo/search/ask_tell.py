@@ -273,7 +273,7 @@ class Search:
         if self._rest is None:
             if not listable(self._space):
                 raise SpaceExhausted(
-                    f"nothing new was found in {candidate.attempts} draws. Widen the space or loosen the constraints"
+                    f"nothing new was found in {candidate.attempts} draws. Loosen the constraints, or widen the space"
                 )
             rest = [params for params in self._space.enumerate() if self._allows(params)]
             random.Random(len(rest)).shuffle(rest)

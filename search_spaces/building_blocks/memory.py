@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
+_CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +120,29 @@ def available_bytes(device: str, ranks: int) -> int:
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *_limits()]) // ranks
+
+
+def _limits() -> list[int]:
+    """Bytes that this process's control groups may use, such as those of a container or a Slurm job."""
+    found = []
     try:
-        whole = min(whole, int(_CGROUP.read_text()))
-    except (OSError, ValueError):  # no limit, or none that is said there
-        pass
-    return whole // ranks
+        # "0::/path" of version 2, "4:memory:/path" of version 1.
+        groups = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
+    except OSError:
+        return []
+    for _, controllers, path in groups:
+        if controllers not in ("", "memory"):
+            continue
+        root, name = (
+            (_CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
+        )
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(root):
+                with suppress(OSError, ValueError):  # no limit, or a path of outside this container
+                    found.append(int((folder / name).read_text()))
+    return found
 
 
 class DoesNotFit(hpo.HpoError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpo
+from hpo.evaluation.directories import EvaluationDirectories
 from hpo.terminal import quoted
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
 
     UsageError if it is a campaign of another module than ``module``, or has no such individual.
     """
-    result = hpo.Result(directory)
+    result, directories = hpo.Result(directory), EvaluationDirectories(Path(directory))
     identity = result.record.identity
     reference = str(identity.get("task"))
     if reference.split(":")[0] != module:
@@ -85,7 +86,7 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
         one = result.best
         # Where it was evaluated more than once, the checkpoint of that evaluation which looks best may be gone.
         for other in (same for each in result.repeated[:1] for same in each.individuals):
-            if any((Path(directory) / "evaluations" / other.id).glob("*-ranks")):
+            if any(directories.path(other.id).glob("*-ranks")):
                 one = other
                 break
     else:
@@ -99,7 +100,7 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
     return Trained(
         params=one.params,
         options=options if isinstance(options, dict) else {},
-        directory=Path(directory) / "evaluations" / one.id,
+        directory=directories.path(one.id),
         id=one.id,
     )
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from search_spaces.building_blocks import memory
 from search_spaces.building_blocks.memory import (
     DoesNotFit,
     TrainingMemory,
@@ -190,3 +193,31 @@ def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
     ):
         assert words in str(refused.value)
     assert available_bytes("cpu", 1) == pytest.approx(4 * available_bytes("cpu", 4), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "available"),
+    [
+        ("0::/system.slice/job_7/step_0", {"system.slice/job_7/memory.max": 3, "memory.max": "max"}, 3),
+        ("0::/a/b", {"a/memory.max": 5, "a/b/memory.max": 9}, 5),
+        ("0::/../outside", {"memory.max": 2}, 2),
+        (
+            "4:memory:/slurm/job_7\n1:cpu:/x",
+            {"memory/slurm/job_7/memory.limit_in_bytes": 4, "x/memory.max": 1},
+            4,
+        ),
+        ("1:cpu:/x", {"memory.max": 1}, None),
+    ],
+)
+def test_memory_is_what_the_control_groups_of_a_job_allow(
+    own: str, files: dict[str, object], available: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        value = f"{number * 2**20}" if isinstance(number, int) else str(number)
+        (tmp_path / "groups" / name).write_text(f"{value}\n")
+    (tmp_path / "own").write_text(f"{own}\n")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert available_bytes("cpu", 2) == (whole if available is None else available * 2**20) // 2

@@ -561,6 +561,26 @@ def test_text_that_is_no_toml_is_told_with_its_line(tmp_path: Path, text: str, p
             Launcher(rank=1, size=2, kind="slurm"),
         ),
         ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Launcher()),
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_PROCID": "0",
+                "SLURM_NTASKS": "1",
+                "PMI_RANK": "0",
+                "PMI_SIZE": "1",
+            },
+            Launcher(),
+        ),
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_PROCID": "3",
+                "SLURM_NTASKS": "8",
+                "PMI_RANK": "3",
+                "PMI_SIZE": "8",
+            },
+            Launcher(rank=3, size=8, kind="mpich"),
+        ),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Launcher()),
         ({"SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Launcher()),
         ({"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Launcher()),

@@ -90,6 +90,18 @@ def test_every_device_of_this_machine_is_used_and_none_beyond() -> None:
             _ = beyond.name
 
 
+def test_gpus_of_amd_are_said_where_none_is_used_and_used_where_they_are_named(install) -> None:
+    torch = FakeTorch(2, built=None)
+    torch.version.hip = "6.2"  # type: ignore[attr-defined]
+    install(torch)
+    text = OwnDevice("cpu", label="the evaluator on node7").take_warning()
+    assert text is not None and "its torch sees 2. Start with CUDA_VISIBLE_DEVICES naming those" in text
+    named = OwnDevice("cuda:1", visible="0,1")
+    assert named.name == "cuda:1" and named.take_warning() is None
+    with pytest.raises(NoDevice, match=r"torch is built for ROCm 6\.2"):
+        _ = OwnDevice("cuda:2", visible="0,1,2").name
+
+
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch):
     def become(torch: FakeTorch | None) -> FakeTorch | None:

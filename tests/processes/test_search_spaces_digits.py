@@ -382,9 +382,16 @@ def test_under_torchrun() -> None:
     assert found["bytes_inside_nodes"] > 0
 
 
-@pytest.mark.parametrize("anew", [(), ("--anew", "--train-samples", "40", "--test-seeds", "1")])
+@pytest.mark.parametrize(
+    ("anew", "attempt"),
+    [
+        ((), ""),
+        ((), ".attempt-2"),  # as where a rank hung, and the individual went on in a copy
+        (("--anew", "--train-samples", "40", "--test-seeds", "1"), ""),
+    ],
+)
 def test_the_model_of_a_campaign_is_exported(
-    anew: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    anew: tuple[str, ...], attempt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, path = tmp_path / "campaign.toml", tmp_path / "best.safetensors"
     file.write_text(
@@ -399,6 +406,9 @@ def test_the_model_of_a_campaign_is_exported(
     )
     hpo.Campaign.from_file(file).run()
     best = hpo.Result(tmp_path / "run").best
+    place = tmp_path / "run" / "evaluations" / best.id
+    place.rename(place.with_name(f"{best.id}{attempt}"))
+    place.mkdir(exist_ok=True)
     capsys.readouterr()
     assert main("--campaign", str(tmp_path / "run"), "--export", str(path), *anew) == 0
     found = json.loads(capsys.readouterr().out)

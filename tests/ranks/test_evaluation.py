@@ -773,6 +773,28 @@ def test_what_a_killed_evaluator_started_is_gone(single: Bench) -> None:
     assert all(gone(pid) for pid in started)
 
 
+@pytest.mark.parametrize(("value", "status"), [(4.0, "pruned"), (0.0, "failed")])
+def test_what_one_that_did_not_complete_had_started_does_not_run_beside_the_next(
+    single: Bench, value: float, status: str
+) -> None:
+    single.run("complete")
+    evaluator = single.crew.pid
+    directory = single.start(what="leave_running", value=value, id="first")
+    single.until((directory / "descendants").exists)
+    *started, tracker = started_by(directory)
+    outcome = single.finish()
+    assert outcome.status == status
+    assert all(gone(pid, 0.0) for pid in started), "before the next one may begin"
+    assert not gone(tracker, 0.0) and single.crew.pid == evaluator
+    assert single.run("complete").status == "completed"
+
+
+def test_output_is_kept_where_the_task_leads_its_descriptor_elsewhere(single: Bench) -> None:
+    directory = single.start(what="output_elsewhere")
+    assert single.finish().status == "completed"
+    assert (directory / "output-0.txt").read_text() == "seen\n"
+
+
 def test_forked_process_does_not_hide_the_end_of_its_evaluator(single: Bench) -> None:
     outcome = single.run("fork")
     assert outcome.status == "crashed" and "exited with code 5" in outcome.error

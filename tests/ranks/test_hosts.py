@@ -248,6 +248,8 @@ def test_mpirun_is_told_the_hosts() -> None:
     line = launch.command("mpirun", "mpirun (Open MPI) 5.0.11", 6, ["x"], fleet=hosts)
     assert line[line.index("--host") + 1] == "a:4,b:2"
     line = launch.command("mpirun", "HYDRA build details", 6, ["x"], fleet=hosts)
+    assert line[line.index("--host") + 1] == "a:4,b:2"
+    line = launch.command("mpirun", "Some MPI 1.0", 6, ["x"], fleet=hosts)
     assert line[line.index("--host") + 1] == "a,b"
 
 

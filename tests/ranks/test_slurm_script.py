@@ -130,21 +130,24 @@ def test_gpus_without_cpus_to_feed_them_are_remarked_on(
 
 
 @pytest.mark.parametrize(
-    ("option", "ranks"),
+    ("option", "ranks", "advised"),
     [
-        ("--gpus-per-node=h100:2", "2"),
-        ("--gres=gpu:6", "6"),
-        ("--gres=scratch:10,gpu:nvidia_a100-40gb:4", "4"),
-        ("--gres=gpu", "2"),  # what the layout needs
-        ("--gres=gpu:a100:1,gpu:h100:2", "2"),
-        ("--gres=mygpu:4", "2"),
+        ("--gpus-per-node=h100:2", "2", False),
+        ("--gres=gpu:6", "6", False),
+        ("--gres=scratch:10,gpu:nvidia_a100-40gb:4", "4", False),
+        ("--gres=gpu", "2", True),  # what the layout needs
+        ("--gpus=16", "2", True),
+        ("--gpus-per-task=1", "2", True),
+        ("--gres=gpu:a100:1,gpu:h100:2", "2", True),
+        ("--gres=scratch:4", "2", False),
     ],
 )
 def test_there_is_a_rank_for_each_gpu_of_a_node(
-    file: Path, option: str, ranks: str, capsys: pytest.CaptureFixture[str]
+    file: Path, option: str, ranks: str, advised: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, text, _ = dry_run(capsys, file, "--nodes=4", "--cpus-per-task=8", option)
+    code, text, err = dry_run(capsys, file, "--nodes=4", "--cpus-per-task=8", option)
     assert code == 0 and directives(text)["ntasks-per-node"] == ranks
+    assert ("Give --gpus-per-node=N" in err) is advised and len(err.splitlines()) == advised
 
 
 def test_ranks_that_the_workers_share_evenly_are_accepted(
@@ -548,8 +551,9 @@ def test_options_that_hpo_does_not_know_go_to_sbatch_as_they_are(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = dry_run(
-        capsys, file, "--nodes=4", "--qos", "long", "--exclusive", "--gpus=8", "--mail-user=a=b", "--nice=-5"
-    )
+        capsys, file, "--nodes=4", "--ntasks-per-node=2", "--qos", "long", "--exclusive", "--gpus=8",
+        "--mail-user=a=b", "--nice=-5",
+    )  # fmt: skip
     assert (code, err) == (0, "")
     directives = [line for line in out.splitlines() if line.startswith("#SBATCH")]
     for option in ("--qos=long", "--exclusive", "--gpus=8", "--mail-user=a=b", "--nice=-5"):

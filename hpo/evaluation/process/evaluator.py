@@ -11,6 +11,7 @@ import gc
 import os
 import socket
 import sys
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +38,9 @@ from hpo.evaluation.process.global_seeds import Seeder
 from hpo.evaluation.process.output_capture import OutputCapture
 from hpo.evaluation.process.task_groups import TaskGroups
 from hpo.evaluation.process.worker_group import CHECKPOINT, REPORT, WorkerGroup
+from hpo.evaluation.process_tree import end_started_since
 from hpo.evaluation.recording import Recording
-from hpo.individual import FAILED
+from hpo.individual import COMPLETED, FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import Outcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
@@ -178,7 +180,13 @@ class Evaluator:
         else:
             if order.confirm:
                 self._channel.send(Prepared(order.turn))
+            began = time.clock_gettime(time.CLOCK_BOOTTIME)
             outcome = self._attempt(job, order.timeout_s)
+            if outcome.status != COMPLETED:
+                # What it had started may hold a GPU, and would go on beside the next ones. Loaders end with their
+                # objects.
+                gc.collect()
+                end_started_since(began)
             self._output.close()
             self._link.warn()
             fault = self._device.take_fault()

@@ -21,6 +21,7 @@ class OutputCapture:
         self._streams = sys.stdout, sys.stderr
         self._between = os.dup(1)
         self._path: Path | None = None
+        self._number = -1
         self._flush_native: Callable[[None], int] = ctypes.CDLL(None).fflush
 
     def open(self, path: Path) -> None:
@@ -35,8 +36,7 @@ class OutputCapture:
         else:
             raise OSError(f"{path.parent} disappears as fast as it is made")
         self._redirect(number)
-        os.close(number)
-        self._path = path
+        self._number, self._path = number, path
 
     def close(self) -> None:
         """End the file. If it is empty it is removed, and the directory with it unless that holds more."""
@@ -47,9 +47,10 @@ class OutputCapture:
         # Else what a task put there would write into its files in later evaluations too.
         sys.stdout, sys.stderr = self._streams
         try:
-            empty = os.fstat(1).st_size == 0
+            empty = os.fstat(self._number).st_size == 0  # not of 1, which the task may have led elsewhere
         except OSError:  # its file system is in trouble; the evaluation is over as it is
             empty = False
+        os.close(self._number)
         self._redirect(self._between)
         if empty:
             try:
