@@ -374,24 +374,26 @@ def _descendants(trial: hpo.Trial) -> float:
 
 @_behaviour
 def _leave_running(trial: hpo.Trial) -> float:
-    """Starts what ends when asked to and what does not, then is pruned, and fails where it is not."""
-    import multiprocessing
-
-    stubborn = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+    """Starts two processes, then is pruned, and fails where it is not."""
     started = [
         subprocess.Popen(["sleep", str(FOREVER_S)]),
-        subprocess.Popen(["sh", "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True),
+        subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=True),
     ]
     KEPT.extend(started)
-    assert started[1].stdout is not None
-    started[1].stdout.readline()
-    multiprocessing.get_context("spawn").Semaphore()  # has a process of its own, which is used again
-    from multiprocessing.resource_tracker import _resource_tracker
-
-    numbers = [*(process.pid for process in started), _resource_tracker._pid]
-    Path(trial.directory, "descendants").write_text(" ".join(map(str, numbers)))
+    Path(trial.directory, "descendants").write_text(" ".join(str(process.pid) for process in started))
     trial.report(1, float(trial.params.get("value", 0.0)))
     raise ValueError("nothing to prune")
+
+
+@_behaviour
+def _tracked(trial: hpo.Trial) -> float:
+    """Fails, and leaves the process behind that multiprocessing starts once and uses again."""
+    import multiprocessing
+    from multiprocessing.resource_tracker import _resource_tracker
+
+    KEPT.append(multiprocessing.get_context("spawn").Semaphore())
+    assert Path(f"/proc/{_resource_tracker._pid}").exists()
+    raise ValueError("as it is to")
 
 
 @_behaviour

@@ -16,8 +16,7 @@ _STATE, _TIMES, _STARTED, _RESIDENT = 0, slice(11, 15), 19, 21
 children that have ended; ticks from the boot to its start; resident pages."""
 _SHARED = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"compile_worker", b"loky")
 """In the command lines of what libraries start once a process, and use again."""
-_FAREWELL_S = 2.0
-"""What is to end may take that long to do so by itself."""
+_ENDS_S = 0.1
 
 
 class Use(NamedTuple):
@@ -56,29 +55,30 @@ def use(pid: int) -> Use:
     return Use(ticks / _TICKS_A_SECOND, pages * _PAGE_BYTES)
 
 
-def end_started_since(moment: float) -> None:
-    """End what this process has started since ``moment`` (``time.CLOCK_BOOTTIME``), and what that has; but for helpers
-    of libraries that later work uses again."""
-    left = [pid for pid in descendants(os.getpid()) if _is_own(pid, moment)]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + _FAREWELL_S
-        while left and time.monotonic() < deadline:
-            left = [pid for pid in left if _is_own(pid, moment)]
-            time.sleep(0.01 if left else 0.0)
-
-
-def _is_own(pid: int, moment: float) -> bool:
-    """Whether that process runs, has begun since ``moment``, and is no helper of a library."""
-    try:
-        fields = _stat(pid)
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it ended meanwhile
+def kill_started_since(moment: float) -> bool:
+    """Kill what this process has started since ``moment`` (``time.CLOCK_BOOTTIME``), and what that has, but for helpers
+    of libraries; whether there was anything."""
+    if not _started_since(moment):
         return False
-    began = int(fields[_STARTED]) + 1 >= moment * _TICKS_A_SECOND
-    return began and fields[_STATE] != "Z" and not any(name in command for name in _SHARED)
+    time.sleep(_ENDS_S)  # it may be about to end, or to become what it is
+    left = _started_since(moment)
+    for pid in left:
+        with suppress(OSError):  # it has ended, or is another user's, as what sudo started
+            os.kill(pid, signal.SIGKILL)
+    return bool(left)
+
+
+def _started_since(moment: float) -> list[int]:
+    found = []
+    for pid in descendants(os.getpid()):
+        try:
+            fields, command = _stat(pid), Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:  # it ended meanwhile
+            continue
+        began = int(fields[_STARTED]) + 1 >= moment * _TICKS_A_SECOND
+        if began and fields[_STATE] != "Z" and not any(name in command for name in _SHARED):
+            found.append(pid)
+    return found
 
 
 def _stat(pid: int) -> list[str]:

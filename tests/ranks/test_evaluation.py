@@ -777,16 +777,18 @@ def test_what_a_killed_evaluator_started_is_gone(single: Bench) -> None:
 def test_what_one_that_did_not_complete_had_started_does_not_run_beside_the_next(
     single: Bench, value: float, status: str
 ) -> None:
-    single.run("complete")
-    evaluator = single.crew.pid
     directory = single.start(what="leave_running", value=value, id="first")
     single.until((directory / "descendants").exists)
-    *started, tracker = started_by(directory)
-    outcome = single.finish()
-    assert outcome.status == status
-    assert all(gone(pid, 0.0) for pid in started), "before the next one may begin"
-    assert not gone(tracker, 0.0) and single.crew.pid == evaluator
+    assert single.finish().status == status
     assert single.run("complete").status == "completed"
+    assert all(gone(pid) for pid in started_by(directory))
+
+
+def test_helpers_of_libraries_are_no_reason_for_another_evaluator(single: Bench) -> None:
+    single.run("complete")
+    evaluator = single.crew.pid
+    assert single.run("tracked").status == "failed"
+    assert single.run("complete").status == "completed" and single.crew.pid == evaluator
 
 
 def test_output_is_kept_where_the_task_leads_its_descriptor_elsewhere(single: Bench) -> None:

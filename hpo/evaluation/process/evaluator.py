@@ -38,7 +38,7 @@ from hpo.evaluation.process.global_seeds import Seeder
 from hpo.evaluation.process.output_capture import OutputCapture
 from hpo.evaluation.process.task_groups import TaskGroups
 from hpo.evaluation.process.worker_group import CHECKPOINT, REPORT, WorkerGroup
-from hpo.evaluation.process_tree import end_started_since
+from hpo.evaluation.process_tree import kill_started_since
 from hpo.evaluation.recording import Recording
 from hpo.individual import COMPLETED, FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
@@ -170,6 +170,7 @@ class Evaluator:
         self._turn = order.turn
         self._link.begin(self._turn)
         job = order.job
+        began = time.clock_gettime(time.CLOCK_BOOTTIME)
         try:
             check_place(Path(job.directory))
             if self._rank == 0 and not job.resumed:
@@ -180,13 +181,7 @@ class Evaluator:
         else:
             if order.confirm:
                 self._channel.send(Prepared(order.turn))
-            began = time.clock_gettime(time.CLOCK_BOOTTIME)
             outcome = self._attempt(job, order.timeout_s)
-            if outcome.status != COMPLETED:
-                # What it had started may hold a GPU, and would go on beside the next ones. Loaders end with their
-                # objects.
-                gc.collect()
-                end_started_since(began)
             self._output.close()
             self._link.warn()
             fault = self._device.take_fault()
@@ -199,6 +194,11 @@ class Evaluator:
         # that failed is not waited for: its kernels may wait for ranks that never come.
         failed = outcome.status == FAILED and not outcome.storage
         poisoned = cuda.used() and (failed or not cuda.healthy())
+        if outcome.status != COMPLETED and not outcome.storage:
+            # What it had started may hold a GPU, and would go on beside the next ones. Loaders end with their objects.
+            # Another process evaluates the next ones: a pool that lost its workers is of no use.
+            gc.collect()
+            poisoned = kill_started_since(began) or poisoned
         # Of a worker that failed all groups are left, when the first failure is known.
         poisoned = poisoned or ((self._size == 1 or not failed) and not self._task_groups.tidy())
         self._channel.send(

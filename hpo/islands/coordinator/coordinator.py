@@ -486,7 +486,7 @@ class Coordinator:
             wanted = self._grants.lacking(
                 lambda leader: not self._budget.exhausted_for(self._islands[leader])
             )
-        for leader, number in self._grants.recall(wanted):
+        for leader, number in self._grants.recall(wanted) if wanted > 0 else ():
             self._send(leader, Recall(number))
 
     # --- the end --------------------------------------------------------------------------------------------
