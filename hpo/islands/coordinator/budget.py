@@ -83,6 +83,11 @@ class Budget:
         """Whether no island has a configuration that is new."""
         return all(unseen.exhausted for unseen in self._unseen)
 
+    @property
+    def partly_exhausted(self) -> bool:
+        """Whether an island has no configuration that is new."""
+        return any(unseen.exhausted for unseen in self._unseen)
+
     def exhausted_for(self, island: int) -> bool:
         """Whether ``island`` has no configuration that is new."""
         return self._unseen[island].exhausted

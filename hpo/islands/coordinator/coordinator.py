@@ -458,6 +458,10 @@ class Coordinator:
         """Whether anything is left that ``leader`` may evaluate."""
         return self._budget.available_to(self._islands[leader])
 
+    def _is_used_up(self, leader: int) -> bool:
+        """Whether nothing that is given back could be for ``leader``."""
+        return self._budget.exhausted_for(self._islands[leader])
+
     def _serve(self) -> None:
         """Give what has come back to the claims that wait, those of idle leaders first."""
         if self.stopping or self.paused or self._health.holds_all:
@@ -483,9 +487,7 @@ class Coordinator:
         if self.paused or self._health.holds_all or self._budget.remaining < 0:
             wanted = UNLIMITED  # what they hold ahead is not to be begun either
         elif self._grants.idle and not self._too_late():
-            wanted = self._grants.lacking(
-                lambda leader: not self._budget.exhausted_for(self._islands[leader])
-            )
+            wanted = self._grants.lacking(self._is_used_up if self._budget.partly_exhausted else None)
         for leader, number in self._grants.recall(wanted) if wanted > 0 else ():
             self._send(leader, Recall(number))
 

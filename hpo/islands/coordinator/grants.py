@@ -119,9 +119,13 @@ class Grants:
         del self.idle[place]
         return claim
 
-    def lacking(self, suits: Callable[[int], bool]) -> int:
-        """How many leaders that ``suits`` idle, beyond those for which something was recalled."""
-        return sum(suits(leader) for leader, _ in self.idle) - len(self._recalled)
+    def lacking(self, has_enough: Callable[[int], bool] | None) -> int:
+        """How many leaders idle, beyond those for which something was recalled, and but for those that ``has_enough``
+        holds for."""
+        idle = len(self.idle)
+        if has_enough is not None:
+            idle -= sum(has_enough(leader) for leader, _ in self.idle)
+        return idle - len(self._recalled)
 
     def recall(self, wanted: int) -> list[tuple[int, int]]:
         """The leaders to ask for ``wanted`` individuals in all, those that hold most first, and the most for each."""
