@@ -33,7 +33,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, U
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
-from hpo.islands.coordinator.ending import FUTILE, LOST, STOPPED, STORAGE, UNFIT
+from hpo.islands.coordinator.ending import DEADLINE, FUTILE, LOST, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Start, decode, encode
 from hpo.islands.resume import snapshot
@@ -561,7 +561,8 @@ class Campaign:
                 display.finish(coordinator, end.reason, transport.now())
         if status is not None and coordinator is not None and end == coordinator.end:
             status.finish(coordinator, transport.now())
-        if coordinator is not None and end.exit_code == 0:
+        # After a deadline the next launch goes on from what paused, and from lineages.
+        if coordinator is not None and end.exit_code == 0 and end.reason != DEADLINE:
             with suppress(OSError):  # it is only space
                 keep_only_best(settings.directory, settings.keep)
         return end

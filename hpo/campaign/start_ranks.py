@@ -22,7 +22,7 @@ from hpo.errors import CampaignError
 from hpo.evaluation.environment import child_environment
 from hpo.islands.coordinator.ending import DONE, LOST, STOPPED
 from hpo.journal.files import last_launch
-from hpo.journal.launches import read_launch
+from hpo.journal.launches import is_complete, read_launch
 from hpo.results.result import Result
 from hpo.terminal import write
 
@@ -79,7 +79,8 @@ def run(campaign: Campaign, ranks: int) -> Result:
     launch = read_launch(settings.directory, last_launch(settings.directory))
     reason = None if launch is None or launch.number == before or launch.end is None else launch.end[0]
     if code == 0 and reason in (None, LOST):
-        reason = DONE  # the last ranks died once the budget was used up
+        # The last ranks died once the budget was used up; or before it was started again `hpo stop` was given.
+        reason = DONE if is_complete(settings.directory, settings.evaluations) else STOPPED
     if reason not in (None, LOST):
         return Result(settings.directory, reason)
     tail = [] if output is None else output.tail

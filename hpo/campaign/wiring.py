@@ -37,7 +37,7 @@ from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import STORAGE
 from hpo.islands.coordinator.health import Health
-from hpo.islands.coordinator.unseen import UnseenConfigurations
+from hpo.islands.coordinator.unseen import Configurations, UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
@@ -61,20 +61,23 @@ from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import Phases, searched
 from hpo.search.protocols import SearchContext
 from hpo.space.restricted import restricted
-from hpo.space.space import listable
+from hpo.space.space import SearchSpace, listable
 from hpo.task.code_version import CodeVersion, code_of
-from hpo.task.task import MAXIMIZE, Task, TaskSource, configurations
+from hpo.task.task import MAXIMIZE, Task, TaskSource
 from hpo.terminal import one_line, write
 
 
 def _unseen(task: Task, only: Sequence[Mapping[str, Sequence[Scalar]]]) -> list[UnseenConfigurations]:
     """What islands that keep to ``only`` can evaluate, by island."""
 
+    def configurations(space: SearchSpace) -> Configurations:
+        for params in space.enumerate():
+            yield (params, space.key(params)) if task.allows(params) else None
+
     parts = [part for place, part in enumerate(only) if part not in only[:place]]
     spaces = [restricted(task.space, part) for part in parts]
     unseen = [
-        UnseenConfigurations(partial(configurations, task, space) if listable(space) else None)
-        for space in spaces
+        UnseenConfigurations(partial(configurations, space) if listable(space) else None) for space in spaces
     ]
     return [unseen[parts.index(part)] for part in only]
 
@@ -255,6 +258,10 @@ class Assembly:
                     records, space=space, islands=layout.islands, losses=self.task.losses
                 )
 
+        def read_failures() -> list[tuple[str, Assignment]]:
+            with at_work(settings.directory):
+                return failures(read_directory(settings.directory), space=space)
+
         def journal_totals() -> ResumeState:
             with at_work(settings.directory), located(settings.directory):
                 found = fold_directory(
@@ -302,7 +309,7 @@ class Assembly:
                 began=began,
                 validated=validated,
                 key=space.key,
-                failures=lambda: failures(read_directory(settings.directory), space=space),
+                failures=read_failures,
                 now=time.time,
             ),
             checkpoints=earlier.saves if checkpoints is None else checkpoints,

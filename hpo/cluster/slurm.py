@@ -237,7 +237,8 @@ def advice(options: Mapping[str, str | None]) -> Iterator[str]:
     gpus = any(name.startswith("gpus") for name in options) or "gpu" in (options.get("gres") or "")
     if not gpus:
         return
-    if "ntasks-per-node" not in options and _gpus_per_node(options) is None:
+    said = "ntasks-per-node" in options or "gpus-per-node" in options
+    if not said and _gpus_per_node(options) is None:
         yield (
             "the job asks for GPUs and does not say how many a node has, so each node gets the fewest ranks that the "
             "layout needs, and each rank uses one GPU. Give --gpus-per-node=N, or --ntasks-per-node=N"

@@ -240,6 +240,15 @@ class Lost(ToWorker, frozen=True):
     leaders: list[int]
 
 
+class Retired(ToWorker, frozen=True):
+    """Coordinator to leaders: the workers of these ``leaders`` get nothing more to evaluate, so nothing migrates to
+    them. They pass what they own, and what still comes, to ``heir``, a leader whose worker goes on; -1: there is
+    none."""
+
+    leaders: list[int]
+    heir: int
+
+
 class Records(ToWorker, frozen=True):
     """Leader to the leaders of its island: newly finished individuals, ids that emigrated, intermediate results."""
 

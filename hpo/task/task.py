@@ -113,7 +113,9 @@ class Task:
 
     def configurations(self) -> Iterator[tuple[Params, str]]:
         """All configurations of a finite space that the constraints allow, with their keys."""
-        return configurations(self, self.space)
+        for params in self.space.enumerate():
+            if self.allows(params):
+                yield params, self.space.key(params)
 
     def _refusing(self, params: Params) -> Constraint | None:
         for constraint in self.constraints:
@@ -194,14 +196,6 @@ class TaskSource:
                 f"the evaluator process was sent a {type(task).__name__} instead of an hpo.Task."
             )
         return task
-
-
-def configurations(task: Task, space: SearchSpace) -> Iterator[tuple[Params, str]]:
-    """All configurations that the finite ``space``, the task's or a part of it, and the task's constraints allow, with
-    their keys."""
-    for params in space.enumerate():
-        if task.allows(params):
-            yield params, space.key(params)
 
 
 def load_task(reference: str, *, base: Path, options: Mapping[str, object] | None = None) -> Task:

@@ -379,6 +379,50 @@ def test_a_command_on_record_whose_file_is_still_there_is_not_applied_again() ->
     assert len(applied(steered.records)) == 3 and len(enqueued(steered.records)) == 4
 
 
+def test_a_command_waits_for_journals_that_cannot_be_read_for_now() -> None:
+    steered = Steered(evaluations=40)
+    kept: list[int] = []
+
+    def prepare(simulation: Simulation) -> None:
+        failures = simulation.coordinator._commands._failures  # type: ignore[union-attr]
+
+        def read() -> Any:
+            if simulation.time < 5:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return failures()
+
+        simulation.coordinator._commands._failures = read  # type: ignore[union-attr]
+        for when in (4.0, 6.0):
+            simulation.at(when, simulation.coordinator.look_at_commands)
+            simulation.at(when, lambda: kept.append(len(steered.inbox.requests)))
+
+    steered.launch((3.0, Retry(**ASKED, statuses=RETRIED)), prepare=prepare)
+    assert kept == [1, 0]
+    (command,) = applied(steered.records)
+    assert command.refused is None and len(steered.done()) == 40
+
+
+def test_the_test_of_a_worker_does_not_wait_for_all_that_was_asked_for() -> None:
+    """Two workers; of what worker 1 begins, the third to fifth fail anywhere, as their configurations do."""
+    inbox = MemoryInbox()
+    points = [{"x": -5 + number / 100, "y": 1.0, "kind": "a"} for number in range(300)]
+    inbox.give(Enqueue(**ASKED, points=points))
+    simulation, _ = make(
+        1, workers=2, islands=1, evaluations=400, duration=lambda index: 60.0, inbox=inbox, migration=0.0
+    )
+    judge, bad, begun = simulation.evaluate, set(), []
+
+    def evaluate(candidate: Any) -> Outcome:
+        if simulation.crews[1]._candidate is candidate and candidate.id not in begun:
+            begun.append(candidate.id)
+            bad.update(begun[2:5])
+        return Outcome(status=FAILED, error="ValueError: no") if candidate.id in bad else judge(candidate)
+
+    simulation.evaluate = evaluate  # type: ignore[method-assign]
+    report = simulation.run()
+    assert report is not None and report.busy > 0.9
+
+
 def test_a_command_whose_record_cannot_be_written_keeps_its_file_until_it_is() -> None:
     steered = Steered(evaluations=60)
     kept: list[int] = []

@@ -8,15 +8,18 @@ import pytest
 from simulation.campaigns import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
 
 from hpo.config.layout import WorkerPlacement
-from hpo.individual import REEVALUATION
+from hpo.individual import PRUNED, REEVALUATION
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.leader.claims import Claims
 from hpo.islands.messages import Claim, EvaluationEnd, Want
 from hpo.islands.resume.dead_leader import DeadLeaderRecord
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Started
+from hpo.search.population import Member
+from hpo.search.proposals import key_of
 
 
 def kill_at_random(simulation, rng, ranks, *, within):
@@ -176,6 +179,29 @@ class Nowhere:
         return 0.0
 
 
+def test_a_worker_that_is_suspected_goes_on_with_nothing_that_paused(monkeypatch):
+    places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
+    coordinator = Coordinator(
+        transport=Nowhere(),
+        registry=WorkerRegistry(places),
+        everyone=range(2),
+        dead_leader_record=lambda place: DeadLeaderRecord(),
+        journal_totals=ResumeState,
+        evaluations=2,
+        duplicates=False,
+        grace_s=60.0,
+        checkpoints=False,
+        health=Health(None, patience_s=300, leaders=range(2)),
+    )
+    suspected = [1]
+    monkeypatch.setattr(Health, "holds", lambda self, leader: leader in suspected)
+    coordinator.receive(1, Claim([Want(0, "key", "0-1-0")], False))
+    assert coordinator.running == 0
+    suspected.clear()
+    coordinator._something_changed()
+    assert coordinator.running == 1
+
+
 def test_who_paused_untold_and_asked_to_go_on_counts_once():
     """Its leader has died between the claim and the news of the pause, which are told in this order."""
     places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
@@ -195,3 +221,15 @@ def test_who_paused_untold_and_asked_to_go_on_counts_once():
     coordinator.receive(1, Claim([Want(1, "key", "0-1-0")], False))
     coordinator.handle_rank_deaths([1])
     assert (coordinator.tally.counts["pruned"], coordinator.running, coordinator.remaining) == (1, 0, 1)
+
+
+def test_one_that_paused_before_has_the_key_that_is_on_record():
+    """Else its end is not found there once its leader has died."""
+    claims = Claims.__new__(Claims)
+    claims._space = SPACE
+    params = {"x": 0.5, "y": 1.0, "kind": "b"}
+    member = Member("0-1-2", SPACE.encode(params), (1.0,), PRUNED, operator="evolution")
+    for parent in ("", "0-0-1"):
+        candidate = claims.paused_before(member, 0, parent)
+        assert candidate.key == key_of(SPACE, candidate.params, parent, "evolution", "0-1-2")
+        assert ("<0-0-1" in candidate.key) == bool(parent)

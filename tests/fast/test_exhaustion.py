@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 from simulation import MemoryInbox, Simulation
-from simulation.campaigns import disturb, finished, give_at, losses, make, records_of, standing
+from simulation.campaigns import disturb, fall_sick, finished, give_at, losses, make, records_of, standing
 
 import hpo
 from hpo.config import reader as config
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator.ending import DONE, EXHAUSTED, LOST, STOPPED
+from hpo.islands.coordinator.unseen import Configurations, UnseenConfigurations
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Drain
-from hpo.journal.records import Finished, Record
+from hpo.journal.records import Finished, Migrated, Record
 
 FINITE = hpo.SearchSpace(a=hpo.Ordinal(*range(8)), b=hpo.Ordinal(*range(6)))
 # Without end where ``kind`` is "b".
@@ -89,6 +90,24 @@ def test_an_island_that_has_used_up_its_part_does_not_end_the_campaign(
         assert said and said[0].startswith(f"island {parts.index(narrow)} has evaluated all")
 
 
+def test_a_claim_in_vain_looks_at_a_piece_of_the_space_whatever_the_constraints_refuse() -> None:
+    looked = 0
+
+    def listed() -> Configurations:
+        nonlocal looked
+        for number in range(50_000):
+            looked += 1
+            yield ({"a": number}, str(number)) if number == 49_999 else None
+
+    unseen, taken, claims = UnseenConfigurations(listed), {"0"}, 0
+    while (found := unseen.next(taken)) is None:
+        claims += 1
+        assert looked <= 2_000 * claims and not unseen.exhausted
+    assert found.key == "49999" and claims > 20
+    while not unseen.exhausted:
+        assert unseen.next(taken) is None
+
+
 @pytest.mark.parametrize("case", range(6))
 def test_when_all_islands_have_used_up_their_parts_it_ends_as_exhausted(case: int) -> None:
     parts: list[dict[str, list[Any]]] = [{"a": [0, 1], "b": [0]}, {"a": [1, 2, 3]}, {"b": [5], "a": [7]}]
@@ -146,6 +165,61 @@ def test_a_phase_ends_early_for_the_island_that_has_used_up_its_part_alone() -> 
         if one.startswith("island 0 finds nothing new in phase 1")
     ]
     assert len(said) == 1
+
+
+def known_to_those_that_work(simulation: Simulation, working: list[int]) -> float:
+    """The share of the campaign's best twenty that the islands which go on know."""
+    best = sorted(finished(simulation), key=lambda one: list((one.objectives or {}).values()))[:20]
+    known = {
+        member.id
+        for leader in simulation.leaders
+        if leader.place.island in working
+        for member in leader.population.best
+    }
+    return sum(one.id in known for one in best) / len(best)
+
+
+@pytest.mark.parametrize("why", ["used up", "drained", "benched", "unfit"])
+@pytest.mark.parametrize("case", range(3))
+def test_what_migrated_to_workers_that_get_nothing_more_is_not_lost_to_the_search(
+    why: str, case: int
+) -> None:
+    """Their leaders took what came, and as they evaluated nothing, passed nothing on."""
+    changes: dict[str, Any] = {
+        "evaluations": 200,
+        "workers": 3,
+        "copy": False,
+        "topology": "ring",
+        "duration": lambda index: 60.0 + index * 7919 % 31,
+        "migration": 0.9,
+    }
+    inbox = MemoryInbox()
+    if why == "used up":
+        parts: list[dict[str, list[Any]]] = [{"kind": ["b"]}, {"kind": ["a"]}, {"kind": ["b"]}]
+        simulation = simulate(case, MIXED, parts, **changes)
+    else:
+        simulation, _ = make(case, islands=3, inbox=inbox, **changes)
+    if why == "drained":
+        give_at(simulation, inbox, 250.0, Drain(**ASKED, worker="1-0"))  # type: ignore[arg-type]
+    elif why == "benched":
+        fall_sick(simulation, 1, 250.0)
+    elif why == "unfit":
+        simulation.crews[1].fit_for = 3
+    simulation.run()
+    moved = [one for one in records_of(simulation) if isinstance(one, Migrated) and one.target == 1]
+    assert len(moved) < 20
+    assert known_to_those_that_work(simulation, [0, 2]) >= 0.7
+
+
+def test_a_worker_that_goes_on_inherits_from_one_of_its_own_island() -> None:
+    inbox = MemoryInbox()
+    simulation, _ = make(
+        1, islands=2, workers=4, evaluations=120, copy=False, topology="ring", migration=0.9, inbox=inbox
+    )
+    give_at(simulation, inbox, 3.0, Drain(**ASKED, worker="0-1"))  # type: ignore[arg-type]
+    simulation.run()
+    drained = next(one for one in simulation.leaders if (one.place.island, one.place.worker) == (0, 1))
+    assert not drained._migration._owned and drained._heir == 0
 
 
 @pytest.mark.parametrize("case", range(40))

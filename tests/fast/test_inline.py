@@ -244,6 +244,25 @@ def test_hpo_try_evaluates_inline(
     assert "4.25" in capsys.readouterr().out
 
 
+def test_after_a_deadline_what_paused_can_go_on(tmp_path: Path) -> None:
+    def evaluate(trial: hpo.Trial) -> float:
+        saved = trial.directory / "step"
+        for step in range(int(saved.read_text()) + 1 if saved.exists() else 1, 10):
+            saved.write_text(str(step))
+            trial.report(step, float(trial.params["x"]))
+            if trial.should_checkpoint():
+                raise hpo.Interrupted
+        return float(trial.params["x"])
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate, steps=9)
+    keywords = {"isolation": "inline", "pruner": "halving", "kind": "random", "checkpoints": True, "keep": 1}
+    result = hpo.Campaign(task, directory=tmp_path / "run", deadline=1.0, **keywords).run()
+    assert result.reason == "deadline"
+    paused = [one.id for one in result.individuals if one.status == "pruned"]
+    there = [identity for identity in paused if (tmp_path / "run/evaluations" / identity / "step").exists()]
+    assert len(paused) > 10 and len(there) > 8, "the latest that a leader keeps"
+
+
 def test_a_stop_from_outside_is_heard_during_an_evaluation(tmp_path: Path) -> None:
     def evaluate(trial: hpo.Trial) -> float:
         give(tmp_path / "run", Stop(**asked()))

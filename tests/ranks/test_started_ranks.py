@@ -10,7 +10,9 @@ import pytest
 from terminal import Terminal, wait_until
 
 import hpo
-from hpo.campaign import handed_on
+from hpo.campaign import handed_on, start_ranks
+from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.records import Finished, Header
 
 SCRIPT = """
 import os, sys, time
@@ -179,3 +181,44 @@ def test_a_notebook_runs_its_own_function_on_ranks_and_shows_a_bar(terminal: Ter
     assert "a flood" not in str([several, one])
     assert workers(terminal) == {0, 1}
     assert terminal.processes() == []
+
+
+@pytest.mark.parametrize(("evaluations", "reason"), [(1, "done"), (2, "stopped")])
+def test_a_campaign_that_was_stopped_before_it_was_started_again_is_not_done(
+    evaluations: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), float)
+
+    class Stopped:
+        """Its ranks died, and before it could start them again `hpo stop` was given."""
+
+        def __init__(self, *arguments: object, **keywords: object) -> None: ...
+
+        def run(self) -> int:
+            place = {"launch": 1, "island": 0, "worker": 0}
+            with JournalWriter(
+                journal_path(tmp_path / "run", **place), Header.of_this_process(**place)
+            ) as writer:
+                writer.append(
+                    Finished(
+                        id="0-0-0",
+                        island=0,
+                        worker=0,
+                        sequence=0,
+                        params={"x": 0.5},
+                        operator="random",
+                        parents=(),
+                        retries=0,
+                        started=1.0,
+                        finished=2.0,
+                        status="completed",
+                        objectives={"value": 0.5},
+                        metrics={},
+                        error=None,
+                    )
+                )
+            return 0
+
+    monkeypatch.setattr(start_ranks, "Supervisor", Stopped)
+    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=evaluations).run(ranks=2)
+    assert result.reason == reason

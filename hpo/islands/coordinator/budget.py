@@ -73,9 +73,10 @@ class Budget:
         self._fit()
         return number
 
-    def readmit(self, assignments: Iterable[Assignment]) -> None:
-        """Evaluate these again: they were admitted, and have not ended, or do not count as that any more."""
-        self.assignments += assignments
+    def readmit(self, assignments: Iterable[Assignment], *, first: bool = False) -> None:
+        """Evaluate these again: they were admitted, and have not ended, or do not count as that any more. ``first``:
+        before the other assignments."""
+        (self.assignments.extendleft if first else self.assignments.extend)(assignments)
         self._fit()
 
     @property

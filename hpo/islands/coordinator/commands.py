@@ -113,7 +113,10 @@ class Commands:
             if target.end is not None:  # the next launch applies it
                 break
             if identity not in self.standing.applied:
-                self._apply(identity, request, target)
+                try:
+                    self._apply(identity, request, target)
+                except OSError:  # of journals that it reads: it may pass, and the file stays until then
+                    break
                 any_new = True
         if found and self._recorded():
             for identity, request in found:

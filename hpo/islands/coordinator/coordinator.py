@@ -54,6 +54,7 @@ from hpo.islands.messages import (
     Recall,
     Remark,
     Results,
+    Retired,
     Returned,
     Stop,
     StopRequest,
@@ -124,6 +125,8 @@ class Coordinator:
         self._ended = ended
         self._registry = registry
         self._islands = {leader: place.island for leader, place in registry.places.items()}
+        # Leaders whose workers get nothing more; they take no more migrants.
+        self._retired: set[int] = set()
         self._used_up: set[int] = set()
         self._health = health
         self._overdue = Overdue(timed=timed)
@@ -195,7 +198,7 @@ class Coordinator:
         assigned: list[tuple[int, Assignment]] = []
         for want in claim.wants:
             item: Admitted | None = None
-            if self.paused or leader in self._drained:
+            if self.paused or leader in self._drained or self._health.holds(leader):
                 self._grants.held.setdefault(leader, []).append(want)
                 continue
             if want.paused is not None:  # it has its permit, and only its leader can ask for it
@@ -205,9 +208,6 @@ class Coordinator:
                 )
                 self._grants.grant(leader, want.token, paused)
                 accepted.append(want.token)
-                continue
-            if self._health.holds(leader):
-                self._grants.held.setdefault(leader, []).append(want)
                 continue
             if not budget.available_to(island) or self._too_late(leader):
                 self._grants.defer(leader, want)
@@ -264,6 +264,23 @@ class Coordinator:
                 f"island {island} has evaluated all configurations that its [[island]] only and the constraints allow: "
                 "its workers idle while the others go on"
             )
+            self._retire(
+                [leader for leader, place in self._registry.places.items() if place.island == island]
+            )
+
+    def _retire(self, leaders: Sequence[int]) -> None:
+        """The workers of these leaders, of one island, get nothing more: what migrated there would be lost to the
+        search."""
+        fresh = [leader for leader in leaders if leader not in self._retired]
+        if not fresh or self.stopping is not None:
+            return
+        self._retired.update(fresh)
+        open_ = [one for one in self._registry.at_work if one not in self._retired]
+        island, islands = self._islands[fresh[0]], self._registry.islands
+        heir = min(open_, key=lambda one: ((self._islands[one] - island) % islands, one), default=-1)
+        for leader in self._grants.leaders:
+            if leader not in self._registry.dead:
+                self._send(leader, Retired(fresh, heir))
 
     def _take_results(self, leader: int, message: Results) -> None:
         self._deaths.results_arrived(leader, len(message.results))
@@ -287,7 +304,7 @@ class Coordinator:
         if self.stopping is not None:
             return
         if found.test is not None:
-            self._reopen([found.test], "test of a worker")
+            self._reopen([found.test], "test of a worker", first=True)
             if self._grants.holds_ahead(leader):
                 self._send(leader, Recall(self._grants.count(leader)))
         if found.bench and found.leader in self._registry.places:
@@ -295,6 +312,7 @@ class Coordinator:
             self._registry.bench(found.leader)
             self._grants.held.pop(found.leader, None)
             self._worker_left(place, FAILING)
+            self._retire([found.leader])
             self._reopen(found.reopen, "failing worker")
             self.remarks.append(
                 f"worker {place.island}-{place.worker} gets nothing more in this launch: {len(found.reopen) + 1} "
@@ -302,14 +320,14 @@ class Coordinator:
                 f"The last error there: {found.error}"
             )
 
-    def _reopen(self, failures: list[Failure], reason: str) -> None:
-        """These failures do not count: their individuals are evaluated again."""
+    def _reopen(self, failures: list[Failure], reason: str, *, first: bool = False) -> None:
+        """These failures do not count: their individuals are evaluated again, ``first`` before all else."""
         if failures:
             self._reopened([one.again for one in failures], reason)
         for one in failures:
             self.tally.reopen(one.status, identity=one.again.id)
             self.reopened_ids[one.again.id or ""] = one.again.reopened
-        self._budget.readmit(one.again for one in failures)
+        self._budget.readmit((one.again for one in failures), first=first)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
         if remark.name not in self._remarked and len(self._remarked) < MOST_REMARKS:
@@ -335,6 +353,7 @@ class Coordinator:
             reason = NO_JOURNAL if message.storage else NO_EVALUATORS
             self._worker_left(self._registry.places[leader], reason)
         self._registry.dismiss(leader)
+        self._retire([leader])
         if message.storage:
             self._storage_failed = message.error
         else:
@@ -448,7 +467,7 @@ class Coordinator:
 
     def _serve_held(self) -> None:
         """Answer the claims of leaders that get something again."""
-        if self.paused:
+        if self.paused or self._health.holds_all:
             return
         ready = [one for one in self._grants.held if one not in self._drained]
         for leader in [one for one in ready if not self._health.holds(one)]:
@@ -591,6 +610,7 @@ class Coordinator:
         self._drained.add(leader)
         self._health.drained(leader)
         self._worker_left(self._registry.places[leader], DRAINED)
+        self._retire([leader])
         self._grants.drop_claims_of(leader)
         if self._grants.holds_ahead(leader):
             self._send(leader, Recall(self._grants.count(leader)))

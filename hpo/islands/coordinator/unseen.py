@@ -12,10 +12,10 @@ from hpo.individual import Scalar
 from hpo.islands.assignment import Assignment
 
 _MOST_BARREN = 20_000
-_PIECE = 20_000
+_PIECE = 2_000
 
-Configurations = Iterator[tuple[dict[str, Scalar], str]]
-"""Configurations that the constraints allow, and their keys."""
+Configurations = Iterator[tuple[dict[str, Scalar], str] | None]
+"""Configurations and their keys; None in the place of one that the constraints refuse."""
 
 
 class UnseenConfigurations:
@@ -25,7 +25,7 @@ class UnseenConfigurations:
     def __init__(self, configurations: Callable[[], Configurations] | None = None) -> None:
         self._configurations = configurations
         # What was read of the list and not taken, the rest, and whether that may hold anything.
-        self._unseen: Configurations = iter(())
+        self._unseen: Iterator[tuple[dict[str, Scalar], str]] = iter(())
         self._listing: Configurations | None = None
         self._may_be_left = False
         self._barren = 0
@@ -43,11 +43,12 @@ class UnseenConfigurations:
                 if key not in taken:
                     taken.add(key)
                     return Assignment(params=params, key=key, operator="last")
-            # Listed a piece at a time, one for each claim in vain: a million at once would take seconds.
+            # Looked at a piece at a time, one for each claim in vain: a million at once would take minutes where
+            # constraints are slow.
             if self._listing is None:
                 self._listing, self._may_be_left = self._configurations(), False
             piece = list(islice(self._listing, _PIECE))
-            rest = [entry for entry in piece if entry[1] not in taken]
+            rest = [entry for entry in piece if entry is not None and entry[1] not in taken]
             self._may_be_left |= bool(rest)
             if len(piece) < _PIECE:
                 self._listing = None

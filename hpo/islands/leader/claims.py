@@ -12,7 +12,7 @@ from hpo.islands.leader.evaluation_times import EvaluationTimes
 from hpo.islands.messages import Claim, Grant, Message, Want
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
-from hpo.search.proposals import STUCK, Proposals
+from hpo.search.proposals import STUCK, Proposals, key_of
 from hpo.search.protocols import Breeder, Candidate, Codec
 
 
@@ -117,7 +117,7 @@ class Claims:
             sequence=sequence,
             genome=member.genome,
             params=params,
-            key=self._space.key(params),
+            key=key_of(self._space, params, inherits, member.operator, member.id),
             operator=member.operator,
             home=(island, worker),
             inherits=inherits,

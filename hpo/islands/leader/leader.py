@@ -31,6 +31,7 @@ from hpo.islands.messages import (
     Migrant,
     Recall,
     Records,
+    Retired,
     Returned,
     Start,
     Stop,
@@ -180,6 +181,8 @@ class Leader:
         self._broken = False
         self._waits = Waiting(None, False)
         self._left = False
+        # To whom migrants are passed on, once this worker gets nothing more.
+        self._heir: int | None = None
         self._disbanding: list[tuple[int, Assignment]] | None = None
         self.started = False
         self.end: End | None = None
@@ -191,6 +194,7 @@ class Leader:
             Recall: self._give_back,
             Stop: self._halt_for,
             Lost: self._handle_rank_deaths,
+            Retired: self._handle_retired,
             End: self._finish,
         }
         check_handlers(ToWorker, self._handlers)
@@ -316,7 +320,10 @@ class Leader:
 
     def _immigrate(self, source: int, message: Migrant) -> bool:
         member = self._learn(message.evaluated)
-        self._migration.own(member)
+        if self._heir is None:
+            self._migration.own(member)
+        else:
+            self._publisher.pass_on([member], self._heir)
         self._publisher.introduce(member)
         return True
 
@@ -339,6 +346,14 @@ class Leader:
         if not self._broken and not set(self.place.ranks).isdisjoint(lost.ranks):
             self._broken = True
             self._disband()
+        return True
+
+    def _handle_retired(self, source: int, retired: Retired) -> bool:
+        """No individual migrates to workers that evaluate nothing more: from there none would leave."""
+        self._publisher.avoid(frozenset(retired.leaders))
+        if self.place.leader in retired.leaders and retired.heir >= 0 and self._migration.active:
+            self._heir = retired.heir
+            self._publisher.pass_on(self._migration.disown(), self._heir)
         return True
 
     def _disband(self) -> None:

@@ -79,6 +79,16 @@ class Migration:
                 self._sent[index] = (target, again[-1])
         return again
 
+    @property
+    def active(self) -> bool:
+        """Whether individuals leave this island at all."""
+        return bool(self._settings.probability) and any(self._settings.emigrants)
+
+    def disown(self) -> list[Member]:
+        """All that this leader owned, and does no longer."""
+        owned, self._owned, self._ids = self._owned, [], set()
+        return owned
+
     def own(self, member: Member) -> None:
         """Take ``member`` into the care of this leader: it was evaluated here, or came from another
         island."""
@@ -96,7 +106,7 @@ class Migration:
         An individual is not sent where it has been, or it would travel in circles. Each departure is appended
         to the journal, which the caller commits before it sends anyone."""
         settings = self._settings
-        if not settings.probability or not any(settings.emigrants):
+        if not self.active:
             return []
         rng = self._rng
         rng.seed(f"{self._seed}/{cause.id}/migration")
