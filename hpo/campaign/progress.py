@@ -135,8 +135,8 @@ class Display:
                 text += f"\n{texts.nothing(record)}" if nothing_completed else texts.steadiest(record)
         if reason == NOTHING_COMPLETED:
             text += (
-                "\nThe budget is used up, and no evaluation has completed. Mend what failed; then give more "
-                "evaluations or time, or another directory to begin anew."
+                "\nThe budget is used up, and no evaluation has completed. Mend what failed; then give "
+                f"`hpo retry {quoted(self._directory)}` and the same command again, which evaluates them anew."
             )
         if not nothing_completed and self._failures(coordinator):
             text += f"\n`hpo status {quoted(self._directory)}` says why some failed."
@@ -175,7 +175,7 @@ def _stopping(coordinator: Coordinator, now: float) -> str:
     them = f"{running} running evaluation{'s' if running > 1 else ''}"
     if not left_s:
         return f"{why}: ending {them}"
-    return f"{why}: {them} may save for {left_s:.0f} s more; a second Ctrl-C ends them at once"
+    return f"{why}: {them} may save or finish for {left_s:.0f} s more; a second Ctrl-C ends them at once"
 
 
 def _rate(rate: float) -> str:

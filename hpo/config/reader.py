@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO, get_args, get_origin
@@ -459,6 +460,16 @@ def _syntax(path: Path, message: str) -> str:
     found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message)
     place = f"{path}, line {found[2]}, column {found[3]}" if found else f"{path}"
     reason = (found[1] if found else message).rstrip(".")
+    if found and "Cannot overwrite a value" in reason:
+        with suppress(OSError, IndexError, UnicodeDecodeError):
+            line = path.read_text(encoding="utf-8").splitlines()[int(found[2]) - 1]
+            section = re.fullmatch(r"\s*\[\s*([\w-]+)\s*\]\s*(?:#.*)?", line)
+            if section:
+                name = section[1]
+                return (
+                    f"{place}: [{name}] is a section, and above it {name} = … is a key. Remove one. "
+                    f"{suggestion(name, [one for one in _RULES[''] if one != name])}"
+                )
     return f"{place}: not valid TOML: {reason}. Strings need quotes, lists brackets, and a key stands once."
 
 

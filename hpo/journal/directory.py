@@ -53,6 +53,11 @@ def read_identity(directory: Path) -> Identity:
     try:
         identity = msgspec.json.decode(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
+        if directory.suffix == ".toml" and directory.is_file():
+            raise CampaignError(
+                f"{directory} is a campaign file. Name the directory that it gives as `directory`; it is relative to "
+                "where hpo was started."
+            ) from None
         raise CampaignError(
             f"{directory} holds no campaign (it has no campaign.json). Name the directory that a campaign "
             "file gives as `directory`; it is relative to where hpo was started."

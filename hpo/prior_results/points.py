@@ -63,6 +63,8 @@ class KnownPoints:
             line += f"; {self.left_out.total()} left out: {counts}"
         for change, count in self.changed.most_common():
             line += f"; {change} in {count}"
+        if any("no parameter" in one for one in self.changed) and any("added" in one for one in self.changed):
+            line += '; where these are the same, write columns = { name = "name there" }'
         return line
 
 

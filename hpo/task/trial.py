@@ -269,7 +269,9 @@ class Trial:
         try:
             step = operator.index(step)
         except TypeError:
-            raise UsageError(f"trial.report takes a whole number of steps, not {excerpt(step)}.") from None
+            raise UsageError(
+                f"trial.report takes a whole number of steps, not {excerpt(step)}: write trial.report(step, value)."
+            ) from None
         if abs(step) > MOST_STEPS:  # a journal's numbers have 64 bits
             raise UsageError(f"trial.report: step {excerpt(step)} must be a number of steps, at most 2**53.")
         self.last_report = (step, number)

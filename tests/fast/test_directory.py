@@ -93,6 +93,10 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
             action()
     with pytest.raises(CampaignError, match="holds no campaign"):
         directory.read_identity(path)
+    campaign_file = path.with_name("mine.toml")
+    campaign_file.touch()
+    with pytest.raises(CampaignError, match=r"mine\.toml is a campaign file. Name the directory"):
+        directory.read_identity(campaign_file)
 
 
 @pytest.mark.parametrize(

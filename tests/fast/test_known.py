@@ -114,6 +114,7 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
     }
     line = str(found)
     assert "4 entered, 1 of them as failed; 6 left out: " in line and "\n" not in line
+    assert line.endswith('; where these are the same, write columns = { name = "name there" }')
     assert "momentum = 0.9, the default, added in 1" in line
     assert "momentum dropped, which does not exist with their other values, in 1" in line
     assert "note dropped, which is no parameter here, in 1" in line

@@ -124,7 +124,7 @@ def test_it_says_what_matters() -> None:
         assert words in shown, (words, shown)
     pace = Pace(recent=0, since=0.0, grace_until=10_030.0)
     shown = "\n".join(drawn(campaign(stopping="stopped", pace=pace), 100, 40))
-    assert "may save for 30 s more; a second Ctrl-C" in shown
+    assert "may save or finish for 30 s more; a second Ctrl-C" in shown
     many = drawn(campaign(1000), 100, 30)
     assert len(many) == 30 and "and 9" in many[-1]
 

@@ -129,6 +129,8 @@ def test_report_refuses_what_is_no_number(tmp_path: Path, step: object, value: o
     link = Recorder()
     with pytest.raises(UsageError):
         make(link, tmp_path).report(step, value)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"not 0\.25: write trial\.report\(step, value\)"):
+        make(link, tmp_path).report(0.25, 3)  # type: ignore[arg-type]
     assert link.reports == []
 
 

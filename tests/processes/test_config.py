@@ -532,6 +532,16 @@ def test_text_that_is_no_toml_is_told_with_its_line(tmp_path: Path, text: str, p
     assert "not valid TOML" in str(caught.value)
 
 
+def test_a_key_with_the_name_of_a_section_is_named(tmp_path: Path) -> None:
+    path = file(tmp_path, 'task = "t.py:task"\nevaluation = 12\n\n[evaluation]  # how\ntimeout = 5\n')
+    with pytest.raises(UsageError) as caught:
+        read_file(path)
+    assert str(caught.value).startswith(f"{path}, line 4, ") and "above it evaluation = … is a key" in str(
+        caught.value
+    )
+    assert str(caught.value).endswith('Did you mean "evaluations"?')
+
+
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [

@@ -28,6 +28,7 @@ from hpo.evaluation.conversation import Alive, Answer, Died, EvaluationOver, pac
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
+from hpo.evaluation.process.worker_group import REPORT, WaitWatch
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task.outcome import Outcome, summary_line
 from hpo.task.task import TaskSource
@@ -561,6 +562,25 @@ def test_a_pause_is_asked_of_all_ranks_until_the_next_report(bench: Bench) -> No
     assert bench.saves == [False, True, True, True, True], (
         "it can save, which it showed after the first report"
     )
+
+
+def test_a_rank_that_waits_for_long_says_for_what_once_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hpo.evaluation.process.worker_group._SLOW_S", 0.04)
+    watch = WaitWatch(1)
+    heard = ""
+    for _ in range(2):
+        watch.said = False
+        watch.begun = REPORT, time.monotonic()
+        end = time.monotonic() + LIMIT_S
+        while not watch.said:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        watch.begun = None
+        heard += capsys.readouterr().err
+    assert heard.count("worker rank 1 has waited 0 s in trial.report for other ranks of the worker") == 2
+    watch.said = True  # it is a thread of this process
 
 
 def test_nothing_is_pruned_without_a_reason(bench: Bench) -> None:

@@ -28,6 +28,7 @@ from hpo.cluster.slurm import sbatch_options
 from hpo.config import reader as config
 from hpo.config.reader import Settings
 from hpo.errors import UsageError
+from hpo.journal.files import read_directory
 from search_spaces import digits
 
 FOLDERS = ("hpo", "hpo/results", "trainers", "search_spaces", "jobs", "tests")
@@ -123,6 +124,21 @@ def test_a_script_of_one_s_own_trains_on_two_ranks(folder, library):
     assert status["evaluations"]["completed"] == 2, [
         one.error for one in hpo.Result(folder / "runs/own").individuals
     ]
+
+
+def test_a_loop_of_one_s_own_is_paused_and_goes_on(folder):
+    (folder / "own.toml").write_text(
+        'task = "my_pauses.py:task"\ndirectory = "runs/own"\nevaluations = 40\nsearch.kind = "random"\n'
+        'search.pruner = "halving"\nlayout.ranks_per_worker = 2\nlogging.every = 0\n'
+    )
+    run(folder, HPO, "run", "own.toml")
+    result = hpo.Result(folder / "runs/own")
+    assert {one.status for one in result.individuals} == {"completed", "pruned"}
+    steps = {identity: sorted(rows["step"]) for identity, rows in result.curves().groupby("id")}
+    # Who went on after a pause reported each step once.
+    assert all(steps[one.id] == [*range(1, 10)] for one in result.individuals if one.status == "completed")
+    again = {one.id for one in read_directory(result.directory) if getattr(one, "resumed_at_step", 0)}
+    assert again & {one.id for one in result.individuals if one.status == "completed"}
 
 
 def test_folds_are_evaluated_side_by_side(folder):

@@ -161,7 +161,7 @@ def test_the_second_time_what_runs_is_ended_at_once(terminal: Terminal, ranks: i
     assert command.process.poll() is None, "once is to be patient"
     assert "stopping (stopped): what runs may save itself" in terminal.hpo("status", "run").stdout
     command.signal(signal.SIGINT)
-    them = f"stopping: {ranks} running evaluation{'s' if ranks > 1 else ''} may save for "
+    them = f"stopping: {ranks} running evaluation{'s' if ranks > 1 else ''} may save or finish for "
     said = (them, "s more; a second Ctrl-C ends them at once")
     print(f"ended {stopped(terminal, command, *said):.2f} s later")
     status = terminal.status()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
@@ -15,6 +18,7 @@ from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import select_for_group
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.evaluation.process.task_groups import TaskGroups
+from hpo.terminal import write
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store
@@ -24,8 +28,37 @@ _COLLECTIVE_S = 1_800.0
 _AGREEMENT_S = 86_400.0
 """One rank may validate for hours while the others wait for it in ``report``."""
 
+_SLOW_S = 20.0
+"""After which a rank says that it waits for the others in such a call."""
+
 BEGIN, REPORT, CHECKPOINT = range(3)
 _CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoint")
+
+
+class WaitWatch:
+    """Says on standard error, once an evaluation, where this rank has waited for the others for long: a task in which
+    not all ranks make a call would hang without a word. ``begun``: the call and when it began, None between two."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.begun: tuple[int, float] | None = None
+        self.said = False
+        threading.Thread(target=self._look, name="waits", daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(_SLOW_S / 4)
+            wait = self.begun
+            if self.said or wait is None or time.monotonic() - wait[1] < _SLOW_S:
+                continue
+            write(
+                f"hpo: worker rank {self._rank} has waited {time.monotonic() - wait[1]:.0f} s in {_CALLS[wait[0]]} for "
+                "other ranks of the worker. Every rank has to make this call; where one of them still works, nothing "
+                "is wrong.",
+                sys.stderr,
+                flush=True,
+            )
+            self.said = True
 
 
 class WorkerGroup:
@@ -34,6 +67,7 @@ class WorkerGroup:
     def __init__(self, hello: Hello, device: OwnDevice, tasks: TaskGroups) -> None:
         self._tasks = tasks
         self._rank = hello.worker_rank
+        self._watch = WaitWatch(self._rank)
         self._size = hello.size
         self._store: Store | None = None
         self._control: ProcessGroup | None = None
@@ -136,12 +170,18 @@ class WorkerGroup:
         """All ranks begin the evaluation of this turn. Collective."""
         # One that the last evaluation left under way would meet the messages of this one.
         self.announcement.finish()
+        self._watch.said = False
         self.announcement = Announcement(self._rank, self.send)
         self.agree(turn, BEGIN, 0)
 
     def agree(self, turn: int, call: int, answer: int) -> int:
         """What worker rank 0 says. Collective; RuntimeError where the ranks make different calls."""
-        their_turn, theirs, agreed = self.send((turn, call, answer))()
+        if call != BEGIN:  # others may still import the task
+            self._watch.begun = call, time.monotonic()
+        try:
+            their_turn, theirs, agreed = self.send((turn, call, answer))()
+        finally:
+            self._watch.begun = None
         if (their_turn, theirs) != (turn, call):
             said = _CALLS[theirs] if their_turn == turn and 0 <= theirs < len(_CALLS) else "another step"
             raise RuntimeError(

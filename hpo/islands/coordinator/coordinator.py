@@ -261,7 +261,7 @@ class Coordinator:
         if island not in self._used_up and not self._budget.exhausted:
             self._used_up.add(island)
             self.remarks.append(
-                f"island {island} has evaluated all configurations that its [[island]] only and the constraints allow: "
+                f"island {island} has evaluated all that it may ([search] or [[island]] only, and the constraints): "
                 "its workers idle while the others go on"
             )
             self._retire(

@@ -219,7 +219,7 @@ def _note(overview: Overview, now: float, *, own: bool) -> str:
             return f"stopping ({overview.stopping or 'stopped'})"
         them = f"{overview.running} running evaluation{'s' if overview.running > 1 else ''}"
         at_once = "; a second Ctrl-C ends them at once" if own else ""
-        return f"{them} may save for {duration(until - now)} more{at_once}"
+        return f"{them} may save or finish for {duration(until - now)} more{at_once}"
     if overview.storage is not None:
         error, since = overview.storage
         return f"storage: {one_line(error)}, waiting {duration(now - since)}"
