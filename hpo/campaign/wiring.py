@@ -426,6 +426,7 @@ class Assembly:
                     probability=0.0 if search.traits.needs_checkpoints else search.migration,
                     copy=search.exchange == "pollination",
                     emigrants=topology_matrix(settings.layout.topology, len(groups))[place.island],
+                    ring=settings.layout.topology == "ring",
                 ),
                 retries=settings.evaluation.retries,
                 duplicates=settings.search.duplicates,

@@ -209,6 +209,8 @@ def test_what_migrated_to_workers_that_get_nothing_more_is_not_lost_to_the_searc
     moved = [one for one in records_of(simulation) if isinstance(one, Migrated) and one.target == 1]
     assert len(moved) < 20
     assert known_to_those_that_work(simulation, [0, 2]) >= 0.7
+    # Island 0 sends to island 2 from then on, to which it did not before.
+    assert sum(isinstance(one, Migrated) and one.target == 2 for one in records_of(simulation)) > 20
 
 
 def test_a_worker_that_goes_on_inherits_from_one_of_its_own_island() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,3 +108,26 @@ def test_what_left_is_on_record_with_its_hop():
     assert departure.traveller.history == (2, 0)
     assert journal.records == [Migrated(id="1", source=0, target=1, hop=1, copy=False, time=7.0)]
     assert moving.departures(member(2, 1.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("ring", "dead", "gateways"),
+    [
+        (True, [1], {2, 3}),
+        (True, [1, 2, 3], {4}),
+        (True, [1, 2, 3, 4], set()),
+        (False, [1], set()),
+        (True, [2, 3], {1}),
+    ],
+)
+def test_a_ring_goes_on_behind_an_island_without_workers(ring, dead, gateways):
+    settings = MigrationSettings(probability=1.0, copy=True, emigrants=(0, 1, 0, 0), ring=ring)
+    journal = Journal()
+    islands = [(0,), (1,), (2, 3), (4,)]
+    moving = Migration(settings, seed=0, here=0, islands=islands, journal=journal, clock=lambda: 7.0)
+    moving.lose(frozenset(dead))
+    found = set()
+    for number in range(20):
+        moving.own(member(number, float(-number)))
+        found |= {one.gateway for one in moving.departures(member(number, 0.0))}
+    assert found == gateways

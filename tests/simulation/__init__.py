@@ -465,7 +465,10 @@ class Simulation:
                     settings=leader_settings(
                         seed=seed,
                         migration=MigrationSettings(
-                            probability=migration, copy=copy, emigrants=matrix[place.island]
+                            probability=migration,
+                            copy=copy,
+                            emigrants=matrix[place.island],
+                            ring=topology == "ring",
                         ),
                         durable_starts=durable_starts,
                         pruning=pruning,

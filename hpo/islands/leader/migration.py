@@ -23,11 +23,12 @@ _REMEMBERED = 64
 @dataclass(frozen=True, kw_only=True)
 class MigrationSettings:
     """``probability``: after each own evaluation; ``emigrants[i]``: how many then go to island i; ``copy``:
-    pollination, the original stays."""
+    pollination, the original stays; ``ring``: they go on to the next island where one has no workers left."""
 
     probability: float
     copy: bool
     emigrants: tuple[int, ...]
+    ring: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,9 @@ class Migration:
         if rng.random() >= settings.probability:
             return []
         departures: list[Departure] = []
-        for target, count in enumerate(settings.emigrants):
-            if target == self._here or not count or not self._islands[target]:
+        for wanted, count in enumerate(settings.emigrants):
+            target = self._reached(wanted) if count and wanted != self._here else None
+            if target is None:
                 continue
             fit = (one for one in self._owned if target not in one.history)
             departures += [
@@ -122,6 +124,17 @@ class Migration:
                 for member in list(islice(fit, count))
             ]
         return departures
+
+    def _reached(self, target: int) -> int | None:
+        """``target``, or of a ring the first island behind it that has workers; None where there is none."""
+        number = len(self._islands)
+        behind = ((target + step) % number for step in range(number if self._settings.ring else 1))
+        for island in behind:
+            if island == self._here:
+                return None
+            if self._islands[island]:
+                return island
+        return None
 
     def _send(self, member: Member, target: int, gateway: int) -> Departure:
         copy = self._settings.copy
