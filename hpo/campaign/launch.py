@@ -40,6 +40,7 @@ from hpo.errors import (
     StorageFailed,
     UsageError,
 )
+from hpo.evaluation.devices import visible_devices
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.leader.storage import PATIENCE_S
 from hpo.islands.messages import End, Hello, encode
@@ -104,6 +105,8 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
             "Choose a smaller layout"
             + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
         )
+        if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, config.environment())):
+            _say(idle)
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     if ranks == 1 and listed is None:
         with painted(campaign.settings.directory):
@@ -115,6 +118,15 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     with painted(campaign.settings.directory):
         rank = [sys.executable, "-m", "hpo", "run", str(file)]
         return Supervisor(rank, campaign.settings, ranks, mpirun, listed).run()
+
+
+def idle_gpus(ranks: int, ranks_per_worker: int, environment: Mapping[str, str]) -> str | None:
+    """A sentence where this host has GPUs that so few ``ranks`` leave idle, whole workers of them."""
+    gpus = len(visible_devices(environment))
+    most = gpus // ranks_per_worker * ranks_per_worker
+    if most <= ranks:
+        return None
+    return f"{ranks} of {gpus} GPUs of this host are used, one by each rank: --ranks {most} uses {most}."
 
 
 def may_start(campaign: Campaign) -> bool:

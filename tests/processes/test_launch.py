@@ -317,3 +317,23 @@ def test_a_host_that_is_gone_is_noticed_within_half_of_hang_timeout() -> None:
         return time_s + probes * pause_s
 
     assert [seconds(1), seconds(16), seconds(120), seconds(1e6)] == [8, 8, 56, 480]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_worker", "devices", "most"),
+    [
+        (1, 1, "0,1,2,3", 4),
+        (2, 2, "0,1,2,3,4", 4),
+        (4, 1, "0,1,2,3", None),
+        (2, 2, "0,1,2", None),
+        (1, 1, "", None),
+    ],
+)
+def test_gpus_that_would_idle_are_said(ranks: int, per_worker: int, devices: str, most: int | None) -> None:
+    said = launch.idle_gpus(ranks, per_worker, {"CUDA_VISIBLE_DEVICES": devices})
+    count = len(devices.split(","))
+    assert said == (
+        None
+        if most is None
+        else f"{ranks} of {count} GPUs of this host are used, one by each rank: --ranks {most} uses {most}."
+    )
