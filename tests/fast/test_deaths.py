@@ -179,13 +179,14 @@ class Nowhere:
         return 0.0
 
 
-def test_a_worker_that_is_suspected_goes_on_with_nothing_that_paused(monkeypatch):
+def coordinator_of(dead):
+    """Of two workers of a rank each, with nobody to talk to; ``dead``: what the journal of one that dies says."""
     places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
-    coordinator = Coordinator(
+    return Coordinator(
         transport=Nowhere(),
         registry=WorkerRegistry(places),
         everyone=range(2),
-        dead_leader_record=lambda place: DeadLeaderRecord(),
+        dead_leader_record=lambda place: dead,
         journal_totals=ResumeState,
         evaluations=2,
         duplicates=False,
@@ -193,6 +194,10 @@ def test_a_worker_that_is_suspected_goes_on_with_nothing_that_paused(monkeypatch
         checkpoints=False,
         health=Health(None, patience_s=300, leaders=range(2)),
     )
+
+
+def test_a_worker_that_is_suspected_goes_on_with_nothing_that_paused(monkeypatch):
+    coordinator = coordinator_of(DeadLeaderRecord())
     suspected = [1]
     monkeypatch.setattr(Health, "holds", lambda self, leader: leader in suspected)
     coordinator.receive(1, Claim([Want(0, "key", "0-1-0")], False))
@@ -204,19 +209,7 @@ def test_a_worker_that_is_suspected_goes_on_with_nothing_that_paused(monkeypatch
 
 def test_who_paused_untold_and_asked_to_go_on_counts_once():
     """Its leader has died between the claim and the news of the pause, which are told in this order."""
-    places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
-    coordinator = Coordinator(
-        transport=Nowhere(),
-        registry=WorkerRegistry(places),
-        everyone=range(2),
-        dead_leader_record=lambda place: DeadLeaderRecord(finished=[("key", END)]),
-        journal_totals=ResumeState,
-        evaluations=2,
-        duplicates=False,
-        grace_s=60.0,
-        checkpoints=False,
-        health=Health(None, patience_s=300, leaders=range(2)),
-    )
+    coordinator = coordinator_of(DeadLeaderRecord(finished=[("key", END)]))
     coordinator.receive(1, Claim([Want(0, "key")], False))
     coordinator.receive(1, Claim([Want(1, "key", "0-1-0")], False))
     coordinator.handle_rank_deaths([1])
