@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -375,8 +376,12 @@ def _descendants(trial: hpo.Trial) -> float:
 @_behaviour
 def _leave_running(trial: hpo.Trial) -> float:
     """Starts two processes, then is pruned, and fails where it is not."""
+    named = Path(
+        trial.directory, "aaaaaaaaaaaaaaü"
+    )  # the kernel cuts names in the middle of a character, too
+    named.symlink_to(shutil.which("sleep") or "")
     started = [
-        subprocess.Popen(["sleep", str(FOREVER_S)]),
+        subprocess.Popen([named, str(FOREVER_S)]),
         subprocess.Popen(["sleep", str(FOREVER_S)], start_new_session=True),
     ]
     KEPT.extend(started)

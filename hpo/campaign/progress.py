@@ -135,8 +135,8 @@ class Display:
                 text += f"\n{texts.nothing(record)}" if nothing_completed else texts.steadiest(record)
         if reason == NOTHING_COMPLETED:
             text += (
-                "\nThe budget is used up, and no evaluation has completed. Mend what failed; then give "
-                f"`hpo retry {quoted(self._directory)}` and the same command again, which evaluates them anew."
+                "\nThe budget is used up, and no evaluation has completed. Mend what failed; then "
+                f"`hpo retry {quoted(self._directory)} --status all` and the same command again evaluate them anew."
             )
         if not nothing_completed and self._failures(coordinator):
             text += f"\n`hpo status {quoted(self._directory)}` says why some failed."

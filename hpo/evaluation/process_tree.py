@@ -73,7 +73,7 @@ def _started_since(moment: float) -> list[int]:
     for pid in descendants(os.getpid()):
         try:
             fields, command = _stat(pid), Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:  # it ended meanwhile
+        except (OSError, IndexError):  # it ended meanwhile
             continue
         began = int(fields[_STARTED]) + 1 >= moment * _TICKS_A_SECOND
         if began and fields[_STATE] != "Z" and not any(name in command for name in _SHARED):
@@ -83,4 +83,4 @@ def _started_since(moment: float) -> list[int]:
 
 def _stat(pid: int) -> list[str]:
     # The name may hold anything, so what counts is behind its last bracket.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -241,9 +241,9 @@ class Lost(ToWorker, frozen=True):
 
 
 class Retired(ToWorker, frozen=True):
-    """Coordinator to leaders: the workers of these ``leaders`` get nothing more to evaluate, so nothing migrates to
-    them. They pass what they own, and what still comes, to ``heir``, a leader whose worker goes on; -1: there is
-    none."""
+    """Coordinator to leaders: the workers of an island, which these ``leaders`` lead, get nothing more to evaluate, so
+    nothing migrates to them. They pass what they own, and what still comes, to ``heir``, a leader whose worker goes on;
+    -1: there is none."""
 
     leaders: list[int]
     heir: int

@@ -123,8 +123,8 @@ def _ended(ended: tuple[str, int] | None) -> str:
         "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
         "futile": "futile: evaluations of the last launch failed one after the other. Mend that; the same `hpo run` "
         "evaluates them anew",
-        "nothing completed": "nothing completed: the budget is used up. Mend what failed; after `hpo retry` the "
-        "same `hpo run` evaluates it anew",
+        "nothing completed": "nothing completed: the budget is used up. Mend what failed; after `hpo retry DIR "
+        "--status all` the same `hpo run` evaluates it anew",
     }
     if code:
         return failed.get(reason, f"{reason}. The same `hpo run` goes on")

@@ -45,6 +45,11 @@ class RestrictedSpace(SearchSpace):
             genome[place] = rng.choice(indices)
         return tuple(genome)
 
+    @property
+    def instead(self) -> Mapping[int, Sequence[int]]:
+        """By a parameter's place, the choice that stands for each of its choices; where all are allowed, none."""
+        return self._instead
+
     def project_to_allowed(self, genome: Genome) -> Genome:
         """``genome``, with another choice for each that is not allowed; a parameter that does not exist has none."""
         genes: list[float] | None = None

@@ -10,6 +10,7 @@ import hpo
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED
+from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Candidate
@@ -106,6 +107,19 @@ def test_what_does_not_exist_needs_no_other_choice() -> None:
     asked = [search.ask() for _ in range(4)]
     assert [one.operator for one in asked] == ["grid"] * 4
     assert sum(one.params["optimizer"] == "adam" for one in asked) == 1
+
+
+def test_models_choose_among_what_is_allowed_of_parameters_that_need_not_exist() -> None:
+    numpy = pytest.importorskip("numpy")
+    space = hpo.SearchSpace(
+        optimizer=hpo.Categorical("adam", "sgd"),
+        schedule=hpo.Categorical(*"abcdefgh", when={"optimizer": "sgd"}),
+        lr=hpo.Float(0, 1),
+    )
+    part = restricted(space, {"schedule": ["c", "d"]})
+    rows = VectorisedGenomes(part).drawn(200, numpy.random.default_rng(0))
+    schedules = {space.decode(row).get("schedule") for row in rows.tolist()}
+    assert schedules == {None, "c", "d"}
 
 
 def test_repetitions_are_made_of_what_lacks_the_parameter_too() -> None:

@@ -478,7 +478,11 @@ class Simulation:
             )
         parts = [space] * islands
         if phased is not None:
-            parts = [restricted(space, phased.search_of(island).only) for island in range(islands)]
+            only = [phased.search_of(island).only for island in range(islands)]
+            distinct = [restricted(space, one) for place, one in enumerate(only) if one not in only[:place]]
+            kept = [one for place, one in enumerate(only) if one not in only[:place]]
+            parts = [distinct[kept.index(one)] for one in only]
+        listed = {id(part): unseen(part) for part in parts}
         self._registry = registry = WorkerRegistry(layout.workers)
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
@@ -491,7 +495,7 @@ class Simulation:
             assignments=earlier.pending,
             tally=earlier.tally,
             phases=None if phased is None else Phases([one.until for one in phased.phase]),
-            unseen=[unseen(part) for part in parts],
+            unseen=[listed[id(part)] for part in parts],
             deadline=deadline,
             checkpoints=checkpoints,
             must_end=None if must_end is None else partial(float, must_end),

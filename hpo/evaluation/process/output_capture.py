@@ -50,7 +50,8 @@ class OutputCapture:
             empty = os.fstat(self._number).st_size == 0  # not of 1, which the task may have led elsewhere
         except OSError:  # its file system is in trouble; the evaluation is over as it is
             empty = False
-        os.close(self._number)
+        with suppress(OSError):  # a quota on NFS is reported here, and the evaluation is over as it is
+            os.close(self._number)
         self._redirect(self._between)
         if empty:
             try:

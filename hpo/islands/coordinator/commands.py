@@ -92,6 +92,7 @@ class Commands:
         self._key = key
         self._failures = failures
         self._now = now
+        self._unread: OSError | None = None
         self._handlers: dict[type[Request], Callable[[Any, Target], str]] = {
             Stop: self._stop,
             Pause: self._pause,
@@ -108,15 +109,18 @@ class Commands:
         for name, reason in nonsense:
             target.remarks.append(f"commands/{name} is no command ({reason}), so it is left alone")
             self._inbox.set_aside(name)
-        any_new = False
+        any_new, self._unread = False, None
         for identity, request in found:
             if target.end is not None:  # the next launch applies it
                 break
             if identity not in self.standing.applied:
                 try:
                     self._apply(identity, request, target)
-                except OSError:  # of journals that it reads: it may pass, and the file stays until then
-                    break
+                except (
+                    OSError
+                ) as error:  # of journals that it reads: it may pass, and the file stays until then
+                    self._unread = error
+                    continue
                 any_new = True
         if found and self._recorded():
             for identity, request in found:
@@ -134,8 +138,8 @@ class Commands:
 
     @property
     def error(self) -> OSError | None:
-        """Why the last look at the inbox said nothing; None where it did."""
-        return self._inbox.error
+        """Why the last look at the inbox said nothing, or why a command waits; None where neither is so."""
+        return self._inbox.error or self._unread
 
     def _apply(self, identity: str, request: Request, target: Target) -> None:
         refused = None

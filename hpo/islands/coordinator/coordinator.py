@@ -7,7 +7,7 @@ granted ahead are recalled from busy workers for idle ones: no worker idles whil
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -125,8 +125,9 @@ class Coordinator:
         self._ended = ended
         self._registry = registry
         self._islands = {leader: place.island for leader, place in registry.places.items()}
-        # Leaders whose workers get nothing more; they take no more migrants.
-        self._retired: set[int] = set()
+        # Leaders whose workers get nothing more; how many others each island has.
+        self._closed: set[int] = set()
+        self._open = Counter(self._islands.values())
         self._used_up: set[int] = set()
         self._health = health
         self._overdue = Overdue(timed=timed)
@@ -224,7 +225,7 @@ class Coordinator:
                 item = budget.admit_unseen(island)
             if item is None:
                 if budget.exhausted_for(island):
-                    self._remark_on_exhaustion(island)
+                    self._look_for_used_up_islands()
                     self._grants.defer(leader, want)
                 else:
                     refused.append(want.token)
@@ -257,30 +258,44 @@ class Coordinator:
         )
         return True
 
-    def _remark_on_exhaustion(self, island: int) -> None:
-        if island not in self._used_up and not self._budget.exhausted:
+    def _look_for_used_up_islands(self) -> None:
+        """Islands that keep to the same part of the space have used it up together."""
+        if self._budget.exhausted:
+            return
+        for island in range(self._registry.islands):
+            if island in self._used_up or not self._budget.exhausted_for(island):
+                continue
             self._used_up.add(island)
             self.remarks.append(
                 f"island {island} has evaluated all that it may ([search] or [[island]] only, and the constraints): "
                 "its workers idle while the others go on"
             )
-            self._retire(
-                [leader for leader, place in self._registry.places.items() if place.island == island]
-            )
+            for leader, own in self._islands.items():
+                if own == island:
+                    self._close(leader)
 
-    def _retire(self, leaders: Sequence[int]) -> None:
-        """The workers of these leaders, of one island, get nothing more: what migrated there would be lost to the
-        search."""
-        fresh = [leader for leader in leaders if leader not in self._retired]
-        if not fresh or self.stopping is not None:
+    def _close(self, leader: int) -> None:
+        """The worker of ``leader`` gets nothing more. Where that was the last of its island, what migrated there would
+        be lost to the search."""
+        if leader in self._closed:
             return
-        self._retired.update(fresh)
-        open_ = [one for one in self._registry.at_work if one not in self._retired]
-        island, islands = self._islands[fresh[0]], self._registry.islands
-        heir = min(open_, key=lambda one: ((self._islands[one] - island) % islands, one), default=-1)
-        for leader in self._grants.leaders:
-            if leader not in self._registry.dead:
-                self._send(leader, Retired(fresh, heir))
+        self._closed.add(leader)
+        island, islands = self._islands[leader], self._registry.islands
+        self._open[island] -= 1
+        if self._open[island] or islands < 2 or self.stopping is not None:
+            return
+        going_on = (
+            one
+            for one in self._registry.at_work
+            if one not in self._closed and not self._budget.exhausted_for(self._islands[one])
+        )
+        heir = min(going_on, key=lambda one: ((self._islands[one] - island) % islands, one), default=-1)
+        retired = [
+            one for one, own in self._islands.items() if own == island and one not in self._registry.dead
+        ]
+        for one in self._grants.leaders if retired else ():
+            if one not in self._registry.dead:
+                self._send(one, Retired(retired, heir))
 
     def _take_results(self, leader: int, message: Results) -> None:
         self._deaths.results_arrived(leader, len(message.results))
@@ -312,7 +327,7 @@ class Coordinator:
             self._registry.bench(found.leader)
             self._grants.held.pop(found.leader, None)
             self._worker_left(place, FAILING)
-            self._retire([found.leader])
+            self._close(found.leader)
             self._reopen(found.reopen, "failing worker")
             self.remarks.append(
                 f"worker {place.island}-{place.worker} gets nothing more in this launch: {len(found.reopen) + 1} "
@@ -353,7 +368,7 @@ class Coordinator:
             reason = NO_JOURNAL if message.storage else NO_EVALUATORS
             self._worker_left(self._registry.places[leader], reason)
         self._registry.dismiss(leader)
-        self._retire([leader])
+        self._close(leader)
         if message.storage:
             self._storage_failed = message.error
         else:
@@ -401,6 +416,7 @@ class Coordinator:
             self._worker_left(place, HANGS if hangs else RANK_DIED)
             # At once: what it had may be found out later, where its journal cannot be read for now.
             self._health.left(place.leader)
+            self._close(place.leader)
         self._regroup()
 
     def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
@@ -610,7 +626,7 @@ class Coordinator:
         self._drained.add(leader)
         self._health.drained(leader)
         self._worker_left(self._registry.places[leader], DRAINED)
-        self._retire([leader])
+        self._close(leader)
         self._grants.drop_claims_of(leader)
         if self._grants.holds_ahead(leader):
             self._send(leader, Recall(self._grants.count(leader)))

@@ -265,11 +265,11 @@ class Health:
             shown += [f"The last was {last.again.id}: {last.error}", self._printed(last.again.id or "")]
         causes = "\n    ".join(filter(None, shown))
         since = "none completed" if not self._succeeded else "none completed any more"
-        alike = not self._succeeded and len(latest) == 1
-        rule = "a third of it, as all failed alike" if alike else f"for {len(latest)} reasons"
+        assert self._limit is not None
+        fewer = "; fewer are enough where all failed alike" if len(self._row) < self._limit else ""
         return (
             f"{len(self._row)} evaluations failed and {since}, so this launch was ended before the whole budget "
-            f"is spent on failures ([evaluation] first_failures = {self._limit}; {rule}).\n    {causes}\n"
+            f"is spent on failures ([evaluation] first_failures = {self._limit}{fewer}).\n    {causes}\n"
             "Mend this and give the same command again, which evaluates them anew; where failures like these are "
             'expected, raise first_failures, or set it to "off".'
         )

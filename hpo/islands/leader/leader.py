@@ -349,8 +349,8 @@ class Leader:
         return True
 
     def _handle_retired(self, source: int, retired: Retired) -> bool:
-        """No individual migrates to workers that evaluate nothing more: from there none would leave."""
-        self._publisher.avoid(frozenset(retired.leaders))
+        """No individual migrates to an island that evaluates nothing more: from there none would leave."""
+        self._migration.lose(frozenset(retired.leaders))  # what was sent there lately is passed on from there
         if self.place.leader in retired.leaders and retired.heir >= 0 and self._migration.active:
             self._heir = retired.heir
             self._publisher.pass_on(self._migration.disown(), self._heir)
@@ -416,7 +416,9 @@ class Leader:
         self._crew.kill(INTERRUPTED)
         if running is not None:
             begun.append(running)
-        begun += self._publisher.give_up()
+        unsynced = self._publisher.give_up()
+        self._migration.forget({one.id for one in unsynced})
+        begun += unsynced
         self._halt(Stop(STORAGE, False))
         self._ask(Unfit(error, [_begun(one, one.retries, True) for one in begun], storage=True))
 

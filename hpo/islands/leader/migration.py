@@ -90,6 +90,11 @@ class Migration:
         owned, self._owned, self._ids = self._owned, [], set()
         return owned
 
+    def forget(self, identities: set[str]) -> None:
+        """Own these no longer: they do not count."""
+        for identity in identities & self._ids:
+            self._release(identity)
+
     def own(self, member: Member) -> None:
         """Take ``member`` into the care of this leader: it was evaluated here, or came from another
         island."""

@@ -153,15 +153,11 @@ class Publisher:
     def lose(self, leaders: frozenset[int]) -> None:
         """Send nothing more to ``leaders``."""
         self.peers = tuple(rank for rank in self.peers if rank not in leaders)
-        self.avoid(leaders)
+        for departure in self._migration.lose(leaders):
+            # The gateway may have died before its island learnt of the migrant: that learns it twice rather than never.
+            self._depart(departure)
 
     def pass_on(self, members: Iterable[Member], heir: int) -> None:
         """Another leader owns ``members`` from now on."""
         for member in members:
             self._transport.send(heir, encode(Migrant(Evaluated.of(member))))
-
-    def avoid(self, leaders: frozenset[int]) -> None:
-        """No individual migrates to ``leaders``."""
-        for departure in self._migration.lose(leaders):
-            # The gateway may have died before its island learnt of the migrant: that learns it twice rather than never.
-            self._depart(departure)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace
 
 _LARGEST_ONE_HOT = 32
@@ -179,18 +180,12 @@ def parents_first(space: SearchSpace) -> list[str]:
 
 
 def _confined_choices(space: SearchSpace) -> dict[int, Any]:
-    """By column what stands for each choice, where not all are allowed (see ``SearchSpace.project_to_allowed``)."""
+    """By column what stands for each choice, where not all are allowed."""
     import numpy
 
-    allowed = list(space.project_to_allowed(tuple(p.neutral for p in space.parameters.values())))
-    found = {}
-    for column, parameter in enumerate(space.parameters.values()):
-        if isinstance(parameter, Categorical):
-            genomes = [(*allowed[:column], index, *allowed[column + 1 :]) for index in range(parameter.count)]
-            instead = [space.project_to_allowed(genome)[column] for genome in genomes]
-            if instead != list(range(parameter.count)):
-                found[column] = numpy.array(instead)
-    return found
+    if not isinstance(space, RestrictedSpace):
+        return {}
+    return {column: numpy.array(instead) for column, instead in space.instead.items()}
 
 
 def _integer(parameter: Int, genes: Any) -> Any:
