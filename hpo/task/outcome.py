@@ -29,7 +29,8 @@ class Outcome:
     ``objectives`` are finite; they are there when ``status`` is completed, or pruned after a finite report.
     ``error`` is a sentence or a traceback; ``seconds`` is wall-clock time. ``remarks``: by name what is to be said of
     metrics that are not kept whole. ``storage``: it failed because the individual's directory could not be made or
-    emptied, or its output file opened: this says nothing of the individual, which is tried again.
+    emptied, or its output file opened: this says nothing of the individual, which is tried again. ``no_value``: the
+    task returned what is none, so however well it trained, it fails for each configuration.
     """
 
     status: str
@@ -39,6 +40,7 @@ class Outcome:
     seconds: float = 0.0
     remarks: dict[str, str] = field(default_factory=dict)
     storage: bool = False
+    no_value: bool = False
 
     def __post_init__(self) -> None:
         """ValueError where a field is not what an outcome can hold."""
@@ -58,14 +60,17 @@ def judge(returned: object, objectives: Sequence[str]) -> Outcome:
         return _judge_mapping(returned, objectives)
     value = as_number(returned)
     if value is None:
-        return Outcome(status=FAILED, error=_wrong_type("the task", returned, objectives))
+        return _no_value(_wrong_type("the task", returned, objectives))
     if len(objectives) != 1:
-        return Outcome(
-            status=FAILED,
-            error=f"the task returned the number {value!r}, but it has the objectives {_listed(objectives)}: "
-            "return a dictionary that holds each of them.",
+        return _no_value(
+            f"the task returned the number {value!r}, but it has the objectives {_listed(objectives)}: "
+            "return a dictionary that holds each of them."
         )
     return _judge_values({objectives[0]: value})
+
+
+def _no_value(error: str) -> Outcome:
+    return Outcome(status=FAILED, error=error, no_value=True)
 
 
 def _judge_mapping(returned: Mapping[object, object], objectives: Sequence[str]) -> Outcome:
@@ -81,11 +86,10 @@ def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[st
     values: dict[str, float] = {}
     for name in objectives:
         if name not in returned:
-            return Outcome(status=FAILED, error=_missing(name, returned))
+            return _no_value(_missing(name, returned))
         value = as_number(returned[name])
         if value is None:
-            error = _wrong_type(f"objective {name!r}", returned[name], (name,))
-            return Outcome(status=FAILED, error=error)
+            return _no_value(_wrong_type(f"objective {name!r}", returned[name], (name,)))
         values[name] = value
     return _judge_values(values)
 

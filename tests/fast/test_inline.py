@@ -244,6 +244,17 @@ def test_hpo_try_evaluates_inline(
     assert "4.25" in capsys.readouterr().out
 
 
+def test_a_task_that_returns_nothing_ends_the_launch_however_it_reports(tmp_path: Path) -> None:
+    def evaluate(trial: hpo.Trial) -> None:
+        trial.report(1, 0.5)
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+    with pytest.raises(hpo.CampaignError, match=r"(?s)evaluations failed and none completed.*returned None"):
+        hpo.Campaign(
+            task, directory=tmp_path / "run", evaluations=60, isolation="inline", kind="random"
+        ).run()
+
+
 def test_after_a_deadline_what_paused_can_go_on(tmp_path: Path) -> None:
     def evaluate(trial: hpo.Trial) -> float:
         saved = trial.directory / "step"

@@ -12,7 +12,8 @@
   not use up the budget. Only the status ``failed`` counts, of individuals that were begun in this launch: ``timeout``
   and ``crashed`` may have other causes.
 - *A sign of life* is an evaluation that completed, was pruned, or had reported a finite value before it ended in any
-  way; for the launch, also one that returned NaN or an infinity. It ends a worker's or the launch's row of failures.
+  way, but by returning what is no value, as without ``return``; for the launch, also one that returned NaN or an
+  infinity. It ends a worker's or the launch's row of failures.
 - Each launch counts anew: the data may have gone since.
 
 Pure bookkeeping: the coordinator feeds it and acts on what it says."""

@@ -253,7 +253,7 @@ class Evaluations:
                 outcome.status,
                 losses,
                 now - candidate.started,
-                self._early_stopping.reported(candidate.id),
+                self._early_stopping.reported(candidate.id) and not outcome.no_value,
                 fault(outcome.status, resumed=candidate.resumed, error=error),
                 error,
                 anew(assignment_of(candidate), candidate.reopened + 1)
