@@ -64,6 +64,16 @@ def fail(watch: Health, *numbers: int, leader: int = 0, **how: str) -> None:
         watch.ended(leader, over(number, **how))  # type: ignore[arg-type]
 
 
+def with_a_suspect(workers: int) -> Health:
+    """Twenty completed on worker 1, and the last three, 20 to 22, failed on worker 0."""
+    watch = watching(None, workers=workers)
+    for number in range(20):
+        watch.ended(1, over(number, COMPLETED))
+    for number in (20, 21, 22):
+        watch.ended(0, over(number))
+    return watch
+
+
 def test_a_launch_in_which_all_fails_begins_nothing_more() -> None:
     watch = watching(3)
     fail(watch, 0, error="a")
@@ -173,11 +183,7 @@ def test_a_worker_that_fails_while_others_work_is_put_to_the_test() -> None:
 
 
 def test_a_worker_whose_individual_fails_elsewhere_too_goes_on_for_twice_as_long() -> None:
-    watch = watching(None, workers=2)
-    for number in range(20):
-        watch.ended(1, over(number, COMPLETED))
-    for number in (20, 21, 22):
-        watch.ended(0, over(number))
+    watch = with_a_suspect(workers=2)
     found = watch.ended(1, over(22))
     assert not found.bench and not found.reopen and not watch.holds(0)
     tests = [watch.ended(0, over(number)).test for number in range(30, 42)]
@@ -185,11 +191,7 @@ def test_a_worker_whose_individual_fails_elsewhere_too_goes_on_for_twice_as_long
 
 
 def test_a_suspect_that_works_after_all_is_none() -> None:
-    watch = watching(None, workers=2)
-    for number in range(20):
-        watch.ended(1, over(number, COMPLETED))
-    for number in (20, 21, 22):
-        watch.ended(0, over(number))
+    watch = with_a_suspect(workers=2)
     assert watch.holds(0)
     watch.ended(0, over(23, COMPLETED))
     assert not watch.holds(0)
@@ -223,11 +225,7 @@ def test_a_test_ends_where_the_worker_that_makes_it_is_benched_or_dies_meanwhile
 
 
 def test_an_individual_that_no_other_worker_could_take_tests_nothing() -> None:
-    watch = watching(None, workers=3)
-    for number in range(20):
-        watch.ended(1, over(number, COMPLETED))
-    for number in (20, 21, 22):
-        watch.ended(0, over(number))
+    watch = with_a_suspect(workers=3)
     watch.left(1)
     assert not watch.holds(0)
     again = watch.ended(0, over(22))
@@ -244,11 +242,7 @@ def test_without_another_that_works_nobody_is_suspected() -> None:
     watch = watching(None, workers=2)
     for number in range(50):
         assert watch.ended(0, over(number)).test is None
-    watch = watching(None, workers=2)
-    for number in range(20):
-        watch.ended(1, over(number, COMPLETED))
-    for number in (20, 21, 22):
-        watch.ended(0, over(number))
+    watch = with_a_suspect(workers=2)
     assert watch.holds(0)
     watch.left(1)
     assert not watch.holds(0)
