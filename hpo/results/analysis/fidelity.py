@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,21 +60,23 @@ def progress(record: CampaignRecord, curves: pandas.DataFrame) -> Progress:
     steps = numpy.unique(table["step"].to_numpy())
     grid = steps[_spread(len(steps))]
     ended = {one.id: one for one in record.individuals if one.status == COMPLETED}
-    ids: list[str] = []
-    losses = numpy.full((table["id"].nunique(), len(grid)), numpy.nan)
-    final = numpy.full(len(losses), numpy.nan)
-    for row, (identity, curve) in enumerate(table.groupby("id", sort=True)):
-        ids.append(str(identity))
-        own, values = curve["step"].to_numpy(), sign * curve["value"].to_numpy(dtype=float)
+    rows, ids = table["id"].factorize()
+    reported, values = table["step"].to_numpy(), sign * table["value"].to_numpy(dtype=float)
+    losses = numpy.full((len(ids), len(grid)), numpy.nan)
+    final = numpy.full(len(ids), numpy.nan)
+    # One after the other: a table of all steps would be as large as their number times that of the curves.
+    bounds = numpy.searchsorted(rows, numpy.arange(len(ids) + 1))
+    for row, (first, end) in enumerate(pairwise(bounds.tolist())):
+        own, curve = reported[first:end], values[first:end]
         # Filled forward up to the last report: some reports are dropped, not all tasks report at the same steps.
         before = numpy.searchsorted(own, grid, side="right") - 1
-        finite = own[numpy.isfinite(values)]
-        there = (before >= 0) & (grid <= finite[-1]) if len(finite) else numpy.zeros(len(grid), dtype=bool)
-        losses[row, there] = values[before[there]]
-        one = ended.get(str(identity))
+        finite = own[numpy.isfinite(curve)]
+        there = (before >= 0) & (grid <= (finite[-1] if len(finite) else -numpy.inf))
+        losses[row, there] = curve[before[there]]
+        one = ended.get(str(ids[row]))
         if one is not None:
-            final[row] = sign * one.value if one.value is not None else values[-1]
-    return Progress(ids=ids, steps=[int(step) for step in grid], losses=losses, final=final)
+            final[row] = sign * one.value if one.value is not None else curve[-1]
+    return Progress(ids=list(map(str, ids)), steps=[int(step) for step in grid], losses=losses, final=final)
 
 
 def _spread(count: int) -> list[int]:
