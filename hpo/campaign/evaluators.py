@@ -14,7 +14,7 @@ from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.devices import inline_device
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
-from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext
+from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, worker_local_rank
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.messages import Surroundings, WorkerMessage, encode
 from hpo.islands.transport import Transport
@@ -199,10 +199,9 @@ def make_inline_host(
     comm = transport.communicator(place.ranks)
     if comm is None:
         raise TypeError("a worker of several ranks needs MPI")
-    hosts = surroundings.hosts
     return InlineHost(
         worker_rank=worker_rank,
-        local_rank=hosts[:worker_rank].count(hosts[worker_rank]),
+        local_rank=worker_local_rank(surroundings.hosts, worker_rank),
         size=len(place.ranks),
         evaluate=task.evaluate,
         objectives=tuple(task.objectives),

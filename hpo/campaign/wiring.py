@@ -37,7 +37,7 @@ from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.ending import STORAGE
 from hpo.islands.coordinator.health import Health
-from hpo.islands.coordinator.unseen import Configurations, UnseenConfigurations
+from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
@@ -61,23 +61,19 @@ from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import Phases, searched
 from hpo.search.protocols import SearchContext
 from hpo.space.restricted import restricted
-from hpo.space.space import SearchSpace, listable
+from hpo.space.space import listable
 from hpo.task.code_version import CodeVersion, code_of
-from hpo.task.task import MAXIMIZE, Task, TaskSource
+from hpo.task.task import MAXIMIZE, Task, TaskSource, listed
 from hpo.terminal import one_line, write
 
 
 def _unseen(task: Task, only: Sequence[Mapping[str, Sequence[Scalar]]]) -> list[UnseenConfigurations]:
     """What islands that keep to ``only`` can evaluate, by island."""
 
-    def configurations(space: SearchSpace) -> Configurations:
-        for params in space.enumerate():
-            yield (params, space.key(params)) if task.allows(params) else None
-
     parts = [part for place, part in enumerate(only) if part not in only[:place]]
     spaces = [restricted(task.space, part) for part in parts]
     unseen = [
-        UnseenConfigurations(partial(configurations, space) if listable(space) else None) for space in spaces
+        UnseenConfigurations(partial(listed, task, space) if listable(space) else None) for space in spaces
     ]
     return [unseen[parts.index(part)] for part in only]
 

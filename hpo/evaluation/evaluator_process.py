@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,11 @@ _HINTS = {
 }
 
 
+def worker_local_rank(hosts: Sequence[str], worker_rank: int) -> int:
+    """The place of a rank among those of its worker on its host. ``hosts``: by worker rank."""
+    return list(hosts[:worker_rank]).count(hosts[worker_rank])
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
     """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host;
@@ -66,7 +71,7 @@ class RankContext:
 
     @property
     def worker_local_rank(self) -> int:
-        return self.hosts[: self.worker_rank].count(self.host)
+        return worker_local_rank(self.hosts, self.worker_rank)
 
     @property
     def worker_local_size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -60,6 +61,7 @@ def kill_started_since(moment: float) -> bool:
     of libraries; whether there was anything."""
     if not _started_since(moment):
         return False
+    gc.collect()  # loaders end with their objects
     time.sleep(_ENDS_S)  # it may be about to end, or to become what it is
     left = _started_since(moment)
     for pid in left:

@@ -244,10 +244,10 @@ class Lost(ToWorker, frozen=True):
 class Retired(ToWorker, frozen=True):
     """Coordinator to leaders: the workers of an island, which these ``leaders`` lead, get nothing more to evaluate, so
     nothing migrates to them. They pass what they own, and what still comes, to ``heir``, a leader whose worker goes on;
-    -1: there is none."""
+    None: there is none."""
 
     leaders: list[int]
-    heir: int
+    heir: int | None
 
 
 class Records(ToWorker, frozen=True):

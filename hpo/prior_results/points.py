@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, cast
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FINAL, INVALID, PRUNED
 from hpo.prior_results import tables as sources
+from hpo.search.models.pareto import dominates
 from hpo.space.parameters import Categorical, Float, Int, Parameter
 from hpo.space.space import Params, SearchSpace
 from hpo.spelling import suggestion
 from hpo.task.known_point import Allows, KnownPoint, single_point
+from hpo.task.task import losses_of
 from hpo.text import excerpt
 
 BY_HAND = "the campaign's own list"
@@ -299,7 +301,7 @@ class _Fitting:
             key = self._space.key(point.params)
             if key in seen:
                 self._found.left_out["the same configuration again"] += 1
-                if self._better(point, self._found.points[seen[key]]):
+                if dominates(self._losses(point), self._losses(self._found.points[seen[key]])):
                     self._found.points[seen[key]] = point
                 continue
             seen[key] = len(seen)
@@ -312,13 +314,9 @@ class _Fitting:
             )
         return self._found
 
-    def _better(self, one: KnownPoint, other: KnownPoint) -> bool:
-        """Whether ``one`` completed and ``other`` did not, or ``one`` is better in an objective and worse in none."""
-        if one.objectives is None or other.objectives is None:
-            return other.objectives is None and one.objectives is not None
-        signs = {name: -1 if way == "maximize" else 1 for name, way in self._objectives.items()}
-        differences = [sign * (one.objectives[name] - other.objectives[name]) for name, sign in signs.items()]
-        return max(differences) <= 0 > min(differences)
+    def _losses(self, point: KnownPoint) -> tuple[float, ...] | None:
+        """None where it did not complete."""
+        return None if point.objectives is None else losses_of(point.objectives, self._objectives)
 
     def _is_strange(self, column: str) -> bool:
         """Whether a column would be a parameter of this space, and is none."""

@@ -23,7 +23,7 @@ from hpo.space.space import SearchSpace, listable
 from hpo.spelling import suggestion
 from hpo.task.known_point import single_point
 from hpo.task.metrics import as_number
-from hpo.task.task import MAXIMIZE, MINIMIZE, checked_constraints, checked_objectives
+from hpo.task.task import MINIMIZE, checked_constraints, checked_objectives, losses_of
 from hpo.text import excerpt
 
 
@@ -246,10 +246,7 @@ class Search:
         return numbers if all(map(isfinite, numbers.values())) else {}
 
     def _losses(self, numbers: Mapping[str, float]) -> tuple[float, ...] | None:
-        if not numbers:
-            return None
-        ways = self._objectives.items()
-        return tuple(-numbers[name] if way == MAXIMIZE else numbers[name] for name, way in ways)
+        return losses_of(numbers, self._objectives) if numbers else None
 
     def _keep(self, identity: str, params: dict[str, Scalar], numbers: dict[str, float]) -> None:
         losses = self._losses(numbers)

@@ -52,18 +52,18 @@ class RestrictedSpace(SearchSpace):
 
     def project_to_allowed(self, genome: Genome) -> Genome:
         """``genome``, with another choice for each that is not allowed; a parameter that does not exist has none."""
-        genes: list[float] | None = None
-        while True:
-            now = genome if genes is None else genes
-            wrong = [place for place, indices in self._allowed.items() if int(now[place]) not in indices]
-            exist = self.decode(now) if wrong else {}
-            wrong = [place for place in wrong if self.names[place] in exist]
-            if not wrong:
-                return genome if genes is None else tuple(genes)
-            # With another choice of one parameter others may begin to exist.
-            genes = list(now)
+        while wrong := self._not_allowed(genome):
+            genes = list(genome)
             for place in wrong:
                 genes[place] = self._instead[place][int(genes[place])]
+            genome = tuple(genes)  # with another choice of one parameter others may begin to exist
+        return genome
+
+    def _not_allowed(self, genome: Genome) -> list[int]:
+        """The places of the parameters that exist with a choice that is not allowed."""
+        wrong = [place for place, indices in self._allowed.items() if int(genome[place]) not in indices]
+        exist = self.decode(genome) if wrong else {}
+        return [place for place in wrong if self.names[place] in exist]
 
 
 def restricted(space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> SearchSpace:

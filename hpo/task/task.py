@@ -113,9 +113,7 @@ class Task:
 
     def configurations(self) -> Iterator[tuple[Params, str]]:
         """All configurations of a finite space that the constraints allow, with their keys."""
-        for params in self.space.enumerate():
-            if self.allows(params):
-                yield params, self.space.key(params)
+        return (one for one in listed(self, self.space) if one is not None)
 
     def _refusing(self, params: Params) -> Constraint | None:
         for constraint in self.constraints:
@@ -135,10 +133,7 @@ class Task:
         Args:
             objectives (dict): values by name.
         """
-        return tuple(
-            -objectives[name] if direction == MAXIMIZE else objectives[name]
-            for name, direction in self.objectives.items()
-        )
+        return losses_of(objectives, self.objectives)
 
     def describe(self) -> dict[str, object]:
         """What must stay the same for a campaign to go on, as JSON-able data."""
@@ -154,6 +149,18 @@ class Task:
                 f"{label}: constraint {_place(constraint)} refuses {params}. Change one of them."
             )
         return params
+
+
+def losses_of(values: Mapping[str, float], objectives: Mapping[str, str]) -> tuple[float, ...]:
+    """The objectives' values in order, with the sign that makes smaller better. ``objectives``: name to direction."""
+    return tuple(-values[name] if way == MAXIMIZE else values[name] for name, way in objectives.items())
+
+
+def listed(task: Task, space: SearchSpace) -> Iterator[tuple[Params, str] | None]:
+    """All configurations of the finite ``space``, the task's or a part of it, with their keys; None in the place of one
+    that the task's constraints refuse."""
+    for params in space.enumerate():
+        yield (params, space.key(params)) if task.allows(params) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from hpo.evaluation.conversation import Alive, Answer, Died, EvaluationOver, pac
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
-from hpo.evaluation.process.worker_group import REPORT, WaitWatch
+from hpo.evaluation.process.wait_watch import WaitWatch
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task.outcome import Outcome, summary_line
 from hpo.task.task import TaskSource
@@ -567,12 +567,12 @@ def test_a_pause_is_asked_of_all_ranks_until_the_next_report(bench: Bench) -> No
 def test_a_rank_that_waits_for_long_says_for_what_once_an_evaluation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hpo.evaluation.process.worker_group._SLOW_S", 0.04)
+    monkeypatch.setattr("hpo.evaluation.process.wait_watch._SLOW_S", 0.04)
     watch = WaitWatch(1)
     heard = ""
     for _ in range(2):
         watch.said = False
-        watch.begun = REPORT, time.monotonic()
+        watch.begun = "trial.report", time.monotonic()
         end = time.monotonic() + LIMIT_S
         while not watch.said:
             assert time.monotonic() < end

@@ -195,9 +195,8 @@ class Evaluator:
         failed = outcome.status == FAILED and not outcome.storage
         poisoned = cuda.used() and (failed or not cuda.healthy())
         if outcome.status != COMPLETED and not outcome.storage:
-            # What it had started may hold a GPU, and would go on beside the next ones. Loaders end with their objects.
-            # Another process evaluates the next ones: a pool that lost its workers is of no use.
-            gc.collect()
+            # What it had started may hold a GPU, and would go on beside the next ones. Another process evaluates these:
+            # a pool that lost its workers is of no use.
             poisoned = kill_started_since(began) or poisoned
         # Of a worker that failed all groups are left, when the first failure is known.
         poisoned = poisoned or ((self._size == 1 or not failed) and not self._task_groups.tidy())

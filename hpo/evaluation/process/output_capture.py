@@ -67,8 +67,7 @@ class OutputCapture:
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr, *self._streams):
-            with suppress(
-                Exception
-            ):  # a full disk, a task that closed it, or that put there what has no flush
+            # A full disk, or a task that closed it, or that put there what has no flush.
+            with suppress(Exception):
                 stream.flush()
         self._flush_native(None)

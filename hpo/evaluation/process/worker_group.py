@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +16,7 @@ from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import select_for_group
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.evaluation.process.task_groups import TaskGroups
-from hpo.terminal import write
+from hpo.evaluation.process.wait_watch import WaitWatch
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store
@@ -28,37 +26,8 @@ _COLLECTIVE_S = 1_800.0
 _AGREEMENT_S = 86_400.0
 """One rank may validate for hours while the others wait for it in ``report``."""
 
-_SLOW_S = 20.0
-"""After which a rank says that it waits for the others in such a call."""
-
 BEGIN, REPORT, CHECKPOINT = range(3)
 _CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoint")
-
-
-class WaitWatch:
-    """Says on standard error, once an evaluation, where this rank has waited for the others for long: a task in which
-    not all ranks make a call would hang without a word. ``begun``: the call and when it began, None between two."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self.begun: tuple[int, float] | None = None
-        self.said = False
-        threading.Thread(target=self._look, name="waits", daemon=True).start()
-
-    def _look(self) -> None:
-        while True:
-            time.sleep(_SLOW_S / 4)
-            wait = self.begun
-            if self.said or wait is None or time.monotonic() - wait[1] < _SLOW_S:
-                continue
-            write(
-                f"hpo: worker rank {self._rank} has waited {time.monotonic() - wait[1]:.0f} s in {_CALLS[wait[0]]} for "
-                "other ranks of the worker. Every rank has to make this call; where one of them still works, nothing "
-                "is wrong.",
-                sys.stderr,
-                flush=True,
-            )
-            self.said = True
 
 
 class WorkerGroup:
@@ -177,7 +146,7 @@ class WorkerGroup:
     def agree(self, turn: int, call: int, answer: int) -> int:
         """What worker rank 0 says. Collective; RuntimeError where the ranks make different calls."""
         if call != BEGIN:  # others may still import the task
-            self._watch.begun = call, time.monotonic()
+            self._watch.begun = _CALLS[call], time.monotonic()
         try:
             their_turn, theirs, agreed = self.send((turn, call, answer))()
         finally:

@@ -116,9 +116,8 @@ class Commands:
             if identity not in self.standing.applied:
                 try:
                     self._apply(identity, request, target)
-                except (
-                    OSError
-                ) as error:  # of journals that it reads: it may pass, and the file stays until then
+                except OSError as error:
+                    # Of journals that it reads: it may pass, and the file stays until then.
                     self._unread = error
                     continue
                 any_new = True

@@ -289,7 +289,7 @@ class Coordinator:
             for one in self._registry.at_work
             if one not in self._closed and not self._budget.exhausted_for(self._islands[one])
         )
-        heir = min(going_on, key=lambda one: ((self._islands[one] - island) % islands, one), default=-1)
+        heir = min(going_on, key=lambda one: ((self._islands[one] - island) % islands, one), default=None)
         retired = [
             one for one, own in self._islands.items() if own == island and one not in self._registry.dead
         ]

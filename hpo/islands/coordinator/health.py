@@ -44,6 +44,11 @@ def fault(status: str, *, resumed: bool, error: str) -> str | None:
     return error if status == FAILED and not resumed else None
 
 
+def _is_alive(end: EvaluationEnd) -> bool:
+    """Whether an end is a sign of life of its worker."""
+    return end.reported or end.status in (COMPLETED, PRUNED)
+
+
 def improbable(succeeded: int, failed: int) -> int:
     """The number of failures in a row that has a probability below ``_IMPROBABLE``, where of the other evaluations
     these numbers ``succeeded`` and ``failed``."""
@@ -119,7 +124,7 @@ class Health:
         if worker is None:
             return self._ended_elsewhere(leader, end)
         self._awaited.discard(leader)
-        alive = end.reported or end.status in (COMPLETED, PRUNED)
+        alive = _is_alive(end)
         self._watch_launch(end, alive)
         suspect = self._tests.get(end.id)
         if alive:
@@ -143,7 +148,7 @@ class Health:
         the other worker fails, and a failure there shows nothing."""
         suspect = self._tests.get(end.id)
         if suspect is not None and end.status not in (INTERRUPTED, LOST):
-            if end.reported or end.status in (COMPLETED, PRUNED):
+            if _is_alive(end):
                 return self._tested(suspect, works=True)
             self._drop_test(self._workers[suspect])
         return Actions(leader=leader)

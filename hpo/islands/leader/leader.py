@@ -181,7 +181,7 @@ class Leader:
         self._broken = False
         self._waits = Waiting(None, False)
         self._left = False
-        # To whom migrants are passed on, once this worker gets nothing more.
+        # The leader to which migrants are passed on, once this worker gets nothing more.
         self._heir: int | None = None
         self._disbanding: list[tuple[int, Assignment]] | None = None
         self.started = False
@@ -351,7 +351,7 @@ class Leader:
     def _handle_retired(self, source: int, retired: Retired) -> bool:
         """No individual migrates to an island that evaluates nothing more: from there none would leave."""
         self._migration.lose(frozenset(retired.leaders))  # what was sent there lately is passed on from there
-        if self.place.leader in retired.leaders and retired.heir >= 0 and self._migration.active:
+        if self.place.leader in retired.leaders and retired.heir is not None and self._migration.active:
             self._heir = retired.heir
             self._publisher.pass_on(self._migration.disown(), self._heir)
         return True

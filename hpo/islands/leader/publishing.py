@@ -148,7 +148,7 @@ class Publisher:
         self._broadcast(Records([Evaluated.of(immigrant)], [], []))
 
     def _depart(self, departure: Departure) -> None:
-        self._transport.send(departure.gateway, encode(Migrant(Evaluated.of(departure.traveller))))
+        self.pass_on([departure.traveller], departure.gateway)
 
     def lose(self, leaders: frozenset[int]) -> None:
         """Send nothing more to ``leaders``."""

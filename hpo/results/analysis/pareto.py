@@ -12,6 +12,7 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
 from hpo.results.analysis import repeated as repeats
 from hpo.search.models.pareto import crowding, reference_losses
+from hpo.task.task import losses_of
 
 if TYPE_CHECKING:
     import pandas
@@ -104,14 +105,10 @@ def _not_dominated(candidates: Sequence[tuple[Losses, Individual]]) -> list[tupl
 def with_losses(record: CampaignRecord, own: bool = False) -> list[tuple[Losses, Individual]]:
     """The completed individuals, each with its losses; the campaign's own come before known points."""
     return [
-        (_losses(one.objectives, record.objectives), one)
+        (losses_of(one.objectives, record.objectives), one)
         for one in (record.individuals if own else [*record.individuals, *record.known])
         if one.status == COMPLETED and one.objectives is not None
     ]
-
-
-def _losses(values: Mapping[str, float], objectives: Mapping[str, str]) -> Losses:
-    return tuple(-values[name] if way == "maximize" else values[name] for name, way in objectives.items())
 
 
 def knee(individuals: Sequence[Individual], objectives: Mapping[str, str]) -> Individual | None:
@@ -119,7 +116,7 @@ def knee(individuals: Sequence[Individual], objectives: Mapping[str, str]) -> In
     from 0 at its best on the front to 1 at its worst; None for an empty one."""
     if not individuals:
         return None
-    losses = [_losses(one.objectives or {}, objectives) for one in individuals]
+    losses = [losses_of(one.objectives or {}, objectives) for one in individuals]
     ideal = [min(column) for column in zip(*losses)]
     widths = [max(column) - low or 1.0 for column, low in zip(zip(*losses), ideal)]
 
@@ -202,7 +199,7 @@ def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = 
     ended.sort(key=lambda one: (one.finished or 0.0, one.id))
     for count, one in [*((0, one) for one in record.known), *enumerate(ended, start=1)]:
         if one.status == COMPLETED and one.objectives is not None:
-            loss = numpy.array(_losses(one.objectives, objectives))
+            loss = numpy.array(losses_of(one.objectives, objectives))
             if numpy.isfinite(loss).all() and (loss < edge).all() and not (points <= loss).all(axis=1).any():
                 points = numpy.vstack([points[(points < loss).any(axis=1)], loss])
                 value = float(volume(points, ref=edge))
